@@ -1,0 +1,198 @@
+"""The shape of a table at one time, and how each value is kept in the change log.
+
+A value is kept *without loss*: what has a fixed width and one spelling
+(booleans, integers) as that Arrow type, everything else as text exactly as the
+source writes it. :class:`Form` says how that text becomes JSON:
+
+============  ==================================  =========================
+form          log value                           JSON
+============  ==================================  =========================
+``native``    ``true`` / ``42`` (bool, intN)      ``true`` / ``42``
+``raw``       ``1.50``, ``"NaN"``, ``{"a": 1}``   the same characters
+``text``      ``2024-03-31T01:02:03.5Z``          ``"2024-03-31T01:02:03.5Z"``
+============  ==================================  =========================
+
+A ``raw`` value *is* one JSON token (numbers, json, arrays; NaN and infinity are
+quoted already), so nothing is parsed or printed again on the way out. Typed
+sinks cast by :attr:`Column.logical`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+
+class Form(StrEnum):
+    """How a value in the change log becomes JSON."""
+
+    NATIVE = "native"
+    RAW = "raw"
+    TEXT = "text"
+
+
+class Identity(StrEnum):
+    """What the source sends as the old row (PostgreSQL's REPLICA IDENTITY)."""
+
+    DEFAULT = "default"
+    FULL = "full"
+    INDEX = "index"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """``source.schema.name``; ``source`` is the name of an external connection."""
+
+    source: str
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.source}.{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of one schema version.
+
+    Attributes:
+        name: as the source spells it.
+        type_name: the source's own type text, e.g. ``numeric(12,2)``.
+        physical: Arrow type in the log: ``bool``, ``int16``, ``int32``, ``int64`` or ``string``.
+        form: how it becomes JSON.
+        logical: neutral type for typed sinks: ``bool int16 int32 int64 float32 float64
+            decimal decimal(p,s) text bytes date time timetz timestamp timestamptz interval
+            json uuid array<...> other``.
+        nullable: may be NULL.
+        number: the source's stable number of the column (attnum); survives a rename.
+    """
+
+    name: str
+    type_name: str
+    physical: str
+    form: Form
+    logical: str
+    nullable: bool = True
+    number: int = 0
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of the column in the log."""
+        return _PHYSICAL[self.physical]
+
+
+_PHYSICAL: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "string": pa.string(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """One version of a table's shape.
+
+    Attributes:
+        table: which table.
+        columns: in the source's order.
+        key: positions in ``columns`` that identify a row (the replica identity or primary
+            key); every position when the table has no key (``keyless``).
+        identity: what old rows carry. With ``FULL`` every column has a before value, else
+            only the key columns.
+        keyless: the table has no key: all columns stand in for it.
+        oid: the source's number of the table, 0 if it has none.
+        version: number given by the catalog, 0 until it is stored.
+    """
+
+    table: TableName
+    columns: tuple[Column, ...]
+    key: tuple[int, ...]
+    identity: Identity = Identity.DEFAULT
+    keyless: bool = False
+    oid: int = 0
+    version: int = field(default=0, compare=False)
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        """The columns that make the message key, in key order."""
+        return tuple(self.columns[i] for i in self.key)
+
+    @property
+    def before_ordinals(self) -> tuple[int, ...]:
+        """Positions of the columns that have a before value in the log."""
+        if self.identity is Identity.FULL:
+            return tuple(range(len(self.columns)))
+        return tuple(sorted(self.key))
+
+    def fingerprint(self) -> str:
+        """A digest of everything but ``version``: equal shapes have equal fingerprints."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def with_version(self, version: int) -> TableSchema:
+        """The same shape under the number the catalog gave it."""
+        return replace(self, version=version)
+
+    def to_json(self) -> str:
+        """A stable text form (without ``version``)."""
+        fields = asdict(self)
+        fields.pop("version")
+        return json.dumps(fields, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, version: int = 0) -> TableSchema:
+        """The inverse of :meth:`to_json`."""
+        data: dict[str, Any] = json.loads(text)
+        return cls(
+            table=TableName(**data["table"]),
+            columns=tuple(Column(**{**c, "form": Form(c["form"])}) for c in data["columns"]),
+            key=tuple(data["key"]),
+            identity=Identity(data["identity"]),
+            keyless=data["keyless"],
+            oid=data["oid"],
+            version=version,
+        )
+
+    def log_schema(self) -> pa.Schema:
+        """The Arrow schema of this version's rows in the log: metadata, ``a<i>``, ``b<i>``.
+
+        Columns are named by position, not by name: two source columns that differ only in
+        case, or hold a dot, would collide in Spark.
+        """
+        fields = list(METADATA)
+        fields += [pa.field(f"a{i}", c.arrow) for i, c in enumerate(self.columns)]
+        fields += [pa.field(f"b{i}", self.columns[i].arrow) for i in self.before_ordinals]
+        return pa.schema(fields)
+
+
+#: What every change carries besides the row. One row of the log is one change.
+#:
+#: ``op``       ``c`` insert, ``u`` update (key unchanged), ``d`` delete, ``r`` read by a scan.
+#:              An update that changes the key is two rows: ``d`` of the old, ``c`` of the new.
+#: ``wall``, ``logical``  commit timestamp (HLC); all rows of a transaction share it.
+#: ``seq``      sequence number of the change, rising through the whole log of a source.
+#: ``ord``      position of the change inside its transaction, from 0.
+#: ``xid``      transaction id at the source, 0 for a scan.
+#: ``commit_us``  the source's own commit time, microseconds since 1970 UTC.
+#: ``last``     false where a later change of the same key in the same transaction supersedes
+#:              this one. On the row that stays, ``b*`` is the image before the transaction.
+#: ``missing``  names of columns (JSON array) whose value the source did not send and that
+#:              could not be looked up; null almost always.
+METADATA: tuple[pa.Field, ...] = (
+    pa.field("op", pa.string(), nullable=False),
+    pa.field("wall", pa.int64(), nullable=False),
+    pa.field("logical", pa.int32(), nullable=False),
+    pa.field("seq", pa.int64(), nullable=False),
+    pa.field("ord", pa.int32(), nullable=False),
+    pa.field("xid", pa.int64(), nullable=False),
+    pa.field("commit_us", pa.int64(), nullable=False),
+    pa.field("last", pa.bool_(), nullable=False),
+    pa.field("missing", pa.string()),
+)

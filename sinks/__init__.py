@@ -1,0 +1,1 @@
+"""Sinks: one package or module a target, behind one protocol and one registry."""
