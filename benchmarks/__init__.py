@@ -1,0 +1,1 @@
+"""Measurements: against limits, and against peers side by side on one machine."""
