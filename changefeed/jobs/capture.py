@@ -1,0 +1,239 @@
+"""Capture: the one process per source that reads its log and writes ours.
+
+    source's log -> decoder -> change log (durable) -> acknowledge to the source
+
+The process owns the replication slot while it lives and the change log's writer lock. It
+tells its parent about every step in one line of JSON on standard output (:class:`Notice`),
+and ends when its standard input closes, so it never outlives the node that started it.
+Secrets reach it through the state database, never through its arguments.
+
+It may never acknowledge a position that is not durable in the change log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from changefeed.catalog import Catalog
+from changefeed.clock import SystemClock, Timestamp
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import Flush, Frontier
+from changefeed.faults import fault_point
+from changefeed.log import LogWriter
+from changefeed.sources.base import Source, Stream
+from changefeed.sources.registry import open_source
+from changefeed.state import StateLayout
+
+#: Exit status of a capture that met an error a person must mend: do not start it again.
+EXIT_STOP = 3
+#: Exit status of a capture that may be started again after a pause.
+EXIT_RETRY = 4
+
+MAINTENANCE_SECONDS = 30.0
+STALL_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One line from capture to its node.
+
+    ``kind`` is ``frontier`` (the log reaches ``at``/``position``), ``stalled`` (the log has no
+    room: reading stopped), ``flowing`` (it goes on) or ``error``.
+    """
+
+    kind: str
+    at: str = ""
+    position: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+    detail: str = ""
+
+    def line(self) -> bytes:
+        """The notice as one line of JSON."""
+        return json.dumps({k: v for k, v in asdict(self).items() if v}).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Notice:
+        """The inverse of :meth:`line`."""
+        data: dict[str, Any] = json.loads(line)
+        return cls(**data)
+
+
+Tell = Callable[[Notice], None]
+
+
+class Capture:
+    """Moves flushes from a source's stream to the change log until told to stop."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        writer: LogWriter,
+        tell: Tell,
+        *,
+        keep_from: Callable[[], Timestamp | None],
+    ) -> None:
+        self._stream = stream
+        self._writer = writer
+        self._tell = tell
+        self._keep_from = keep_from
+        self._stop = threading.Event()
+        self._clock = SystemClock()
+        self._next_maintenance = time.monotonic() + MAINTENANCE_SECONDS
+
+    def stop(self) -> None:
+        """End :meth:`run` soon; safe from any thread."""
+        self._stop.set()
+        self._stream.close()
+
+    def run(self) -> None:
+        """Append every flush of the stream; return when stopped."""
+        for flush in self._stream:
+            self._wait_for_room()
+            if self._stop.is_set():
+                return
+            self._append(flush)
+            self._maintain()
+
+    def _append(self, flush: Flush) -> None:
+        fault_point("capture.before_append")
+        while True:
+            try:
+                self._writer.append(flush)
+                break
+            except ChangefeedError as error:
+                if error.code.number != "CF3003":
+                    raise
+                if not self._wait_stalled(error.message):
+                    return
+        fault_point("capture.before_acknowledge")
+        if flush.frontier is not None:
+            self._stream.acknowledge(flush.frontier.position)
+            self._tell(
+                Notice("frontier", at=str(flush.frontier.at), position=flush.frontier.position)
+            )
+        fault_point("capture.after_acknowledge")
+
+    def _wait_for_room(self) -> None:
+        if self._writer.room():
+            return
+        self._tell(Notice("stalled", message="the change log reached its disk budget"))
+        while not self._stop.is_set() and not self._writer.room():
+            self._maintain(force=True)
+            self._stop.wait(STALL_POLL_SECONDS)
+        self._tell(Notice("flowing"))
+
+    def _wait_stalled(self, message: str) -> bool:
+        """Pause after a write that found no space; False when told to stop meanwhile."""
+        self._tell(Notice("stalled", message=message))
+        self._stop.wait(STALL_POLL_SECONDS * 4)
+        if self._stop.is_set():
+            return False
+        self._maintain(force=True)
+        return True
+
+    def _maintain(self, force: bool = False) -> None:
+        if not force and time.monotonic() < self._next_maintenance:
+            return
+        self._next_maintenance = time.monotonic() + MAINTENANCE_SECONDS
+        self._writer.maintain(self._clock.now(), self._keep_from())
+
+
+def _end_with_parent(stop: Callable[[], None]) -> None:
+    """Call ``stop`` when standard input closes: the node is gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            continue
+        stop()
+        # The stream may sit in a blocking call that close() cannot wake; the log is durable
+        # at every instant, so leaving hard is safe.
+        timer = threading.Timer(5.0, os._exit, args=(0,))
+        timer.daemon = True
+        timer.start()
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def _start_frontier(writer: LogWriter, source: Source, slot: str) -> Frontier:
+    """Where to go on: the log's own end, or the slot's first position for an empty log."""
+    if writer.frontier is not None:
+        return writer.frontier
+    return Frontier(at=Timestamp.ZERO, position=source.slot_position(slot))
+
+
+def capture(state: str, source_name: str, tell: Tell) -> None:
+    """Run capture for one source of the state until the parent goes away.
+
+    Raises:
+        ChangefeedError: from the source or the log.
+    """
+    catalog = Catalog.open(state)
+    connection = catalog.connection(source_name)
+    source = open_source(source_name, connection.uri)
+    known = catalog.source_state(source_name)
+    layout = StateLayout(Path(catalog.directory))
+    writer = LogWriter(layout.log(source_name))
+    try:
+        start = _start_frontier(writer, source, known.slot)
+        stream = source.stream(
+            slot=known.slot,
+            publication=known.publication,
+            start=start,
+            system_id=known.system_id,
+            intern=catalog.intern_schema,
+            spool=layout.spool(source_name),
+        )
+        worker = Capture(
+            stream, writer, tell, keep_from=lambda: catalog.oldest_needed(source_name)
+        )
+        _end_with_parent(worker.stop)
+        tell(Notice("frontier", at=str(start.at), position=start.position))
+        worker.run()
+    finally:
+        writer.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the capture process; see the module's text."""
+    parser = argparse.ArgumentParser(prog="changefeed-capture")
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--source", required=True)
+    args = parser.parse_args(argv)
+    out = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not look like a notice
+
+    def tell(notice: Notice) -> None:
+        try:
+            os.write(out, notice.line())
+        except BrokenPipeError:
+            os._exit(0)
+
+    try:
+        capture(args.state, args.source, tell)
+    except ChangefeedError as error:
+        tell(
+            Notice(
+                "error",
+                code=error.code.number,
+                message=error.message,
+                hint=error.hint,
+                detail=error.detail,
+            )
+        )
+        return EXIT_RETRY if error.action is Action.RETRY else EXIT_STOP
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

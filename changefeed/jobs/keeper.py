@@ -1,0 +1,281 @@
+"""A source as the node sees it: its tables under watch, its capture, its change log.
+
+One keeper a source, shared by all feeds that read it. It makes the slot and the publication,
+adds a table before a feed may rely on it, keeps the capture process alive, and tells waiting
+feeds when the log has grown.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from changefeed.catalog import Catalog
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Frontier, Position
+from changefeed.jobs.capture import Notice
+from changefeed.jobs.supervisor import CaptureSupervisor
+from changefeed.log import LogReader
+from changefeed.schema import TableName
+from changefeed.sources.base import Source
+from changefeed.sources.registry import open_source
+from changefeed.state import StateLayout
+from changefeed.telemetry import log
+
+#: How often a keeper looks at the log by itself when another process runs the capture.
+POLL_SECONDS = 0.05
+
+
+class SourceKeeper:
+    """Everything the node does for one source. Thread-safe."""
+
+    def __init__(self, catalog: Catalog, state: str, name: str, *, capturing: bool) -> None:
+        """``capturing``: run the capture here; else only follow the log another node writes."""
+        self.name = name
+        self._catalog = catalog
+        self._state = state
+        self._layout = StateLayout(Path(catalog.directory))
+        self._capturing = capturing
+        self._lock = threading.RLock()
+        self._grown = threading.Condition(self._lock)
+        self._supervisor: CaptureSupervisor | None = None
+        self._reader: LogReader | None = None
+        self._source: Source | None = None
+        self._watched: frozenset[TableName] = frozenset()
+        self._error: ChangefeedError | None = None
+        self._stalled = ""
+        self._closed = threading.Event()
+
+    # -- the source -----------------------------------------------------------------------
+
+    @property
+    def source(self) -> Source:
+        """The source, opened from its connection on first use."""
+        with self._lock:
+            if self._source is None:
+                connection = self._catalog.connection(self.name)
+                self._source = open_source(self.name, connection.uri)
+            return self._source
+
+    def reload(self) -> None:
+        """The connection was altered: open it anew and restart the capture."""
+        with self._lock:
+            self._source = None
+            supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.stop()
+            self._start_capture()
+
+    def watch(self, tables: Iterable[TableName]) -> None:
+        """Make the slot and publication hold exactly ``tables``, and capture run.
+
+        Returns when the source has agreed: every change committed after this call to one of
+        the tables reaches the log.
+
+        Raises:
+            ChangefeedError: the source refused, or cannot be reached.
+        """
+        wanted = frozenset(tables)
+        with self._lock:
+            if not self._capturing:
+                self._wait_watched_elsewhere(wanted)
+                return
+            if wanted != self._watched:
+                self._prepare(wanted)
+            self._start_capture()
+
+    def _prepare(self, wanted: frozenset[TableName]) -> None:
+        state = self._catalog.source_state(self.name)
+        slot = state.slot or self._object_name()
+        has_log = self._layout.log(self.name).exists() and self.reader.frontier is not None
+        self.source.prepare(
+            slot=slot,
+            publication=state.publication or slot,
+            tables=sorted(wanted),
+            expect_slot=has_log,
+        )
+        self._catalog.save_source_state(
+            self.name,
+            slot=slot,
+            publication=state.publication or slot,
+            system_id=state.system_id or self.source.system_id(),
+        )
+        since = self.frontier.at if self.frontier is not None else Timestamp.ZERO
+        self._catalog.set_captured(self.name, {table: since for table in wanted})
+        self._watched = wanted
+
+    def _object_name(self) -> str:
+        safe = "".join(c if c.isalnum() and c.isascii() else "_" for c in self.name.lower())
+        return f"changefeed_{self._catalog.state_id}_{safe}"[:63]
+
+    def _wait_watched_elsewhere(self, wanted: frozenset[TableName]) -> None:
+        deadline = time.monotonic() + 60
+        while not wanted <= self._catalog.captured(self.name).keys():
+            if time.monotonic() > deadline or self._closed.is_set():
+                raise ChangefeedError(
+                    "CF2101",
+                    f"the node of this state did not start to capture from {self.name!r}",
+                )
+            self._grown.wait(POLL_SECONDS)
+        self._follow()
+
+    def forget(self) -> None:
+        """No feed is left: stop the capture, remove slot and publication, drop the log."""
+        self.close()
+        state = self._catalog.source_state(self.name)
+        if state.slot:
+            self.source.forget(slot=state.slot, publication=state.publication)
+        self._catalog.forget_source(self.name)
+        _remove_tree(self._layout.log(self.name))
+        _remove_tree(self._layout.spool(self.name))
+
+    # -- capture --------------------------------------------------------------------------
+
+    def _start_capture(self) -> None:
+        with self._lock:
+            if self._supervisor is None and self._capturing:
+                self._error = None
+                self._supervisor = CaptureSupervisor.for_source(
+                    self._state, self.name, self._heard
+                )
+                self._supervisor.start()
+
+    def retry(self) -> None:
+        """Start a capture that stopped with an error again."""
+        with self._lock:
+            self._error = None
+            if self._supervisor is not None:
+                self._supervisor.retry()
+
+    @property
+    def capture_pid(self) -> int | None:
+        """Process id of the capture, if it runs here."""
+        supervisor = self._supervisor
+        return supervisor.pid if supervisor else None
+
+    def _heard(self, notice: Notice) -> None:
+        with self._grown:
+            if notice.kind == "frontier":
+                self._error = None
+                self._stalled = ""
+                self.reader.refresh()
+            elif notice.kind == "stalled":
+                self._stalled = notice.message
+            elif notice.kind == "flowing":
+                self._stalled = ""
+            elif notice.kind == "error":
+                log.warning("capture of %s: %s %s", self.name, notice.code, notice.message)
+                self._error = ChangefeedError(
+                    notice.code, notice.message, detail=notice.detail, hint=notice.hint
+                )
+            self._grown.notify_all()
+
+    def _follow(self) -> None:
+        """Refresh by looking, for a log that another process writes."""
+        if self._supervisor is not None or getattr(self, "_follower", None) is not None:
+            return
+
+        def look() -> None:
+            while not self._closed.wait(POLL_SECONDS):
+                with self._grown:
+                    before = self.reader.frontier
+                    if self.reader.refresh() != before:
+                        self._grown.notify_all()
+
+        self._follower = threading.Thread(target=look, name="log-follower", daemon=True)
+        self._follower.start()
+
+    # -- the log --------------------------------------------------------------------------
+
+    @property
+    def reader(self) -> LogReader:
+        """The reader of this source's change log; hold :attr:`lock` while using it."""
+        with self._lock:
+            if self._reader is None:
+                path = self._layout.log(self.name)
+                path.mkdir(parents=True, exist_ok=True)
+                self._reader = LogReader(path)
+                self._reader.refresh()
+            return self._reader
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Guards the reader."""
+        return self._lock
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """How far the log reaches."""
+        with self._lock:
+            return self.reader.frontier
+
+    @property
+    def error(self) -> ChangefeedError | None:
+        """Why capture does not move, if it does not."""
+        return self._error
+
+    @property
+    def stalled(self) -> str:
+        """Why the log takes no more, or an empty string."""
+        return self._stalled
+
+    def wait_beyond(self, at: Timestamp, timeout: float) -> Frontier | None:
+        """Wait until the log reaches above ``at``; the frontier then, or as it is."""
+        deadline = time.monotonic() + timeout
+        with self._grown:
+            while True:
+                frontier = self.reader.frontier
+                if frontier is not None and frontier.at > at:
+                    return frontier
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed.is_set():
+                    return frontier
+                self._grown.wait(left)
+
+    def wait_position(
+        self, position: Position, stop: threading.Event, timeout: float = 300.0
+    ) -> Timestamp:
+        """The log timestamp of ``position``, once the log has reached it.
+
+        Raises:
+            ChangefeedError: capture stopped with an error, or the wait was too long.
+        """
+        deadline = time.monotonic() + timeout
+        with self._grown:
+            while not stop.is_set():
+                frontier = self.reader.frontier
+                if frontier is not None and frontier.position >= position:
+                    at = self.reader.timestamp_at(position)
+                    return at if at is not None else frontier.at
+                if self._error is not None:
+                    raise self._error
+                if time.monotonic() > deadline:
+                    raise ChangefeedError(
+                        "CF2101", f"the change log of {self.name!r} did not reach {position}"
+                    )
+                self._grown.wait(0.2)
+        raise ChangefeedError("CF2201", "stopped")
+
+    def wake(self) -> None:
+        """Let every waiting feed look around."""
+        with self._grown:
+            self._grown.notify_all()
+
+    def close(self) -> None:
+        """Stop the capture and let go of the log."""
+        self._closed.set()
+        with self._grown:
+            self._grown.notify_all()
+            supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.stop()
+
+
+def _remove_tree(path: Path) -> None:
+    import shutil
+
+    if path.exists():
+        shutil.rmtree(path)

@@ -1,0 +1,57 @@
+"""Where things lie in a state directory.
+
+    DIR/state.db          the job table (SQLite)
+    DIR/node.lock         held by the one node that runs this state
+    DIR/log/<source>/     change log of a source
+    DIR/spool/<source>/   large transactions on their way in
+    DIR/work/             temporary files of running feeds; emptied at start
+    DIR/node.log          what the node did
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def _safe(name: str) -> str:
+    """A file name for a connection: letters, digits, ``_-``; others as ``%XX``."""
+    return re.sub(
+        r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), name
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The paths under one state directory."""
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        """The SQLite job table."""
+        return self.root / "state.db"
+
+    @property
+    def lock(self) -> Path:
+        """Held (flock) by the node of this state."""
+        return self.root / "node.lock"
+
+    @property
+    def node_log(self) -> Path:
+        """The node's own log file."""
+        return self.root / "node.log"
+
+    def log(self, source: str) -> Path:
+        """The change log of one source."""
+        return self.root / "log" / _safe(source)
+
+    def spool(self, source: str) -> Path:
+        """Where large transactions wait for their commit."""
+        return self.root / "spool" / _safe(source)
+
+    @property
+    def work(self) -> Path:
+        """Temporary files of running feeds."""
+        return self.root / "work"

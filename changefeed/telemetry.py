@@ -1,0 +1,32 @@
+"""What the engine says about itself: one logger, written to the state's ``node.log``.
+
+Messages hold names, positions and counts; never row values, never a URI with its secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+from pathlib import Path
+
+#: The engine's logger. Silent until :func:`log_to` gives it a file.
+log = logging.getLogger("changefeed")
+log.addHandler(logging.NullHandler())
+log.propagate = False
+
+LOG_BYTES = 4 << 20
+LOG_FILES = 3
+
+
+def log_to(path: Path, level: int = logging.INFO) -> logging.Handler:
+    """Write the engine's log to ``path`` (rotated by size); returns the handler to remove."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8"
+    )
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(message)s")
+    )
+    log.addHandler(handler)
+    log.setLevel(level)
+    return handler
