@@ -182,4 +182,5 @@ CODES: dict[str, Code] = _table(
     Code("CF6001", _R, "state database is not reachable"),
     Code("CF6002", _S, "state database is from another version"),
     Code("CF6003", _U, "another node holds this state"),
+    Code("CF6004", _R, "lease on a job was lost"),
 )

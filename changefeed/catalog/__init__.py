@@ -1,0 +1,102 @@
+"""The state: connections, jobs, progress, leases, schema versions, what happened.
+
+One :class:`Catalog` on SQLite (a directory) or PostgreSQL (a URL); thread-safe, and several
+processes may use one state at once. A statement is a change here; a node watches
+:meth:`Catalog.version` and does what the rows say. The rows hold secrets (the file is
+readable by its owner only), what is shown comes redacted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from changefeed.catalog.connections import EXTERNAL, Connections
+from changefeed.catalog.database import Database
+from changefeed.catalog.history import History
+from changefeed.catalog.jobs import KEEP, Jobs
+from changefeed.catalog.leases import NODE_TTL, Leases
+from changefeed.catalog.progress import Progress
+from changefeed.catalog.rows import (
+    Connection,
+    JobEvent,
+    Lease,
+    LeaseLost,
+    Node,
+    SourceState,
+)
+from changefeed.catalog.schemas import Schemas
+from changefeed.catalog.sources import Sources
+from changefeed.clock import Clock, SystemClock
+
+__all__ = [
+    "Catalog",
+    "Connection",
+    "EXTERNAL",
+    "JobEvent",
+    "KEEP",
+    "Lease",
+    "LeaseLost",
+    "NODE_TTL",
+    "Node",
+    "SourceState",
+]
+
+
+class Catalog(Connections, Schemas, Sources, Jobs, Progress, Leases, History):
+    """The state database; :meth:`open` it, :meth:`close` it."""
+
+    @classmethod
+    def open(
+        cls,
+        state: str | Path,
+        *,
+        clock: Clock | None = None,
+        directory: Path | None = None,
+    ) -> Catalog:
+        """Open or make the state at a directory or ``postgresql://`` URL.
+
+        Args:
+            state: what ``--state`` names.
+            clock: stamps rows and ends leases; the machine's when not given.
+            directory: where log and spool go. A local state is its own; for one on
+                PostgreSQL the user's data folder when not given.
+
+        Raises:
+            ChangefeedError: CF6001 not reachable, CF6002 of another version, CF1201 no
+                place a state can be.
+        """
+        return cls(Database.open(state, directory), clock or SystemClock())
+
+    @property
+    def state_id(self) -> str:
+        """Six letters and digits made once with the state: part of slot names."""
+        return self._database.state_id
+
+    @property
+    def directory(self) -> Path:
+        """Where the log, spool and work files of this state go on this machine."""
+        return self._database.directory
+
+    @property
+    def shown(self) -> str:
+        """The state's place without secrets."""
+        return self._database.shown
+
+    def version(self) -> int:
+        """A counter that rises with every change a node or shell must notice.
+
+        Progress, heartbeats and lease renewals do not count. Cheap enough to ask ten times
+        a second.
+        """
+        return self._database.version()
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Return the counter once it differs from ``seen``, else after ``timeout`` seconds.
+
+        Changes made by this process wake at once, by others within 0.1 s.
+        """
+        return self._database.wait(seen, timeout)
+
+    def close(self) -> None:
+        """Close the connections to the state."""
+        self._database.close()

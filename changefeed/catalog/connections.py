@@ -1,0 +1,129 @@
+"""External connections: a name for a URI, so that feeds hold no secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection as Transaction
+from sqlalchemy import Row, delete, insert, select, update
+
+from changefeed.catalog import tables
+from changefeed.catalog.rows import Connection
+from changefeed.catalog.store import Store
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.model import Status
+from changefeed.uri import redact
+
+#: ``INTO 'external://name'`` points at a connection.
+EXTERNAL = "external://"
+
+_table = tables.connection
+
+
+class Connections(Store):
+    """Part of :class:`changefeed.catalog.Catalog`."""
+
+    def create_connection(self, name: str, uri: str, if_not_exists: bool = False) -> bool:
+        """Keep ``uri`` under ``name``; False when it was there and may be.
+
+        Raises:
+            ChangefeedError: CF1102 the name is taken.
+        """
+        with self._database.write() as transaction:
+            if _find(transaction, name):
+                if if_not_exists:
+                    return False
+                raise ChangefeedError("CF1102", f'external connection "{name}" already exists')
+            transaction.execute(insert(_table).values(name=name, uri=uri, created=self._now()))
+            return True
+
+    def alter_connection(self, name: str, uri: str) -> None:
+        """Point ``name`` somewhere else; feeds that use it plan again.
+
+        Raises:
+            ChangefeedError: CF1101 no such connection.
+        """
+        with self._database.write() as transaction:
+            _get(transaction, name)
+            transaction.execute(update(_table).where(_table.c.name == name).values(uri=uri))
+            for job_id, _ in _users(transaction, name):
+                raise_generation = tables.job.c.generation + 1
+                transaction.execute(
+                    update(tables.job)
+                    .where(tables.job.c.id == job_id)
+                    .values(generation=raise_generation)
+                )
+
+    def drop_connection(self, name: str, if_exists: bool = False) -> bool:
+        """Forget ``name``; False when it was not there and need not be.
+
+        Raises:
+            ChangefeedError: CF1101 no such connection, CF1301 feeds use it.
+        """
+        with self._database.write() as transaction:
+            if if_exists and not _find(transaction, name):
+                return False
+            _get(transaction, name)
+            if users := _users(transaction, name):
+                names = ", ".join(feed for _, feed in users)
+                raise ChangefeedError(
+                    "CF1301",
+                    f'external connection "{name}" is used by {names}',
+                    hint="DROP CHANGEFEED first.",
+                )
+            transaction.execute(delete(_table).where(_table.c.name == name))
+            transaction.execute(
+                delete(tables.source_state).where(tables.source_state.c.name == name)
+            )
+            return True
+
+    def connection(self, name: str) -> Connection:
+        """The connection called ``name``.
+
+        Raises:
+            ChangefeedError: CF1101 no such connection.
+        """
+        with self._database.read() as transaction:
+            return _get(transaction, name)
+
+    def connections(self) -> list[Connection]:
+        """All connections by name."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_table).order_by(_table.c.name))
+            return [_connection(row) for row in rows]
+
+
+def _connection(row: Row[Any]) -> Connection:
+    return Connection(row.name, row.uri, row.created, redact(row.uri))
+
+
+def _find(transaction: Transaction, name: str) -> Connection | None:
+    row = transaction.execute(select(_table).where(_table.c.name == name)).one_or_none()
+    return _connection(row) if row else None
+
+
+def _get(transaction: Transaction, name: str) -> Connection:
+    found = _find(transaction, name)
+    if found is None:
+        raise ChangefeedError(
+            "CF1101",
+            f'external connection "{name}" does not exist',
+            hint="SHOW EXTERNAL CONNECTIONS lists them.",
+        )
+    return found
+
+
+def _users(transaction: Transaction, name: str) -> list[tuple[int, str]]:
+    """Feeds that read from the connection or write to it."""
+    job = tables.job
+    rows = transaction.execute(
+        select(job.c.id, job.c.name, job.c.source, job.c.sink_uri)
+        .where(job.c.status != Status.DROPPED.value)
+        .order_by(job.c.id)
+    )
+    sink = EXTERNAL + name
+    return [
+        (row.id, row.name)
+        for row in rows
+        if row.source == name or (row.sink_uri or "").partition("?")[0].rstrip("/") == sink
+    ]

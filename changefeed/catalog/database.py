@@ -1,0 +1,241 @@
+"""The state database underneath the catalog: SQLite in a directory, or PostgreSQL by URL.
+
+Every write transaction is serial (SQLite ``BEGIN IMMEDIATE``, on PostgreSQL one advisory
+lock), so the code above it reads, decides and writes without races, the same on both. Every
+read sees one snapshot. A commit is on disk when :meth:`Database.write` returns
+(``synchronous=FULL``): resolved timestamps rest on it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_path
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.schema import CreateSchema
+
+from changefeed.catalog import tables
+from changefeed.errors import ChangefeedError
+from changefeed.uri import redact
+
+#: How long a write waits for another process's write, seconds.
+BUSY_SECONDS = 30.0
+
+#: How often a waiter looks for changes made by other processes, seconds.
+POLL_SECONDS = 0.1
+
+#: Advisory lock of the writers of a PostgreSQL state: any fixed number nobody else uses.
+_WRITERS = 0x6368616E67656665
+
+#: No letters that need quoting in a slot's name, no look-alikes.
+_ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+
+
+class Database:
+    """Transactions and the change counter; thread-safe, usable by several processes."""
+
+    def __init__(self, engine: Engine, *, shown: str, directory: Path) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(changefeed_write=True)
+        # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition()
+        self.shown = shown
+        self.directory = directory
+        self.state_id = self._prepare()
+
+    @classmethod
+    def open(cls, state: str | Path, directory: Path | None = None) -> Database:
+        """Open or make the state ``DIR`` or ``postgresql://...``.
+
+        ``directory`` is where log and spool files go; a local state is its own.
+
+        Raises:
+            ChangefeedError: CF6001 not reachable, CF6002 made by another version, CF1201
+                a URL that is neither.
+        """
+        text_ = str(state)
+        if "://" not in text_:
+            home = Path(text_).expanduser().absolute()
+            return cls(_sqlite(home), shown=str(home), directory=directory or home)
+        if text_.partition("://")[0] not in ("postgresql", "postgres"):
+            raise ChangefeedError(
+                "CF1201",
+                f"state cannot be kept in {redact(text_)}",
+                hint="--state takes a directory or a postgresql:// URL.",
+            )
+        engine = _postgres(text_)
+        database = cls(engine, shown=redact(text_), directory=directory or Path())
+        if directory is None:
+            database.directory = user_data_path("changefeed", appauthor=False) / database.state_id
+        return database
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One snapshot of the state."""
+        with self._reported(), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self, *, notify: bool = True) -> Iterator[Connection]:
+        """One serial transaction, durable on return.
+
+        ``notify`` raises the change counter: False for progress and heartbeats, which come
+        often and change nobody's plans.
+        """
+        with self._reported(), self._lock, self._writer.connect() as connection:
+            with connection.begin():
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
+                yield connection
+                if notify:
+                    number = tables.change.c.number
+                    connection.execute(update(tables.change).values(number=number + 1))
+        if notify:
+            with self._changed:
+                self._changed.notify_all()
+
+    def version(self) -> int:
+        """The change counter: one indexed read, for polling."""
+        with self.read() as connection:
+            return int(connection.execute(select(tables.change.c.number)).scalar_one())
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Return the counter once it differs from ``seen``, or after ``timeout`` seconds.
+
+        A change by this process wakes at once, one by another within :data:`POLL_SECONDS`.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._changed:
+                current = self.version()
+                left = deadline - time.monotonic()
+                if current != seen or left <= 0:
+                    return current
+                self._changed.wait(min(POLL_SECONDS, left))
+
+    def close(self) -> None:
+        """Drop the connections; the object opens new ones if it is used again."""
+        self._engine.dispose()
+
+    def _prepare(self) -> str:
+        """Make the tables of a new state, check the format of an old one; give its id."""
+        with self._reported(), self._lock, self._writer.connect() as connection:
+            with connection.begin():
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
+                    schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
+                    connection.execute(schema)
+                if not connection.dialect.has_table(connection, "meta", schema=_schema(connection)):
+                    _create(connection)
+                rows = connection.execute(select(tables.meta))
+                found: dict[str, str] = {row.key: row.value for row in rows}
+        if found.get("format") != str(tables.FORMAT):
+            raise ChangefeedError(
+                "CF6002",
+                f"state {self.shown} has format {found.get('format', 'unknown')}, "
+                f"this program uses format {tables.FORMAT}",
+                hint="use the program that made it, or name another --state.",
+            )
+        return found["state_id"]
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise ChangefeedError(
+                "CF6001",
+                f"cannot use state {self.shown}: {_first_line(error)}",
+                hint=_hint(error),
+            ) from error
+        except SQLAlchemyError as error:
+            raise ChangefeedError(
+                "CF6001", f"cannot use state {self.shown}: {type(error).__name__}"
+            ) from error
+
+
+def _create(connection: Connection) -> None:
+    tables.metadata.create_all(connection, checkfirst=False)
+    state_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(6))
+    rows = [
+        {"key": "format", "value": str(tables.FORMAT)},
+        {"key": "state_id", "value": state_id},
+    ]
+    connection.execute(insert(tables.meta), rows)
+    connection.execute(insert(tables.change).values(id=1, number=1))
+
+
+def _schema(connection: Connection) -> str | None:
+    return tables.POSTGRES_SCHEMA if connection.dialect.name == "postgresql" else None
+
+
+def _sqlite(home: Path) -> Engine:
+    """Engine on ``home/state.db``: owner-only, because connections hold secrets."""
+    path = home / "state.db"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # SQLite gives -wal and -shm the mode of the database file: make it first, closed.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise ChangefeedError(
+            "CF6001",
+            f"cannot use state {home}: {error.strerror}",
+            hint="name a directory this user may write to with --state.",
+        ) from error
+    engine = create_engine(
+        f"sqlite:///{path}",
+        connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+        pool_size=8,
+        max_overflow=64,
+    )
+
+    def connected(dbapi: Any, _record: object) -> None:
+        dbapi.isolation_level = None  # the driver's own BEGIN would not be IMMEDIATE
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            dbapi.execute(f"PRAGMA {pragma}")
+
+    def began(connection: Connection) -> None:
+        write = connection.get_execution_options().get("changefeed_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", began)
+    return engine
+
+
+def _postgres(uri: str) -> Engine:
+    """Engine on a PostgreSQL database; our tables live in their own schema."""
+    try:
+        url = make_url(uri).set(drivername="postgresql+psycopg")
+    except SQLAlchemyError as error:
+        raise ChangefeedError("CF1201", f"state URL {redact(uri)} is malformed") from error
+    if "connect_timeout" not in url.query:
+        url = url.update_query_dict({"connect_timeout": "10"})
+    engine = create_engine(url, pool_size=8, max_overflow=64, pool_pre_ping=True)
+    return engine.execution_options(schema_translate_map={None: tables.POSTGRES_SCHEMA})
+
+
+def _first_line(error: DBAPIError) -> str:
+    """The driver's own words, without SQL, parameters or connection strings."""
+    lines = str(error.orig).strip().splitlines()
+    return lines[0] if lines else type(error.orig).__name__
+
+
+def _hint(error: DBAPIError) -> str:
+    words = str(error.orig)
+    if "locked" in words:
+        return "another process holds the state for long; see which with \\d or lsof."
+    if "full" in words:
+        return "free disk space where the state is kept."
+    return "check that the state's place is there and may be written."

@@ -1,0 +1,77 @@
+"""What happened to each job, for SHOW CHANGEFEED f ERRORS; bounded per job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection as Transaction
+from sqlalchemy import delete, insert, select
+
+from changefeed.catalog import tables
+from changefeed.catalog.rows import JobEvent
+from changefeed.catalog.store import Store
+
+#: Events kept per job, the newest.
+KEPT_EVENTS = 500
+
+_event = tables.event
+
+
+class History(Store):
+    """Part of :class:`changefeed.catalog.Catalog`."""
+
+    def record_event(
+        self,
+        job_id: int,
+        kind: str,
+        text: str,
+        *,
+        table: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        """Note something for the person who asks later: never row values or secrets.
+
+        ``kind`` is one of ``error``, ``retry``, ``status``, ``notice``.
+        """
+        with self._database.write(notify=False) as transaction:
+            record(transaction, self._now(), job_id, kind, text, table=table, code=code)
+
+    def events(self, job_id: int, limit: int = 100, kinds: Sequence[str] = ()) -> list[JobEvent]:
+        """The newest events first; of the given kinds, or all."""
+        query = select(_event).where(_event.c.job_id == job_id)
+        if kinds:
+            query = query.where(_event.c.kind.in_(list(kinds)))
+        with self._database.read() as transaction:
+            rows = transaction.execute(query.order_by(_event.c.id.desc()).limit(limit))
+            return [
+                JobEvent(row.id, row.job_id, row.at, row.kind, row.text, row.table_name, row.code)
+                for row in rows
+            ]
+
+
+def record(
+    transaction: Transaction,
+    now: int,
+    job_id: int,
+    kind: str,
+    text: str,
+    *,
+    table: str | None = None,
+    code: str | None = None,
+) -> None:
+    """Insert an event in a transaction that is open, and cut the job's list to its bound."""
+    transaction.execute(
+        insert(_event).values(
+            job_id=job_id, at=now, kind=kind, code=code, table_name=table, text=text
+        )
+    )
+    oldest = (
+        select(_event.c.id)
+        .where(_event.c.job_id == job_id)
+        .order_by(_event.c.id.desc())
+        .offset(KEPT_EVENTS)
+        .limit(1)
+    )
+    cut = transaction.execute(oldest).scalar_one_or_none()
+    if cut is not None:
+        transaction.execute(delete(_event).where(_event.c.job_id == job_id, _event.c.id <= cut))

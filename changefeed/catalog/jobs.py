@@ -1,0 +1,347 @@
+"""The job table: making, finding, moving, altering and forgetting feeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection as Transaction
+from sqlalchemy import Row, delete, func, insert, select, update
+
+from changefeed.catalog import tables
+from changefeed.catalog.history import record
+from changefeed.catalog.leases import check_lease
+from changefeed.catalog.progress import insert_tables
+from changefeed.catalog.rate import Rate
+from changefeed.catalog.rows import Lease
+from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.model import Job, JobSpec, Status, Wanted, check_move
+from changefeed.uri import redact
+
+#: How many dropped jobs SHOW JOBS still knows.
+KEPT_DROPPED = 200
+
+_job = tables.job
+
+
+class _Keep:
+    """Default of a parameter that leaves the field as it is (None is a value of its own)."""
+
+
+KEEP = _Keep()
+
+
+class Jobs(Store):
+    """Part of :class:`changefeed.catalog.Catalog`."""
+
+    def create_job(self, spec: JobSpec) -> Job:
+        """Store a feed, ``pending`` and wanted ``running``, with its tables.
+
+        Raises:
+            ChangefeedError: CF1102 the name is taken.
+        """
+        now = self._now()
+        with self._database.write() as transaction:
+            if spec.name is not None and _by_name(transaction, spec.name):
+                raise ChangefeedError("CF1102", f'changefeed "{spec.name}" already exists')
+            job_id = int(
+                transaction.execute(
+                    insert(_job)
+                    .values(
+                        # The made-up name needs the id: it is set below, in the same step.
+                        name=spec.name if spec.name is not None else "",
+                        source=spec.source,
+                        sink_uri=spec.sink_uri,
+                        targets=list_text(spec.targets),
+                        options=json.dumps(dict(spec.options)),
+                        statement=spec.statement,
+                        status=Status.PENDING.value,
+                        wanted=Wanted.RUNNING.value,
+                        reason="waits for a node",
+                        created=now,
+                        modified=now,
+                        cursor=stamp_text(spec.cursor),
+                        end_time=stamp_text(spec.end_time),
+                        generation=1,
+                        sinkless=spec.sinkless,
+                        rate=Rate().to_text(),
+                    )
+                    .returning(_job.c.id)
+                ).scalar_one()
+            )
+            if spec.name is None:
+                _set(transaction, job_id, name=_free_name(transaction, job_id))
+            insert_tables(transaction, job_id, spec.tables, now)
+            return self._job(_get(transaction, job_id))
+
+    def job(self, ref: str | int) -> Job:
+        """The job with this name or id. A dropped one is found by id only.
+
+        Raises:
+            ChangefeedError: CF1101 no such feed.
+        """
+        with self._database.read() as transaction:
+            return self._job(_get(transaction, ref))
+
+    def find_job(self, ref: str | int) -> Job | None:
+        """Like :meth:`job`, but None when there is none."""
+        with self._database.read() as transaction:
+            row = _find(transaction, ref)
+            return self._job(row) if row else None
+
+    def jobs(self, include_finished: bool = True) -> list[Job]:
+        """Jobs by id. ``include_finished=False`` leaves out succeeded and failed ones.
+
+        Dropped ones are never here; see :meth:`dropped_jobs`.
+        """
+        hidden = [Status.DROPPED]
+        if not include_finished:
+            hidden += [Status.SUCCEEDED, Status.FAILED]
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                select(_job)
+                .where(_job.c.status.not_in([status.value for status in hidden]))
+                .order_by(_job.c.id)
+            )
+            return [self._job(row) for row in rows]
+
+    def dropped_jobs(self) -> list[Job]:
+        """The last :data:`KEPT_DROPPED` dropped jobs by id, without secrets."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                select(_job).where(_job.c.status == Status.DROPPED.value).order_by(_job.c.id)
+            )
+            return [self._job(row) for row in rows]
+
+    def source_jobs(self, source: str) -> list[Job]:
+        """Jobs that need the slot of a source: not dropped, not succeeded; by id."""
+        return [
+            job
+            for job in self.jobs()
+            if job.source == source and job.status is not Status.SUCCEEDED
+        ]
+
+    def transition(
+        self,
+        job_id: int,
+        status: Status,
+        *,
+        reason: str,
+        error: ChangefeedError | None = None,
+        lease: Lease | None = None,
+    ) -> Job:
+        """Move a job. ``error`` is kept until the job is ``running`` or ``scanning`` again.
+
+        With ``lease`` the move happens only while that lease is held.
+
+        Raises:
+            ChangefeedError: CF1301 the move is not allowed.
+            LeaseLost: the lease is another node's.
+        """
+        now = self._now()
+        with self._database.write() as transaction:
+            if lease is not None:
+                check_lease(transaction, lease)
+            old = self._job(_get(transaction, job_id))
+            check_move(job_id, old.status, status)
+            values: dict[str, Any] = {"status": status.value, "reason": reason}
+            if error is not None:
+                values |= {
+                    "error": error.message,
+                    "error_code": error.code.number,
+                    "hint": error.hint,
+                }
+            elif status in _HEALTHY:
+                values |= {"error": None, "error_code": None, "hint": None}
+            if status in _HEALTHY and old.started is None:
+                values["started"] = now
+            if status is not old.status:
+                values["modified"] = now
+                ended = status in (Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
+                values["finished"] = now if ended else None
+                record(transaction, now, job_id, "status", f"{old.status} -> {status}: {reason}")
+            if error is not None:
+                kind = "error" if status is Status.FAILED else "retry"
+                record(transaction, now, job_id, kind, error.message, code=error.code.number)
+            _set(transaction, job_id, **values)
+            return self._job(_get(transaction, job_id))
+
+    def request(self, job_id: int, wanted: Wanted) -> Job:
+        """Say where a person wants the job to be; the node that holds it moves it there."""
+        with self._database.write() as transaction:
+            job = self._job(_get(transaction, job_id))
+            if job.wanted is not wanted:
+                _set(transaction, job_id, wanted=wanted.value, modified=self._now())
+            return self._job(_get(transaction, job_id))
+
+    def alter_job(
+        self,
+        job_id: int,
+        *,
+        sink_uri: str | _Keep | None = KEEP,
+        targets: Sequence[str] | None = None,
+        options: Mapping[str, str | None] | None = None,
+        statement: str | None = None,
+        cursor: Timestamp | _Keep | None = KEEP,
+        end_time: Timestamp | _Keep | None = KEEP,
+        generation: int | None = None,
+    ) -> Job:
+        """Change what a feed is; raises its generation.
+
+        ``generation`` is the one the change was planned on: when another ALTER came between,
+        nothing is changed (CF1301).
+        """
+        with self._database.write() as transaction:
+            job = self._job(_get(transaction, job_id))
+            if generation is not None and generation != job.generation:
+                raise ChangefeedError(
+                    "CF1301",
+                    f'changefeed "{job.name}" was altered by somebody else meanwhile',
+                    hint="look at it with SHOW CREATE CHANGEFEED and try again.",
+                )
+            values: dict[str, Any] = {}
+            if not isinstance(sink_uri, _Keep):
+                values["sink_uri"] = sink_uri
+            if targets is not None:
+                values["targets"] = list_text(targets)
+            if options is not None:
+                values["options"] = json.dumps(dict(options))
+            if statement is not None:
+                values["statement"] = statement
+            if not isinstance(cursor, _Keep):
+                values["cursor"] = stamp_text(cursor)
+            if not isinstance(end_time, _Keep):
+                values["end_time"] = stamp_text(end_time)
+            values |= {"generation": job.generation + 1, "modified": self._now()}
+            _set(transaction, job_id, **values)
+            return self._job(_get(transaction, job_id))
+
+    def rename_job(self, job_id: int, name: str) -> Job:
+        """Give a feed another name; its id, progress and topics stay.
+
+        Raises:
+            ChangefeedError: CF1102 the name is taken.
+        """
+        with self._database.write() as transaction:
+            other = _by_name(transaction, name)
+            if other and other.id != job_id:
+                raise ChangefeedError("CF1102", f'changefeed "{name}" already exists')
+            _set(transaction, job_id, name=name, modified=self._now())
+            return self._job(_get(transaction, job_id))
+
+    def delete_job(self, job_id: int) -> None:
+        """Drop a job: progress, lease, events and secrets go, a row for SHOW JOBS stays.
+
+        The name is free afterwards. Dropping a dropped job does nothing.
+        """
+        now = self._now()
+        with self._database.write() as transaction:
+            row = _get(transaction, job_id)
+            if row.status == Status.DROPPED.value:
+                return
+            for table in (tables.job_table, tables.lease, tables.event):
+                transaction.execute(delete(table).where(table.c.job_id == job_id))
+            _set(
+                transaction,
+                job_id,
+                status=Status.DROPPED.value,
+                wanted=Wanted.DROPPED.value,
+                reason="dropped",
+                sink_uri=redact(row.sink_uri) if row.sink_uri is not None else None,
+                options="{}",
+                modified=now,
+                finished=now,
+            )
+            dropped = select(_job.c.id).where(_job.c.status == Status.DROPPED.value)
+            kept = dropped.order_by(_job.c.id.desc()).limit(KEPT_DROPPED)
+            transaction.execute(
+                delete(_job).where(
+                    _job.c.status == Status.DROPPED.value,
+                    _job.c.id.not_in(kept.scalar_subquery()),
+                )
+            )
+
+    def _job(self, row: Row[Any]) -> Job:
+        per_second = Rate.from_text(row.rate).per_second(self._now())
+        return Job(
+            id=row.id,
+            name=row.name,
+            source=row.source,
+            sink_uri=row.sink_uri,
+            redacted_sink_uri="" if row.sink_uri is None else redact(row.sink_uri),
+            targets=list_of(row.targets),
+            options=json.loads(row.options),
+            statement=row.statement,
+            status=Status(row.status),
+            wanted=Wanted(row.wanted),
+            reason=row.reason,
+            error=row.error,
+            error_code=row.error_code,
+            hint=row.hint,
+            created=row.created,
+            started=row.started,
+            modified=row.modified,
+            finished=row.finished,
+            high_water=stamp_of(row.high_water),
+            cursor=stamp_of(row.cursor),
+            end_time=stamp_of(row.end_time),
+            generation=row.generation,
+            sinkless=bool(row.sinkless),
+            emitted_rows=row.emitted_rows,
+            emitted_bytes=row.emitted_bytes,
+            rows_per_second=per_second[0],
+            bytes_per_second=per_second[1],
+        )
+
+
+_HEALTHY = frozenset({Status.SCANNING, Status.RUNNING, Status.SUCCEEDED})
+
+
+def _by_name(transaction: Transaction, name: str) -> Row[Any] | None:
+    return transaction.execute(
+        select(_job).where(_job.c.name == name, _job.c.status != Status.DROPPED.value)
+    ).one_or_none()
+
+
+def _find(transaction: Transaction, ref: str | int) -> Row[Any] | None:
+    if isinstance(ref, str):
+        return _by_name(transaction, ref)
+    return transaction.execute(select(_job).where(_job.c.id == ref)).one_or_none()
+
+
+def _get(transaction: Transaction, ref: str | int) -> Row[Any]:
+    row = _find(transaction, ref)
+    if row is not None:
+        return row
+    if isinstance(ref, int):
+        # CockroachDB's words: its users look for them.
+        raise ChangefeedError(
+            "CF1101", f"could not load job with job id {ref}", hint="SHOW JOBS lists them."
+        )
+    raise ChangefeedError(
+        "CF1101", f'changefeed "{ref}" does not exist', hint="SHOW CHANGEFEEDS lists them."
+    )
+
+
+def _set(transaction: Transaction, job_id: int, **values: Any) -> None:
+    transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
+
+
+def _free_name(transaction: Transaction, job_id: int) -> str:
+    """``feed_<id>``, or the next that no user has taken."""
+    names = set(
+        transaction.execute(
+            select(_job.c.name).where(
+                func.substr(_job.c.name, 1, 5) == "feed_",
+                _job.c.status != Status.DROPPED.value,
+            )
+        ).scalars()
+    )
+    name, tries = f"feed_{job_id}", 1
+    while name in names:
+        tries += 1
+        name = f"feed_{job_id}_{tries}"
+    return name

@@ -1,0 +1,147 @@
+"""Who runs a job: leases that end by time, and the nodes that hold them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from sqlalchemy import Connection as Transaction
+from sqlalchemy import Row, delete, insert, select, update
+
+from changefeed.catalog import tables
+from changefeed.catalog.rows import Lease, LeaseLost, Node
+from changefeed.catalog.store import Store
+
+#: A node not heard of for this long is dead, seconds.
+NODE_TTL = 10.0
+
+_lease = tables.lease
+_node = tables.node
+
+
+class Leases(Store):
+    """Part of :class:`changefeed.catalog.Catalog`.
+
+    Time comes from the catalog's clock. Nodes on several machines need clocks that differ by
+    less than the leases' length; a worse clock can make two nodes run one job, and the token
+    then lets only the later one write.
+    """
+
+    def acquire_lease(self, job_id: int, node: str, ttl: float) -> Lease | None:
+        """Take the right to run a job for ``ttl`` seconds; None while another node has it.
+
+        A lease that ended, that was released, that is ours already, or whose node died on
+        this machine can be taken. Each taking has a higher token: what an older holder still
+        writes is refused.
+        """
+        now = self._now()
+        with self._database.write(notify=False) as transaction:
+            row = transaction.execute(select(_lease).where(_lease.c.job_id == job_id)).one_or_none()
+            if row and row.node not in (None, node) and row.expires > now:
+                holder = _find_node(transaction, row.node)
+                if holder is None or not _dead_here(holder):
+                    return None
+            taken = Lease(job_id, node, row.token + 1 if row else 1, now + int(ttl * 1e9))
+            values = {"node": node, "token": taken.token, "expires": taken.expires}
+            if row:
+                transaction.execute(
+                    update(_lease).where(_lease.c.job_id == job_id).values(**values)
+                )
+            else:
+                transaction.execute(insert(_lease).values(job_id=job_id, **values))
+            return taken
+
+    def renew_lease(self, lease: Lease, ttl: float) -> Lease:
+        """The same lease, to end ``ttl`` seconds from now.
+
+        Raises:
+            LeaseLost: another node took it (a late renewal is fine while none did).
+        """
+        expires = self._now() + int(ttl * 1e9)
+        with self._database.write(notify=False) as transaction:
+            check_lease(transaction, lease)
+            transaction.execute(
+                update(_lease).where(_lease.c.job_id == lease.job_id).values(expires=expires)
+            )
+        return Lease(lease.job_id, lease.node, lease.token, expires)
+
+    def release_lease(self, lease: Lease) -> None:
+        """Let others take the job at once. Releasing a lost lease does nothing."""
+        with self._database.write() as transaction:
+            transaction.execute(
+                update(_lease)
+                .where(_lease.c.job_id == lease.job_id, _lease.c.token == lease.token)
+                .values(node=None, expires=0)
+            )
+
+    def lease_holder(self, job_id: int) -> str | None:
+        """The node whose lease on the job has not ended."""
+        with self._database.read() as transaction:
+            row = transaction.execute(
+                select(_lease.c.node, _lease.c.expires).where(_lease.c.job_id == job_id)
+            ).one_or_none()
+        return row.node if row and row.expires > self._now() else None
+
+    def register_node(self, node_id: str, pid: int, host: str | None = None) -> Node:
+        """Say that a process runs jobs; forgets nodes long gone."""
+        now = self._now()
+        node = Node(node_id, pid, host or socket.gethostname(), now, now)
+        with self._database.write() as transaction:
+            transaction.execute(delete(_node).where(_node.c.id == node_id))
+            transaction.execute(delete(_node).where(_node.c.seen < now - 86_400 * 10**9))
+            transaction.execute(
+                insert(_node).values(id=node.id, pid=pid, host=node.host, started=now, seen=now)
+            )
+        return node
+
+    def heartbeat(self, node_id: str) -> None:
+        """Say that the node lives; at least every :data:`NODE_TTL` / 3 seconds."""
+        with self._database.write(notify=False) as transaction:
+            transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=self._now()))
+
+    def forget_node(self, node_id: str) -> None:
+        """A node ends in good order."""
+        with self._database.write() as transaction:
+            transaction.execute(delete(_node).where(_node.c.id == node_id))
+
+    def live_nodes(self) -> list[Node]:
+        """Nodes heard of lately and, on this machine, whose process is there; oldest first."""
+        since = self._now() - int(NODE_TTL * 1e9)
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                select(_node).where(_node.c.seen >= since).order_by(_node.c.started, _node.c.id)
+            )
+            nodes = [_row_node(row) for row in rows]
+        return [node for node in nodes if not _dead_here(node)]
+
+
+def check_lease(transaction: Transaction, lease: Lease) -> None:
+    """Raise :class:`LeaseLost` unless the lease is still the last one taken."""
+    row = transaction.execute(
+        select(_lease.c.node, _lease.c.token).where(_lease.c.job_id == lease.job_id)
+    ).one_or_none()
+    if row is None or row.token != lease.token or row.node != lease.node:
+        raise LeaseLost(lease.job_id)
+
+
+def _find_node(transaction: Transaction, node_id: str) -> Node | None:
+    row = transaction.execute(select(_node).where(_node.c.id == node_id)).one_or_none()
+    return _row_node(row) if row else None
+
+
+def _row_node(row: Row[Any]) -> Node:
+    return Node(row.id, row.pid, row.host, row.started, row.seen)
+
+
+def _dead_here(node: Node) -> bool:
+    """The node's process was on this machine and is gone: no need to wait for the time."""
+    if node.host != socket.gethostname():
+        return False
+    try:
+        os.kill(node.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # it is there and another user's
+    return False

@@ -1,0 +1,239 @@
+"""How far each table of each feed is; written by the one node that holds the feed's lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, and_, delete, insert, select, update
+from sqlalchemy import Connection as Transaction
+
+from changefeed.catalog import tables
+from changefeed.catalog.leases import check_lease
+from changefeed.catalog.rate import Rate
+from changefeed.catalog.rows import Lease
+from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.model import Status, TableProgress, TableState
+from changefeed.schema import TableName
+
+_table = tables.job_table
+_job = tables.job
+
+
+class Progress(Store):
+    """Part of :class:`changefeed.catalog.Catalog`."""
+
+    def tables(self, job_id: int) -> list[TableProgress]:
+        """The tables of a job by name.
+
+        ``done_upto`` of a running table is at least the job's high-water: a feed of a
+        thousand quiet tables moves forward by one row, not by a thousand.
+        """
+        with self._database.read() as transaction:
+            high_water = stamp_of(
+                transaction.execute(
+                    select(_job.c.high_water).where(_job.c.id == job_id)
+                ).scalar_one_or_none()
+            )
+            rows = transaction.execute(
+                select(_table)
+                .where(_table.c.job_id == job_id)
+                .order_by(_table.c.source, _table.c.schema, _table.c.name)
+            )
+            return [_raised(_progress(row), high_water) for row in rows]
+
+    def watched(self, source: str) -> dict[TableName, list[str]]:
+        """Names of the feeds that watch each table of a source (succeeded ones do not)."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                select(_table.c.schema, _table.c.name, _job.c.name.label("feed"))
+                .join(_job, _job.c.id == _table.c.job_id)
+                .where(
+                    _table.c.source == source,
+                    _job.c.status.not_in([Status.DROPPED.value, Status.SUCCEEDED.value]),
+                )
+                .order_by(_job.c.id)
+            )
+            found: dict[TableName, list[str]] = {}
+            for row in rows:
+                found.setdefault(TableName(source, row.schema, row.name), []).append(row.feed)
+            return found
+
+    def save_progress(
+        self,
+        job_id: int,
+        progress: Mapping[TableName, TableProgress],
+        *,
+        lease: Lease,
+        high_water: Timestamp | None = None,
+    ) -> None:
+        """Write tables (only those that changed need be given) and high-water in one step.
+
+        The high-water never moves back. A table dropped by ALTER meanwhile stays dropped:
+        what is given for it is ignored. Adds the growth of the tables' emitted counters to
+        the job's and to its rates.
+
+        Raises:
+            LeaseLost: another node holds the job by now; nothing was written.
+        """
+        now = self._now()
+        with self._database.write(notify=False) as transaction:
+            check_lease(transaction, lease)
+            row = transaction.execute(
+                select(
+                    _job.c.high_water, _job.c.emitted_rows, _job.c.emitted_bytes, _job.c.rate
+                ).where(_job.c.id == job_id)
+            ).one()
+            before = _emitted(transaction, job_id, progress)
+            rows = size = 0
+            for name, table in progress.items():
+                if name not in before:
+                    continue
+                transaction.execute(
+                    update(_table).where(_is(job_id, name)).values(**_moving(table))
+                )
+                rows += max(0, table.emitted_rows - before[name][0])
+                size += max(0, table.emitted_bytes - before[name][1])
+            values: dict[str, Any] = {}
+            known = stamp_of(row.high_water)
+            if high_water is not None and (known is None or high_water > known):
+                values["high_water"] = str(high_water)
+            if rows or size:
+                values["emitted_rows"] = row.emitted_rows + rows
+                values["emitted_bytes"] = row.emitted_bytes + size
+                values["rate"] = Rate.from_text(row.rate).add(now, rows, size).to_text()
+            if values:
+                transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
+
+    def add_tables(self, job_id: int, added: Iterable[TableProgress]) -> None:
+        """Let a feed watch more tables; raises its generation.
+
+        Raises:
+            ChangefeedError: CF1302 one is watched already.
+        """
+        with self._database.write() as transaction:
+            insert_tables(transaction, job_id, added, self._now())
+            _raise_generation(transaction, job_id, self._now())
+
+    def drop_tables(self, job_id: int, names: Iterable[TableName]) -> None:
+        """Let a feed watch fewer tables; raises its generation."""
+        with self._database.write() as transaction:
+            for name in names:
+                transaction.execute(delete(_table).where(_is(job_id, name)))
+            _raise_generation(transaction, job_id, self._now())
+
+
+def insert_tables(
+    transaction: Transaction, job_id: int, added: Iterable[TableProgress], now: int
+) -> None:
+    """Insert rows of tables the job does not have yet (CF1302 otherwise)."""
+    for table in added:
+        name = table.table
+        if transaction.execute(select(_table.c.name).where(_is(job_id, name))).first():
+            raise ChangefeedError(
+                "CF1302", f'target "{name.schema}.{name.name}" already watched by changefeed'
+            )
+        transaction.execute(
+            insert(_table).values(
+                job_id=job_id,
+                source=name.source,
+                schema=name.schema,
+                name=name.name,
+                topic=table.topic,
+                columns=list_text(table.columns),
+                values_from=list_text(table.values_from),
+                values_to=list_text(table.values_to),
+                partition=table.partition,
+                joined=table.joined,
+                added_at=table.added_at or now,
+                **_moving(table),
+            )
+        )
+
+
+def _moving(table: TableProgress) -> dict[str, Any]:
+    """The columns a runner moves; the others are what a statement asked for."""
+    return {
+        "schema_version": table.schema_version,
+        "state": table.state.value,
+        "scan_wanted": table.scan_wanted,
+        "scan_at": stamp_text(table.scan_at),
+        "done_upto": stamp_text(table.done_upto),
+        "start": table.start,
+        "scan_rows": table.scan_rows,
+        "scan_total": table.scan_total,
+        "emitted_rows": table.emitted_rows,
+        "emitted_bytes": table.emitted_bytes,
+        "error": table.error,
+        "error_code": table.error_code,
+    }
+
+
+def _emitted(
+    transaction: Transaction, job_id: int, progress: Mapping[TableName, TableProgress]
+) -> dict[TableName, tuple[int, int]]:
+    """Emitted counters as stored, of the given tables that are still there."""
+    rows = transaction.execute(
+        select(
+            _table.c.source,
+            _table.c.schema,
+            _table.c.name,
+            _table.c.emitted_rows,
+            _table.c.emitted_bytes,
+        ).where(_table.c.job_id == job_id)
+    )
+    names = ((TableName(row.source, row.schema, row.name), row) for row in rows)
+    return {name: (row.emitted_rows, row.emitted_bytes) for name, row in names if name in progress}
+
+
+def _raised(table: TableProgress, high_water: Timestamp | None) -> TableProgress:
+    if table.state is not TableState.RUNNING or high_water is None:
+        return table
+    if table.done_upto is not None and table.done_upto >= high_water:
+        return table
+    return replace(table, done_upto=high_water)
+
+
+def _raise_generation(transaction: Transaction, job_id: int, now: int) -> None:
+    transaction.execute(
+        update(_job)
+        .where(_job.c.id == job_id)
+        .values(generation=_job.c.generation + 1, modified=now)
+    )
+
+
+def _is(job_id: int, name: TableName) -> ColumnElement[bool]:
+    return and_(
+        _table.c.job_id == job_id,
+        _table.c.source == name.source,
+        _table.c.schema == name.schema,
+        _table.c.name == name.name,
+    )
+
+
+def _progress(row: Row[Any]) -> TableProgress:
+    return TableProgress(
+        table=TableName(row.source, row.schema, row.name),
+        topic=row.topic,
+        schema_version=row.schema_version,
+        state=TableState(row.state),
+        scan_wanted=bool(row.scan_wanted),
+        scan_at=stamp_of(row.scan_at),
+        done_upto=stamp_of(row.done_upto),
+        start=row.start,
+        scan_rows=row.scan_rows,
+        scan_total=row.scan_total,
+        emitted_rows=row.emitted_rows,
+        emitted_bytes=row.emitted_bytes,
+        error=row.error,
+        error_code=row.error_code,
+        columns=list_of(row.columns),
+        values_from=list_of(row.values_from),
+        values_to=list_of(row.values_to),
+        partition=row.partition,
+        joined=bool(row.joined),
+        added_at=row.added_at,
+    )

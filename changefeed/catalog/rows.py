@@ -1,0 +1,85 @@
+"""The small rows of the catalog: connections, sources, leases, nodes, events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An external connection. ``uri`` holds secrets and stays out of ``repr``; show
+    ``redacted``. ``created`` is ns."""
+
+    name: str
+    uri: str = field(repr=False)
+    created: int
+    redacted: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What is known of a source that has feeds; one row per connection.
+
+    Attributes:
+        name: of the connection.
+        slot, publication: what we made at the source.
+        system_id: the source's own identity; another one later means another database.
+        status: ``preparing``, ``running``, ``retrying``, ``failed``, ``stopped``.
+        position, frontier: how far the change log is, as of ``updated`` (ns).
+    """
+
+    name: str
+    slot: str
+    publication: str
+    system_id: str = ""
+    status: str = "preparing"
+    error: str | None = None
+    error_code: str | None = None
+    position: Position | None = None
+    frontier: Timestamp | None = None
+    updated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to run a job until ``expires`` (ns). ``token`` fences writes of an old holder."""
+
+    job_id: int
+    node: str
+    token: int
+    expires: int
+
+
+class LeaseLost(ChangefeedError):
+    """The lease is another node's by now: stop this runner, write nothing more."""
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__("CF6004", f"lease on job {job_id} was lost to another node")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process that runs jobs. ``started`` and ``seen`` are ns."""
+
+    id: str
+    pid: int
+    host: str
+    started: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job. ``kind``: ``error``, ``retry``, ``status``, ``notice``."""
+
+    id: int
+    job_id: int
+    at: int
+    kind: str
+    text: str
+    table: str | None = None
+    code: str | None = None

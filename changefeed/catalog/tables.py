@@ -1,0 +1,204 @@
+"""The tables of the state database, the same on SQLite and PostgreSQL.
+
+Timestamps (HLC) are kept as their written form, times as ns, lists as JSON text.
+A change here that old programs cannot live with raises :data:`FORMAT`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+#: Version of the layout below; a state of another one is refused (CF6002).
+FORMAT = 1
+
+#: Schema of the tables on PostgreSQL; SQLite has none.
+POSTGRES_SCHEMA = "changefeed"
+
+metadata = MetaData()
+
+# BIGINT on PostgreSQL; SQLite numbers rows by itself only in a column typed INTEGER.
+_Id = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _text(name: str, *, null: bool = False) -> Column[str]:
+    return Column(name, Text, nullable=null)
+
+
+def _ns(name: str, *, null: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=null)
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default="0")
+
+
+def _flag(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False)
+
+
+def _job_id(*, primary_key: bool = False) -> Column[int]:
+    return Column(
+        "job_id",
+        _Id,
+        ForeignKey("job.id", ondelete="CASCADE"),
+        primary_key=primary_key,
+        nullable=False,
+        autoincrement=False,
+    )
+
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), _text("value"))
+
+#: One row. ``number`` rises with every change a node or another shell must notice.
+change = Table("change", metadata, Column("id", Integer, primary_key=True), _count("number"))
+
+connection = Table(
+    "connection", metadata, Column("name", Text, primary_key=True), _text("uri"), _ns("created")
+)
+
+table_schema = Table(
+    "table_schema",
+    metadata,
+    Column("version", _Id, primary_key=True),
+    _text("source"),
+    _text("schema"),
+    _text("name"),
+    _text("fingerprint"),
+    _text("body"),
+    _ns("created"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "table_schema_latest",
+    table_schema.c.source,
+    table_schema.c.schema,
+    table_schema.c.name,
+    table_schema.c.version,
+)
+
+source_state = Table(
+    "source_state",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _text("slot"),
+    _text("publication"),
+    _text("system_id"),
+    _text("status"),
+    _text("error", null=True),
+    _text("error_code", null=True),
+    _text("position", null=True),
+    _text("frontier", null=True),
+    _ns("updated"),
+)
+
+job = Table(
+    "job",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    _text("name"),
+    _text("source"),
+    _text("sink_uri", null=True),
+    _text("targets"),
+    _text("options"),
+    _text("statement"),
+    _text("status"),
+    _text("wanted"),
+    _text("reason"),
+    _text("error", null=True),
+    _text("error_code", null=True),
+    _text("hint", null=True),
+    _ns("created"),
+    _ns("started", null=True),
+    _ns("modified"),
+    _ns("finished", null=True),
+    _text("high_water", null=True),
+    _text("cursor", null=True),
+    _text("end_time", null=True),
+    Column("generation", Integer, nullable=False),
+    _flag("sinkless"),
+    _count("emitted_rows"),
+    _count("emitted_bytes"),
+    _text("rate"),
+    sqlite_autoincrement=True,
+)
+# The name of a dropped feed is free again.
+Index(
+    "job_name",
+    job.c.name,
+    unique=True,
+    sqlite_where=text("status <> 'dropped'"),
+    postgresql_where=text("status <> 'dropped'"),
+)
+
+job_table = Table(
+    "job_table",
+    metadata,
+    _job_id(primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("schema", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    _text("topic"),
+    _ns("schema_version"),
+    _text("state"),
+    _flag("scan_wanted"),
+    _text("scan_at", null=True),
+    _text("done_upto", null=True),
+    _text("start", null=True),
+    _count("scan_rows"),
+    _count("scan_total"),
+    _count("emitted_rows"),
+    _count("emitted_bytes"),
+    _text("error", null=True),
+    _text("error_code", null=True),
+    _text("columns"),
+    _text("values_from"),
+    _text("values_to"),
+    _text("partition", null=True),
+    _flag("joined"),
+    _ns("added_at"),
+)
+
+#: ``token`` rises with each holder and is never reused: it fences writes of an old one.
+lease = Table(
+    "lease",
+    metadata,
+    _job_id(primary_key=True),
+    _text("node", null=True),
+    Column("token", BigInteger, nullable=False),
+    _ns("expires"),
+)
+
+node = Table(
+    "node",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("pid", Integer, nullable=False),
+    _text("host"),
+    _ns("started"),
+    _ns("seen"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    _job_id(),
+    _ns("at"),
+    _text("kind"),
+    _text("code", null=True),
+    _text("table_name", null=True),
+    _text("text"),
+    sqlite_autoincrement=True,
+)
+Index("event_job", event.c.job_id, event.c.id)
