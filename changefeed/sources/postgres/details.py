@@ -1,0 +1,105 @@
+"""Reading :class:`TableDetails` from the catalog with one round trip each for tables and types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from changefeed.schema import Identity
+from changefeed.sources.postgres.types import ColumnInfo, TableDetails, TypeInfo
+
+
+class Executes(Protocol):
+    """A psycopg connection, as far as it is needed here."""
+
+    def execute(self, query: Any, params: Any = None, /) -> Any:
+        """Run a query; the answer has ``fetchall``."""
+        ...
+
+
+# pg_attribute.attgenerated is of version 12, our oldest. Generated columns are left out: the
+# stream does not carry them (before version 18, and there only when asked).
+_TABLES = """
+select c.oid::int8, n.nspname, c.relname, c.relreplident,
+  coalesce((select array_agg(a.attname::text order by k.place)
+     from pg_index i, unnest(i.indkey::int2[]) with ordinality k(number, place), pg_attribute a
+     where i.indrelid = c.oid and i.indisprimary and k.place <= i.indnkeyatts
+       and a.attrelid = c.oid and a.attnum = k.number), '{}'),
+  coalesce((select array_agg(a.attname::text order by k.place)
+     from pg_index i, unnest(i.indkey::int2[]) with ordinality k(number, place), pg_attribute a
+     where i.indrelid = c.oid and i.indisreplident and k.place <= i.indnkeyatts
+       and a.attrelid = c.oid and a.attnum = k.number), '{}')
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = any(%s::oid[])
+"""
+
+_COLUMNS = """
+select attrelid::int8, attname, attnum, atttypid::int8, atttypmod,
+  format_type(atttypid, atttypmod), attnotnull,
+  atthasmissing or atthasdef or attidentity <> ''
+from pg_attribute
+where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped and attgenerated = ''
+order by attrelid, attnum
+"""
+
+# Domains and arrays are followed down to what they are made of.
+_TYPES = """
+with recursive wanted(oid) as (
+  select unnest(%s::oid[])
+  union
+  select below.oid from wanted w join pg_type t on t.oid = w.oid
+  cross join lateral (
+    select t.typbasetype where t.typbasetype <> 0
+    union all
+    select e.oid from pg_type e where e.typarray = t.oid
+  ) below(oid)
+)
+select t.oid::int8, t.typname, n.nspname, t.typtype, t.typbasetype::int8, t.typtypmod,
+  coalesce((select e.oid::int8 from pg_type e where e.typarray = t.oid), 0), t.typdelim
+from wanted w join pg_type t on t.oid = w.oid join pg_namespace n on n.oid = t.typnamespace
+"""
+
+_IDENTITIES = {
+    "d": Identity.DEFAULT,
+    "f": Identity.FULL,
+    "i": Identity.INDEX,
+    "n": Identity.NOTHING,
+}
+
+
+def identity_of(letter: str | bytes) -> Identity:
+    """``relreplident`` as our word."""
+    return _IDENTITIES[letter.decode() if isinstance(letter, bytes) else letter]
+
+
+def read_details(connection: Executes, oids: Iterable[int]) -> dict[int, TableDetails]:
+    """What the catalog knows now of the tables ``oids``; dropped tables are left out."""
+    wanted = list(oids)
+    tables = connection.execute(_TABLES, (wanted,)).fetchall()
+    columns: dict[int, list[ColumnInfo]] = {}
+    for table, *rest in connection.execute(_COLUMNS, (wanted,)).fetchall():
+        columns.setdefault(table, []).append(ColumnInfo(*rest))
+    types = read_types(connection, {c.type_oid for many in columns.values() for c in many})
+    return {
+        oid: TableDetails(
+            oid=oid,
+            schema=schema,
+            name=name,
+            columns=tuple(columns.get(oid, ())),
+            primary_key=tuple(primary),
+            identity=identity_of(letter),
+            identity_key=tuple(index),
+            types=types,
+        )
+        for oid, schema, name, letter, primary, index in tables
+    }
+
+
+def read_types(connection: Executes, oids: Iterable[int]) -> dict[int, TypeInfo]:
+    """The types ``oids`` and all they are made of."""
+    rows: Sequence[Any] = connection.execute(_TYPES, (sorted(oids),)).fetchall()
+    return {row[0]: TypeInfo(*row[:3], _letter(row[3]), *row[4:7], _letter(row[7])) for row in rows}
+
+
+def _letter(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

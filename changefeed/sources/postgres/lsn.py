@@ -1,0 +1,40 @@
+"""PostgreSQL's log positions (LSN) as numbers, as ``16/B374D848`` and as engine positions."""
+
+from __future__ import annotations
+
+from changefeed.events import Position
+
+
+def position_of(lsn: int) -> Position:
+    """An LSN as the engine writes positions: 16 upper-case hex digits, so text order is log order.
+
+    >>> position_of(0x16B374D848)
+    '00000016B374D848'
+    """
+    return f"{lsn:016X}"
+
+
+def lsn_of(position: Position) -> int:
+    """The inverse of :func:`position_of`; the empty position is 0 (nothing read yet)."""
+    return int(position, 16) if position else 0
+
+
+def parse_lsn(text: str) -> int:
+    """Read PostgreSQL's own spelling, ``16/B374D848``.
+
+    Raises:
+        ValueError: ``text`` is not an LSN.
+    """
+    high, slash, low = text.partition("/")
+    if not slash:
+        raise ValueError(f"not an LSN: {text!r}")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+def format_lsn(lsn: int) -> str:
+    """PostgreSQL's own spelling.
+
+    >>> format_lsn(0x16B374D848)
+    '16/B374D848'
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
