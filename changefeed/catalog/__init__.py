@@ -27,18 +27,25 @@ from changefeed.catalog.rows import (
 from changefeed.catalog.schemas import Schemas
 from changefeed.catalog.sources import Sources
 from changefeed.clock import Clock, SystemClock
+from changefeed.jobs.model import Job, JobSpec, Status, TableProgress, TableState, Wanted
 
 __all__ = [
     "Catalog",
     "Connection",
     "EXTERNAL",
+    "Job",
     "JobEvent",
+    "JobSpec",
     "KEEP",
     "Lease",
     "LeaseLost",
     "NODE_TTL",
     "Node",
     "SourceState",
+    "Status",
+    "TableProgress",
+    "TableState",
+    "Wanted",
 ]
 
 

@@ -72,9 +72,6 @@ class Connections(Store):
                     hint="DROP CHANGEFEED first.",
                 )
             transaction.execute(delete(_table).where(_table.c.name == name))
-            transaction.execute(
-                delete(tables.source_state).where(tables.source_state.c.name == name)
-            )
             return True
 
     def connection(self, name: str) -> Connection:

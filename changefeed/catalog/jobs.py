@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy import Row, delete, func, insert, or_, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.history import record
@@ -93,19 +93,21 @@ class Jobs(Store):
             return self._job(row) if row else None
 
     def jobs(self, include_finished: bool = True) -> list[Job]:
-        """Jobs by id. ``include_finished=False`` leaves out succeeded and failed ones.
+        """Jobs by id. ``include_finished=False`` leaves out succeeded ones, except those to drop.
 
-        Dropped ones are never here; see :meth:`dropped_jobs`.
+        Failed ones stay: RESUME wants their slot and their log. Dropped ones are never here;
+        see :meth:`dropped_jobs`.
         """
-        hidden = [Status.DROPPED]
+        query = select(_job).where(_job.c.status != Status.DROPPED.value)
         if not include_finished:
-            hidden += [Status.SUCCEEDED, Status.FAILED]
-        with self._database.read() as transaction:
-            rows = transaction.execute(
-                select(_job)
-                .where(_job.c.status.not_in([status.value for status in hidden]))
-                .order_by(_job.c.id)
+            query = query.where(
+                or_(
+                    _job.c.status != Status.SUCCEEDED.value,
+                    _job.c.wanted == Wanted.DROPPED.value,
+                )
             )
+        with self._database.read() as transaction:
+            rows = transaction.execute(query.order_by(_job.c.id))
             return [self._job(row) for row in rows]
 
     def dropped_jobs(self) -> list[Job]:

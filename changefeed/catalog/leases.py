@@ -100,7 +100,7 @@ class Leases(Store):
         with self._database.write(notify=False) as transaction:
             transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=self._now()))
 
-    def forget_node(self, node_id: str) -> None:
+    def unregister_node(self, node_id: str) -> None:
         """A node ends in good order."""
         with self._database.write() as transaction:
             transaction.execute(delete(_node).where(_node.c.id == node_id))

@@ -22,24 +22,25 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What is known of a source that has feeds; one row per connection.
+    """What is known of a source that has feeds; empty texts until something is known.
 
     Attributes:
         name: of the connection.
         slot, publication: what we made at the source.
         system_id: the source's own identity; another one later means another database.
-        status: ``preparing``, ``running``, ``retrying``, ``failed``, ``stopped``.
+        status: the capture's state in one word.
+        error, error_code: why it does not move, if it does not.
         position, frontier: how far the change log is, as of ``updated`` (ns).
     """
 
     name: str
-    slot: str
-    publication: str
+    slot: str = ""
+    publication: str = ""
     system_id: str = ""
-    status: str = "preparing"
-    error: str | None = None
-    error_code: str | None = None
-    position: Position | None = None
+    status: str = ""
+    error: str = ""
+    error_code: str = ""
+    position: Position = ""
     frontier: Timestamp | None = None
     updated: int = 0
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, delete, insert, select
 
 from changefeed.catalog import tables
 from changefeed.catalog.rows import SourceState
 from changefeed.catalog.store import Store, stamp_of, stamp_text
-from changefeed.jobs.model import Status
+from changefeed.clock import Timestamp
+from changefeed.events import Position
+from changefeed.jobs.model import Status, TableState
+from changefeed.schema import TableName
 
 #: PostgreSQL cuts names longer than this.
 _NAME_MAX = 63
 
 _table = tables.source_state
+_captured = tables.captured
+_progress = tables.job_table
+_job = tables.job
 
 
 class Sources(Store):
@@ -35,52 +42,119 @@ class Sources(Store):
         digest = sha256(source.encode()).hexdigest()[:8]
         return f"{name[: _NAME_MAX - 9]}_{digest}"
 
-    def source_state(self, name: str) -> SourceState | None:
-        """The row of a source, None when it never had feeds."""
+    def source_state(self, name: str) -> SourceState:
+        """The row of a source; an empty one when it never had feeds."""
         with self._database.read() as transaction:
             row = transaction.execute(select(_table).where(_table.c.name == name)).one_or_none()
-        return _state(row) if row else None
+        return _state(row) if row else SourceState(name)
 
     def source_states(self) -> list[SourceState]:
         """All sources we hold something at, by name."""
         with self._database.read() as transaction:
-            return [_state(row) for row in transaction.execute(select(_table).order_by("name"))]
+            rows = transaction.execute(select(_table).order_by(_table.c.name))
+            return [_state(row) for row in rows]
 
-    def save_source_state(self, state: SourceState, *, notify: bool | None = None) -> SourceState:
-        """Insert or replace the row; gives it with ``updated`` set.
+    def save_source_state(
+        self,
+        name: str,
+        *,
+        slot: str | None = None,
+        publication: str | None = None,
+        system_id: str | None = None,
+        status: str | None = None,
+        error: str | None = None,
+        error_code: str | None = None,
+        position: Position | None = None,
+        frontier: Timestamp | None = None,
+    ) -> SourceState:
+        """Change the fields that are given (None leaves one as it is, ``""`` empties it).
 
-        The change counter rises when anything but position and frontier changed, unless
-        ``notify`` says otherwise.
+        Nothing is written when nothing differs; the change counter rises when anything but
+        position and frontier does.
         """
-        state = replace(state, updated=self._now())
-        values = {
-            "slot": state.slot,
-            "publication": state.publication,
-            "system_id": state.system_id,
-            "status": state.status,
-            "error": state.error,
-            "error_code": state.error_code,
-            "position": state.position,
-            "frontier": stamp_text(state.frontier),
-            "updated": state.updated,
+        given: dict[str, Any] = {
+            "slot": slot,
+            "publication": publication,
+            "system_id": system_id,
+            "status": status,
+            "error": error,
+            "error_code": error_code,
+            "position": position,
+            "frontier": frontier,
         }
-        if notify is None:
-            old = self.source_state(state.name)
-            notify = old is None or state != replace(
-                old, position=state.position, frontier=state.frontier, updated=state.updated
-            )
-        with self._database.write(notify=notify) as transaction:
-            changed = transaction.execute(
-                update(_table).where(_table.c.name == state.name).values(**values)
-            )
-            if not changed.rowcount:
-                transaction.execute(insert(_table).values(name=state.name, **values))
-        return state
+        old = self.source_state(name)
+        new = replace(old, **{key: value for key, value in given.items() if value is not None})
+        if new == old and old.updated:
+            return old
+        quiet = old.updated != 0 and new == replace(
+            old, position=new.position, frontier=new.frontier
+        )
+        new = replace(new, updated=self._now())
+        with self._database.write(notify=not quiet) as transaction:
+            values = asdict(new) | {"frontier": stamp_text(new.frontier)}
+            transaction.execute(delete(_table).where(_table.c.name == name))
+            transaction.execute(insert(_table).values(**values))
+        return new
 
-    def delete_source_state(self, name: str) -> None:
-        """Forget the row, once slot and publication are gone."""
+    def forget_source(self, name: str) -> None:
+        """Forget what we hold at a source, once slot and publication are gone."""
         with self._database.write() as transaction:
             transaction.execute(delete(_table).where(_table.c.name == name))
+            transaction.execute(delete(_captured).where(_captured.c.source == name))
+
+    def captured(self, source: str) -> dict[TableName, Timestamp]:
+        """Tables the source agreed to send: every later commit to one reaches the log.
+
+        The value is the log timestamp since when; :attr:`Timestamp.ZERO` is the log's begin.
+        """
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_captured).where(_captured.c.source == source))
+            return {
+                TableName(row.source, row.schema, row.name): Timestamp.parse(row.since)
+                for row in rows
+            }
+
+    def set_captured(self, source: str, tables: Mapping[TableName, Timestamp]) -> None:
+        """Make the captured tables exactly these; one that was captured keeps its time."""
+        known = self.captured(source)
+        if known.keys() == tables.keys():
+            return
+        with self._database.write() as transaction:
+            transaction.execute(delete(_captured).where(_captured.c.source == source))
+            for table, since in tables.items():
+                transaction.execute(
+                    insert(_captured).values(
+                        source=source,
+                        schema=table.schema,
+                        name=table.name,
+                        since=str(known.get(table, since)),
+                    )
+                )
+
+    def oldest_needed(self, source: str) -> Timestamp | None:
+        """The log of a source must keep everything above this; None: no feed needs anything.
+
+        Paused and failed feeds count: RESUME goes on without a gap. A feed that does not
+        know its place yet needs everything.
+        """
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                select(
+                    _progress.c.state,
+                    _progress.c.scan_wanted,
+                    _progress.c.scan_at,
+                    _progress.c.done_upto,
+                    _job.c.high_water,
+                )
+                .join(_job, _job.c.id == _progress.c.job_id)
+                .where(
+                    _progress.c.source == source,
+                    _job.c.status.not_in([Status.DROPPED.value, Status.SUCCEEDED.value]),
+                    _progress.c.state != TableState.DONE.value,
+                )
+            )
+            places = [_place(row) for row in rows]
+        return min((place for place in places if place is not None), default=None)
 
     def orphan_sources(self) -> list[SourceState]:
         """Sources that hold a slot no feed needs: left by a crash between two steps."""
@@ -108,3 +182,15 @@ def _state(row: Row[Any]) -> SourceState:
         frontier=stamp_of(row.frontier),
         updated=row.updated,
     )
+
+
+def _place(row: Row[Any]) -> Timestamp | None:
+    """Up to where a table of a feed needs the log no more; None when a scan is still to begin."""
+    done, high_water = stamp_of(row.done_upto), stamp_of(row.high_water)
+    if row.state == TableState.RUNNING.value and high_water is not None:
+        return max(done or high_water, high_water)
+    if done is not None:
+        return done
+    if row.scan_at is not None:
+        return stamp_of(row.scan_at)
+    return None if row.scan_wanted else Timestamp.ZERO

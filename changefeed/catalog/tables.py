@@ -95,11 +95,21 @@ source_state = Table(
     _text("publication"),
     _text("system_id"),
     _text("status"),
-    _text("error", null=True),
-    _text("error_code", null=True),
-    _text("position", null=True),
+    _text("error"),
+    _text("error_code"),
+    _text("position"),
     _text("frontier", null=True),
     _ns("updated"),
+)
+
+#: Tables the source agreed to send, and the log timestamp since when.
+captured = Table(
+    "captured",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("schema", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    _text("since"),
 )
 
 job = Table(

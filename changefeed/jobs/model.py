@@ -16,6 +16,7 @@ This module owns no storage; :mod:`changefeed.catalog` keeps the rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -24,6 +25,9 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import Position
 from changefeed.schema import TableName
+
+#: Canonical text of a target that means more tables than it names.
+_PATTERN = re.compile(r"(SCHEMA|DATABASE) ")
 
 
 class Status(StrEnum):
@@ -49,6 +53,10 @@ class Status(StrEnum):
         """Nothing more will happen, whatever is wanted; a failed job can be resumed."""
         return self in (Status.SUCCEEDED, Status.DROPPED)
 
+
+#: No node should run a job that is here. Only a failed one may leave (RESUME), and only it
+#: still needs its slot and log: see :attr:`Status.finished`.
+FINISHED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.DROPPED})
 
 _ACTIVE = frozenset(
     {Status.PENDING, Status.SCANNING, Status.RUNNING, Status.RETRYING, Status.STALLED}
@@ -222,3 +230,8 @@ class Job:
     emitted_bytes: int = 0
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
+
+    @property
+    def has_patterns(self) -> bool:
+        """A SCHEMA or DATABASE target: tables made later join."""
+        return any(_PATTERN.match(target) for target in self.targets)
