@@ -11,15 +11,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
-from changefeed.embedded import tether
 from changefeed.embedded.account import Account, server_account
 from changefeed.embedded.binaries import readable_by, wheel_installation
+from changefeed.embedded.child import spawn
 from changefeed.errors import ChangefeedError
 
 #: What logical decoding needs, and nothing that reaches out of this machine.
@@ -30,10 +29,6 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "20",
     "max_replication_slots": "20",
 }
-
-#: The kernel's "tell me when my parent dies" looks at the parent *thread*: all servers are
-#: started by this one, which lives as long as the process.
-_STARTER = ThreadPoolExecutor(1, thread_name_prefix="embedded-postgres")
 
 
 class EmbeddedPostgres:
@@ -83,7 +78,7 @@ class EmbeddedPostgres:
             raise RuntimeError("the server is not started")
         return self._process.pid
 
-    def start(self, timeout: float = 60.0) -> EmbeddedPostgres:
+    def start(self, timeout: float = 60.0) -> Self:
         """Start and wait until the server takes connections.
 
         Raises:
@@ -125,7 +120,7 @@ class EmbeddedPostgres:
             time.sleep(0.01)
         self._process = None
 
-    def restart(self) -> EmbeddedPostgres:
+    def restart(self) -> Self:
         """Stop, then start on the same port."""
         self.stop()
         return self.start()
@@ -134,7 +129,7 @@ class EmbeddedPostgres:
         """Have the server read ``pg_hba.conf`` and ``postgresql.conf`` again."""
         os.kill(self.pid, signal.SIGHUP)
 
-    def __enter__(self) -> EmbeddedPostgres:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -152,23 +147,13 @@ class EmbeddedPostgres:
         return str(self.installation / "bin" / name)
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
-        words = [signal.SIGQUIT.value, os.getpid(), self.account.uid, self.account.gid]
-        full = [sys.executable, "-I", "-S", tether.__file__, *map(str, words), *command]
-        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
-
-        def start() -> subprocess.Popen[bytes]:
-            with self.log_file.open("ab") as log:
-                return subprocess.Popen(
-                    full,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd="/",
-                    env=environment,
-                    start_new_session=True,  # Ctrl-C of the terminal is ours to handle
-                )
-
-        return _STARTER.submit(start).result()
+        return spawn(
+            command,
+            log_file=self.log_file,
+            account=self.account,
+            at_our_death=signal.SIGQUIT,  # PostgreSQL's immediate shutdown
+            environment={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"},
+        )
 
     def _initialise(self) -> None:
         self.data.mkdir(mode=0o700, exist_ok=True)

@@ -1,0 +1,137 @@
+"""Fixtures every test may use. Servers are real, started at first use, shared by the run.
+
+How to use them (mark the test, so that `make test-fast` leaves it out):
+
+    @pytest.mark.postgres
+    def test_it(postgres: Database) -> None:        # fresh database, PostgreSQL 16
+        postgres.execute("create table t (a int primary key)")
+        stream(postgres.uri)                        # postgresql://postgres@127.0.0.1:PORT/NAME
+        with postgres.connect() as connection: ...  # psycopg, autocommit
+
+    @pytest.mark.postgres
+    @pytest.mark.parametrize("postgres", [14, 18], indirect=True)    # these majors instead
+    def test_versions(postgres: Database) -> None: ...
+
+    @pytest.mark.postgres
+    def test_crash(own_postgres: PostgresCluster) -> None:   # a server of your own: kill(),
+        with own_postgres.database() as db: ...              # start(), restart(), set_hba()
+
+    @pytest.mark.kafka
+    def test_sink(kafka: KafkaBroker, topic: str) -> None:   # shared broker, unused topic name
+        produce(kafka.bootstrap, topic)
+        assert [m.value for m in kafka.messages(topic, count=1)] == [b"x"]
+
+    @pytest.mark.kafka
+    def test_broker_loss(own_kafka: KafkaBroker) -> None:    # yours to stop(), kill(), start()
+
+`secure_kafka` is a shared broker with TLS and SASL listeners (see tests/services/kafka.py),
+`own_postgres_factory(major, **settings)` makes servers with settings of your choice, `java`
+is the path of a java program. Types are in `tests.services.postgres` and `.kafka`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.services.cache import server_folder
+from tests.services.java import java_binary
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
+
+PostgresFactory = Callable[..., PostgresCluster]
+
+
+@pytest.fixture(scope="session")
+def java() -> Path:
+    """A java program, 17 or newer."""
+    return java_binary()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresFactory]:
+    """``postgres_server(major)``: the run's shared server of that major version."""
+    with ExitStack() as stack:
+        running: dict[int, PostgresCluster] = {}
+
+        def of_major(major: int = DEFAULT_MAJOR) -> PostgresCluster:
+            if major not in running:
+                folder = stack.enter_context(server_folder(f"pg{major}"))
+                cluster = PostgresCluster.make(major, folder)
+                running[major] = cluster.start()
+                stack.callback(cluster.stop)
+            return running[major]
+
+        yield of_major
+
+
+@pytest.fixture
+def postgres(
+    request: pytest.FixtureRequest, postgres_server: PostgresFactory
+) -> Iterator[Database]:
+    """A fresh database; on another major version by indirect parametrization."""
+    with postgres_server(getattr(request, "param", DEFAULT_MAJOR)).database() as database:
+        yield database
+
+
+@pytest.fixture
+def own_postgres_factory() -> Iterator[PostgresFactory]:
+    """``own_postgres_factory(major, **settings)``: a started server for this test alone."""
+    with ExitStack() as stack:
+
+        def make(major: int = DEFAULT_MAJOR, **settings: str) -> PostgresCluster:
+            folder = stack.enter_context(server_folder(f"pg{major}"))
+            cluster = PostgresCluster.make(major, folder, settings).start()
+            stack.callback(cluster.stop)
+            return cluster
+
+        yield make
+
+
+@pytest.fixture
+def own_postgres(
+    request: pytest.FixtureRequest, own_postgres_factory: PostgresFactory
+) -> PostgresCluster:
+    """A server for this test alone."""
+    return own_postgres_factory(getattr(request, "param", DEFAULT_MAJOR))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    """The run's shared broker. Do not stop it: others use it."""
+    with server_folder("kafka") as folder:
+        broker = KafkaBroker(folder).start()
+        yield broker
+        broker.stop()
+
+
+@pytest.fixture(scope="session")
+def secure_kafka() -> Iterator[KafkaBroker]:
+    """A shared broker with TLS and SASL listeners beside the plain one."""
+    with server_folder("kafka") as folder:
+        broker = KafkaBroker(folder, secure=True).start()
+        yield broker
+        broker.stop()
+
+
+@pytest.fixture
+def own_kafka() -> Iterator[KafkaBroker]:
+    """A broker for this test alone, to stop, kill and start again."""
+    with server_folder("kafka") as folder:
+        broker = KafkaBroker(folder).start()
+        yield broker
+        broker.kill()
+
+
+_topic_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name no other test uses."""
+    name = "".join(c if c.isalnum() else "_" for c in request.node.name)
+    return f"{name[:100]}_{next(_topic_numbers)}"

@@ -1,0 +1,92 @@
+"""Files from Maven's central repository, by the Ivy that PySpark ships.
+
+Ivy's own defaults know where the repository is and whether a proxy is in the way.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.services.cache import cache_root, locked, made_once
+from tests.services.java import java_binary
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """``group:name:version``, with a type and a classifier for anything but a plain jar."""
+
+    group: str
+    name: str
+    version: str
+    extension: str = "jar"
+    classifier: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file it is retrieved as."""
+        suffix = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.name}-{self.version}{suffix}.{self.extension}"
+
+    def dependency(self, *, transitive: bool) -> str:
+        """The element of an ``ivy.xml``."""
+        head = f'<dependency org="{self.group}" name="{self.name}" rev="{self.version}"'
+        if transitive:
+            return f'{head} conf="default->master,runtime"/>'
+        mark = f' m:classifier="{self.classifier}"' if self.classifier else ""
+        return (
+            f'{head} transitive="false" conf="default->default"><artifact name="{self.name}"'
+            f' type="{self.extension}" ext="{self.extension}"{mark}/></dependency>'
+        )
+
+
+def fetch(artifact: Artifact) -> Path:
+    """One file, without what it depends on."""
+    target = cache_root() / "files" / f"{artifact.name}-{artifact.version}"
+    folder = made_once(
+        target, lambda partial: _retrieve(partial, artifact.dependency(transitive=False))
+    )
+    return folder / artifact.file_name
+
+
+def resolve(name: str, artifacts: list[Artifact], *, exclude: tuple[str, ...] = ()) -> Path:
+    """A folder of jars: ``artifacts`` and all they depend on, but for ``exclude``.
+
+    ``name`` is the folder's name in the cache; change it when the list changes. ``exclude``
+    names modules as ``group:name``.
+    """
+    body = "".join(artifact.dependency(transitive=True) for artifact in artifacts)
+    for module in exclude:
+        group, _, module_name = module.partition(":")
+        body += f'<exclude org="{group}" module="{module_name}"/>'
+    return made_once(cache_root() / "jars" / name, lambda partial: _retrieve(partial, body))
+
+
+def _retrieve(folder: Path, dependencies: str) -> None:
+    """Run Ivy; one at a time, because its cache is not made for several."""
+    cache = cache_root() / "ivy"
+    with tempfile.TemporaryDirectory() as scratch, locked(cache):
+        module = Path(scratch, "ivy.xml")
+        module.write_text(
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+            '<info organisation="changefeed" module="tests"/>'
+            '<configurations><conf name="default"/></configurations>'
+            f"<dependencies>{dependencies}</dependencies></ivy-module>"
+        )
+        pattern = f"{folder}/[artifact]-[revision](-[classifier]).[ext]"
+        command: list[str | Path] = [java_binary(), "-jar", _ivy_jar()]
+        command += ["-ivy", module, "-cache", cache, "-types", "jar", "bundle", "zip", "tar.gz"]
+        command += ["-retrieve", pattern]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if run.returncode != 0 or not any(folder.iterdir()):
+        raise RuntimeError(f"download failed\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
+
+
+def _ivy_jar() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise LookupError("pyspark is not installed")
+    return next((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))

@@ -1,0 +1,163 @@
+"""The test servers do what the fixtures promise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from tests.services.kafka import PASSWORD, USER, KafkaBroker
+from tests.services.postgres import MAJORS, Database, PostgresCluster
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("postgres", MAJORS, indirect=True)
+def test_every_major_decodes_logically(postgres: Database) -> None:
+    server = postgres.server
+    assert postgres.execute("show server_version")[0][0].startswith(f"{server.major}.")
+    postgres.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+    assert postgres.slots() == ["s"]  # the fixture drops it with the database
+
+
+@pytest.mark.postgres
+def test_databases_are_fresh_and_dropped(postgres_server: object, postgres: Database) -> None:
+    with postgres.server.database() as other:
+        other.execute("create table t (a int)")
+        assert postgres.execute("select to_regclass('t')") == [(None,)]
+        name = other.name
+    assert postgres.execute("select 1 from pg_database where datname = %s", [name]) == []
+
+
+@pytest.mark.postgres
+def test_killed_server_comes_back_with_its_data(own_postgres: PostgresCluster) -> None:
+    with own_postgres.database() as database:
+        database.execute("create table t (a int); insert into t values (7)")
+        own_postgres.kill()
+        with pytest.raises(psycopg.OperationalError):
+            database.execute("select 1")
+        own_postgres.start()
+        assert database.execute("select a from t") == [(7,)]
+
+
+@pytest.mark.postgres
+def test_hba_lines_apply(own_postgres: PostgresCluster) -> None:
+    own_postgres.execute("create user alice password 'secret'")
+    own_postgres.set_hba("host all alice 127.0.0.1/32 scram-sha-256")
+    uri = own_postgres.uri(user="alice")
+    with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+        psycopg.connect(uri)
+    with psycopg.connect(uri, password="secret") as connection:
+        assert connection.execute("select current_user").fetchone() == ("alice",)
+
+
+@pytest.mark.postgres
+def test_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from tests.services.cache import server_folder
+        from tests.services.postgres import PostgresCluster
+        from pathlib import Path
+        with server_folder("pg") as folder:
+            print(PostgresCluster.make(16, folder).start().pid, flush=True)
+            sys.stdin.read()
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        owner.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.kafka
+def test_broker_takes_and_gives_messages(kafka: KafkaBroker, topic: str) -> None:
+    kafka.create_topic(topic, partitions=3)
+    _produce({"bootstrap.servers": kafka.bootstrap}, topic, 100)
+    records = kafka.messages(topic, count=100)
+    assert sorted(int(record.key or b"") for record in records) == list(range(100))
+    assert kafka.topics()[topic] == 3
+    assert kafka.messages("never_made") == []
+
+
+@pytest.mark.kafka
+def test_killed_broker_comes_back_with_its_data(own_kafka: KafkaBroker, topic: str) -> None:
+    _produce({"bootstrap.servers": own_kafka.bootstrap}, topic, 10)
+    own_kafka.restart()
+    assert len(own_kafka.messages(topic, count=10)) == 10
+    own_kafka.kill()
+    assert not own_kafka.running
+    own_kafka.start()
+    assert len(own_kafka.messages(topic, count=10)) == 10
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_sasl_logins(secure_kafka: KafkaBroker, topic: str, mechanism: str) -> None:
+    login = {"sasl.mechanism": mechanism, "sasl.username": USER, "sasl.password": PASSWORD}
+    _produce(
+        {
+            "bootstrap.servers": secure_kafka.sasl_bootstrap,
+            "security.protocol": "SASL_PLAINTEXT",
+            **login,
+        },
+        topic,
+        5,
+    )
+    _produce(
+        {
+            "bootstrap.servers": secure_kafka.sasl_tls_bootstrap,
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(secure_kafka.certificates / "ca.pem"),
+            **login,
+        },
+        topic,
+        5,
+    )
+    assert len(secure_kafka.messages(topic, count=10)) == 10
+
+
+@pytest.mark.kafka
+def test_tls_with_a_client_certificate(secure_kafka: KafkaBroker, topic: str) -> None:
+    folder = secure_kafka.certificates
+    config = {
+        "bootstrap.servers": secure_kafka.tls_bootstrap,
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(folder / "ca.pem"),
+        "ssl.certificate.location": str(folder / "client.pem"),
+        "ssl.key.location": str(folder / "client.key"),
+    }
+    _produce(config, topic, 5)
+    assert len(secure_kafka.messages(topic, count=5)) == 5
+    assert os.stat(folder / "client.key").st_mode & 0o077 == 0
+
+
+def _produce(config: dict[str, str], topic: str, count: int) -> None:
+    producer = Producer({**config, "message.timeout.ms": "20000"})
+    failed: list[object] = []
+    for number in range(count):
+        producer.produce(
+            topic,
+            key=str(number).encode(),
+            value=b"v",
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
+    assert producer.flush(30) == 0
+    assert failed == []
