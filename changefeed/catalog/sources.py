@@ -184,7 +184,7 @@ def _state(row: Row[Any]) -> SourceState:
     )
 
 
-def _place(row: Row[Any]) -> Timestamp | None:
+def _place(row: Any) -> Timestamp | None:
     """Up to where a table of a feed needs the log no more; None when a scan is still to begin."""
     done, high_water = stamp_of(row.done_upto), stamp_of(row.high_water)
     if row.state == TableState.RUNNING.value and high_water is not None:
