@@ -40,7 +40,10 @@ class QualifiedName:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A string (``kind='string'``), a number or a bare word, as its text without quotes."""
+    """A value as its text without quotes.
+
+    ``kind`` is ``string``, ``number`` or ``word`` (a bare word, ``10s``, ``TRUE``).
+    """
 
     text: str
     kind: str = "string"
@@ -49,7 +52,10 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """``name [= value]`` of a WITH or SET list; a flag has no value."""
+    """``name [= value]`` of a WITH or SET list; a flag has no value.
+
+    ``span`` is the name's; the value has its own.
+    """
 
     name: str
     value: Literal | None = None
@@ -78,7 +84,11 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class SchemaTarget:
-    """``SCHEMA s [INCLUDE|EXCLUDE TABLES pattern, ..]``."""
+    """``SCHEMA s [INCLUDE|EXCLUDE TABLES pattern, ..]``.
+
+    Patterns are globs as :mod:`fnmatch` reads them, case-sensitive; one without a dot is
+    matched with the table's name alone, one with a dot with ``schema.table``.
+    """
 
     name: QualifiedName
     filter: Filter | None = None
@@ -111,6 +121,7 @@ class CreateConnection(Statement):
     uri: Literal
     if_not_exists: bool = False
     span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,7 @@ class AlterConnection(Statement):
     name: str
     uri: Literal
     span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +137,14 @@ class DropConnection(Statement):
     name: str
     if_exists: bool = False
     span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Use(Statement):
     name: str
     span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +158,8 @@ class CreateChangefeed(Statement):
     options: tuple[Option, ...] = ()
     if_not_exists: bool = False
     span: Span | None = _span()
+    name_span: Span | None = _span()
+    source_span: Span | None = _span()
 
 
 class Record(StrEnum):
@@ -203,7 +219,7 @@ AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto
 
 @dataclass(frozen=True, slots=True)
 class FeedRef:
-    """A feed by name, or a job by number (CockroachDB's ``JOB 17``)."""
+    """A feed by name, or a job by number (CockroachDB's ``JOB 17``): one of the two is set."""
 
     name: str | None = None
     job_id: int | None = None
@@ -222,6 +238,7 @@ class RenameChangefeed(Statement):
     feed: FeedRef
     new_name: str
     span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +275,14 @@ class ShowConnections(Statement):
 class ShowTables(Statement):
     source: str | None = None
     span: Span | None = _span()
+    source_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
     column: str
     descending: bool = False
+    span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +292,7 @@ class Condition:
     column: str
     operator: str
     value: Literal | None = None
+    span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True)

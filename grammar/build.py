@@ -1,0 +1,384 @@
+"""Lark tree -> syntax nodes: one method a rule, named as the rule.
+
+Absent optional parts arrive as None, keywords not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from lark import Token, Transformer, Tree, v_args
+from lark.tree import Meta
+
+from grammar import nodes
+from grammar.nodes import FeedRef, Literal, Name, Option, QualifiedName, Span, Statement
+
+_GLOB = re.compile(r"([*?\[])")
+_PATTERN_PART = re.compile(r'"((?:[^"]|"")+)"|([^"]+)')
+
+
+def build(tree: Tree[Token]) -> Statement:
+    """The node of a parsed statement."""
+    return cast(Statement, _Builder(visit_tokens=False).transform(tree))
+
+
+def identifier(text: str) -> str:
+    """The name an identifier stands for: as it is when quoted, else in lower case."""
+    return text[1:-1].replace('""', '"') if text.startswith('"') else text.lower()
+
+
+def string(text: str) -> str:
+    """What stands between the quotes, doubled quotes undone."""
+    return text[1:-1].replace("''", "'")
+
+
+def pattern(text: str) -> str:
+    """A table pattern as one glob; what was quoted stands for itself."""
+
+    def part(match: re.Match[str]) -> str:
+        quoted, bare = match.groups()
+        if quoted is None:
+            return str(bare).lower()
+        return _GLOB.sub(r"[\1]", quoted.replace('""', '"'))
+
+    return _PATTERN_PART.sub(part, text)
+
+
+def _span(meta: Meta) -> Span:
+    return Span(meta.start_pos, meta.end_pos)
+
+
+def _at(token: Token) -> Span:
+    start = token.start_pos or 0
+    return Span(start, start + len(token))
+
+
+def _literal(token: Token, kind: str) -> Literal:
+    text = string(token) if kind == "string" else str(token)
+    return Literal(text, kind, span=_at(token))
+
+
+_LITERAL_KINDS = {"OPTION_STRING": "string", "OPTION_NUMBER": "number"}
+
+
+@v_args(meta=True, inline=True)
+class _Builder(Transformer[Token, Any]):
+    def start(self, _meta: Meta, statement: Statement) -> Statement:
+        return statement
+
+    # ------------------------------------------------------------ connections
+
+    def create_connection(
+        self, meta: Meta, exists: bool | None, name: Token, uri: Token
+    ) -> Statement:
+        return nodes.CreateConnection(
+            identifier(name),
+            _literal(uri, "string"),
+            bool(exists),
+            span=_span(meta),
+            name_span=_at(name),
+        )
+
+    def alter_connection(self, meta: Meta, name: Token, uri: Token) -> Statement:
+        return nodes.AlterConnection(
+            identifier(name), _literal(uri, "string"), span=_span(meta), name_span=_at(name)
+        )
+
+    def drop_connection(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
+        return nodes.DropConnection(
+            identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
+        )
+
+    def show_connections(self, meta: Meta) -> Statement:
+        return nodes.ShowConnections(span=_span(meta))
+
+    def use(self, meta: Meta, name: Token) -> Statement:
+        return nodes.Use(identifier(name), span=_span(meta), name_span=_at(name))
+
+    def show_tables(self, meta: Meta, source: Token | None) -> Statement:
+        if source is None:
+            return nodes.ShowTables(span=_span(meta))
+        return nodes.ShowTables(identifier(source), span=_span(meta), source_span=_at(source))
+
+    # ------------------------------------------------------------ making feeds
+
+    def create_changefeed(
+        self, meta: Meta, exists: bool | None, name: Token | None, *rest: Any
+    ) -> Statement:
+        return _changefeed(meta, bool(exists), name, *rest)
+
+    def experimental_changefeed(
+        self,
+        meta: Meta,
+        targets: tuple[nodes.Target, ...],
+        source: Name | None,
+        options: tuple[Option, ...] | None,
+    ) -> Statement:
+        return _changefeed(meta, False, None, targets, source, None, options)
+
+    def explain(self, meta: Meta, statement: nodes.CreateChangefeed) -> Statement:
+        return nodes.Explain(statement, span=_span(meta))
+
+    def validate(self, meta: Meta, statement: nodes.CreateChangefeed) -> Statement:
+        return nodes.Validate(statement, span=_span(meta))
+
+    def if_exists(self, _meta: Meta) -> bool:
+        return True
+
+    if_not_exists = connection_if_exists = connection_if_not_exists = if_exists
+
+    def source(self, meta: Meta, name: Token) -> Name:
+        return Name(identifier(name), span=_at(name))
+
+    def into(self, _meta: Meta, uri: Token) -> Literal:
+        return _literal(uri, "string")
+
+    def targets(self, _meta: Meta, *targets: nodes.Target) -> tuple[nodes.Target, ...]:
+        return targets
+
+    def table_target(
+        self,
+        meta: Meta,
+        name: QualifiedName,
+        columns: tuple[str, ...] | None,
+        bounds: tuple[tuple[Literal, ...], tuple[Literal, ...]] | None,
+        partition: str | None,
+        topic: str | None,
+    ) -> nodes.TableTarget:
+        lower, upper = bounds or ((), ())
+        return nodes.TableTarget(
+            name, columns or (), lower, upper, partition, topic, span=_span(meta)
+        )
+
+    def schema_target(
+        self, meta: Meta, name: QualifiedName, filtered: Any | None
+    ) -> nodes.SchemaTarget:
+        return nodes.SchemaTarget(name, *(filtered or ()), span=_span(meta))
+
+    def database_target(
+        self, meta: Meta, name: QualifiedName, filtered: Any | None
+    ) -> nodes.DatabaseTarget:
+        return nodes.DatabaseTarget(name, *(filtered or ()), span=_span(meta))
+
+    def table_name(self, meta: Meta, *parts: Token) -> QualifiedName:
+        return QualifiedName(tuple(map(identifier, parts)), span=_span(meta))
+
+    schema_name = database_name = table_name
+
+    def columns(self, _meta: Meta, *names: Token) -> tuple[str, ...]:
+        return tuple(map(identifier, names))
+
+    def key_range(
+        self, _meta: Meta, lower: tuple[Literal, ...], upper: tuple[Literal, ...]
+    ) -> tuple[tuple[Literal, ...], tuple[Literal, ...]]:
+        return lower, upper
+
+    def bounds(self, _meta: Meta, *values: Literal) -> tuple[Literal, ...]:
+        return values
+
+    def partition(self, _meta: Meta, name: Token) -> str:
+        return identifier(name)
+
+    def topic(self, _meta: Meta, name: Token) -> str:
+        return string(name) if name.type == "TOPIC_STRING" else identifier(name)
+
+    def table_filter(
+        self, _meta: Meta, how: Token, *patterns: str
+    ) -> tuple[nodes.Filter, tuple[str, ...]]:
+        return nodes.Filter(how.lower()), patterns
+
+    def pattern(self, _meta: Meta, text: Token) -> str:
+        return string(text) if text.type == "PATTERN_STRING" else pattern(text)
+
+    # ------------------------------------------------------------ options and literals
+
+    def with_options(self, _meta: Meta, *options: Option) -> tuple[Option, ...]:
+        return options
+
+    cdc_options = with_options
+
+    def option(self, _meta: Meta, name: Token, value: Literal | None) -> Option:
+        return Option(identifier(name), value, span=_at(name))
+
+    cdc_option = option
+
+    def option_value(self, _meta: Meta, token: Token) -> Literal:
+        return _literal(token, _LITERAL_KINDS.get(token.type, "word"))
+
+    def string(self, _meta: Meta, token: Token) -> Literal:
+        return _literal(token, "string")
+
+    def number(self, _meta: Meta, token: Token) -> Literal:
+        return _literal(token, "number")
+
+    def boolean(self, _meta: Meta, token: Token) -> Literal:
+        return Literal(token.upper(), "word", span=_at(token))
+
+    # ------------------------------------------------------------ changing and stopping feeds
+
+    def feed(self, _meta: Meta, token: Token) -> FeedRef:
+        if token.type == "JOB_ID":
+            return FeedRef(job_id=int(token), span=_at(token))
+        return FeedRef(name=identifier(token), span=_at(token))
+
+    job = feed
+
+    def feeds(self, _meta: Meta, *feeds: FeedRef) -> tuple[FeedRef, ...]:
+        return feeds
+
+    def alter_changefeed(
+        self, meta: Meta, feed: FeedRef, *actions: tuple[nodes.AlterAction, ...]
+    ) -> Statement:
+        return nodes.AlterChangefeed(feed, sum(actions, ()), span=_span(meta))
+
+    def rename_changefeed(self, meta: Meta, feed: FeedRef, name: Token) -> Statement:
+        return nodes.RenameChangefeed(
+            feed, identifier(name), span=_span(meta), name_span=_at(name)
+        )
+
+    def alter_add(
+        self,
+        _meta: Meta,
+        targets: tuple[nodes.Target, ...],
+        options: tuple[Option, ...] | None,
+    ) -> tuple[nodes.AlterAction, ...]:
+        return (nodes.AlterAdd(targets, options or ()),)
+
+    def alter_drop(
+        self, _meta: Meta, targets: tuple[nodes.Target, ...]
+    ) -> tuple[nodes.AlterAction, ...]:
+        return (nodes.AlterDrop(targets),)
+
+    def alter_set(self, _meta: Meta, *options: Option) -> tuple[nodes.AlterAction, ...]:
+        """``SET sink = 'uri'`` is CockroachDB's spelling of ``INTO 'uri'``."""
+        sinks = [
+            nodes.AlterInto(option.value)
+            for option in options
+            if option.name == "sink" and option.value is not None
+        ]
+        others = tuple(option for option in options if option.name != "sink" or not option.value)
+        return (*((nodes.AlterSet(others),) if others else ()), *sinks)
+
+    def alter_unset(self, _meta: Meta, *names: Name) -> tuple[nodes.AlterAction, ...]:
+        return (nodes.AlterUnset(names),)
+
+    def alter_into(self, _meta: Meta, uri: Token) -> tuple[nodes.AlterAction, ...]:
+        return (nodes.AlterInto(_literal(uri, "string")),)
+
+    def option_name(self, _meta: Meta, token: Token) -> Name:
+        return Name(identifier(token), span=_at(token))
+
+    def pause_changefeed(self, meta: Meta, feeds: Any = ()) -> Statement:
+        return nodes.PauseChangefeed(_feeds(feeds), span=_span(meta))
+
+    def resume_changefeed(self, meta: Meta, feeds: Any = ()) -> Statement:
+        return nodes.ResumeChangefeed(_feeds(feeds), span=_span(meta))
+
+    def drop_changefeed(
+        self, meta: Meta, exists: bool | None, feeds: tuple[FeedRef, ...]
+    ) -> Statement:
+        return nodes.DropChangefeed(feeds, bool(exists), span=_span(meta))
+
+    def drop_all_changefeeds(self, meta: Meta) -> Statement:
+        return nodes.DropChangefeed((), span=_span(meta))
+
+    def cancel_job(self, meta: Meta, feed: FeedRef) -> Statement:
+        return nodes.DropChangefeed((feed,), span=_span(meta))
+
+    def sync_changefeed(self, meta: Meta, feed: FeedRef, timeout: Literal | None) -> Statement:
+        return nodes.Sync(feed, timeout, span=_span(meta))
+
+    def timeout(self, _meta: Meta, value: Literal) -> Literal:
+        return value
+
+    # ------------------------------------------------------------ looking at feeds
+
+    def show_changefeeds(
+        self,
+        meta: Meta,
+        where: tuple[nodes.Condition, ...] | None,
+        order_by: tuple[nodes.Ordering, ...] | None,
+        limit: int | None,
+    ) -> Statement:
+        return nodes.ShowChangefeeds(where or (), order_by or (), limit, span=_span(meta))
+
+    def where(self, _meta: Meta, *conditions: nodes.Condition) -> tuple[nodes.Condition, ...]:
+        return conditions
+
+    def comparison(
+        self, meta: Meta, column: Token, operator: Token, value: Literal
+    ) -> nodes.Condition:
+        written = "<>" if operator == "!=" else str(operator)
+        return nodes.Condition(identifier(column), written, value, span=_at(column))
+
+    def likeness(self, meta: Meta, column: Token, value: Literal) -> nodes.Condition:
+        return nodes.Condition(identifier(column), "LIKE", value, span=_at(column))
+
+    def null_test(self, meta: Meta, column: Token, negated: bool | None) -> nodes.Condition:
+        operator = "IS NOT NULL" if negated else "IS NULL"
+        return nodes.Condition(identifier(column), operator, span=_at(column))
+
+    def negation(self, _meta: Meta) -> bool:
+        return True
+
+    def order_by(self, _meta: Meta, *orderings: nodes.Ordering) -> tuple[nodes.Ordering, ...]:
+        return orderings
+
+    def ordering(self, _meta: Meta, column: Token, direction: Token | None) -> nodes.Ordering:
+        descending = direction is not None and direction.type == "DESC"
+        return nodes.Ordering(identifier(column), descending, span=_at(column))
+
+    def limit(self, _meta: Meta, count: Token) -> int:
+        return int(count)
+
+    def show_changefeed(self, meta: Meta, feed: FeedRef, aspect: Token | None) -> Statement:
+        return nodes.ShowChangefeed(
+            feed, None if aspect is None else aspect.lower(), span=_span(meta)
+        )
+
+    def show_create_changefeed(self, meta: Meta, feed: FeedRef) -> Statement:
+        return nodes.ShowCreateChangefeed(feed, span=_span(meta))
+
+    def show_jobs(self, meta: Meta) -> Statement:
+        return nodes.ShowJobs(span=_span(meta))
+
+    # ------------------------------------------------------------ YugabyteDB's dialect
+
+    def create_cdc(
+        self,
+        meta: Meta,
+        table: QualifiedName,
+        kind: Token,
+        options: tuple[Option, ...] | None,
+    ) -> Statement:
+        return nodes.CreateCdc(table, kind.lower(), options or (), span=_span(meta))
+
+    def drop_cdc(self, meta: Meta, table: QualifiedName) -> Statement:
+        return nodes.DropCdc(table, span=_span(meta))
+
+
+def _feeds(feeds: tuple[FeedRef, ...] | FeedRef) -> tuple[FeedRef, ...]:
+    return (feeds,) if isinstance(feeds, FeedRef) else feeds
+
+
+def _changefeed(
+    meta: Meta,
+    if_not_exists: bool,
+    name: Token | None,
+    targets: tuple[nodes.Target, ...],
+    source: Name | None,
+    sink: Literal | None,
+    options: tuple[Option, ...] | None,
+) -> Statement:
+    return nodes.CreateChangefeed(
+        targets,
+        name=None if name is None else identifier(name),
+        source=None if source is None else source.text,
+        sink=sink,
+        options=options or (),
+        if_not_exists=if_not_exists,
+        span=_span(meta),
+        name_span=None if name is None else _at(name),
+        source_span=None if source is None else source.span,
+    )

@@ -1,0 +1,139 @@
+"""Text of one statement -> syntax node.
+
+The Lark tables are built once and kept in the user's cache folder, because building takes
+some 80 ms and loading some 10. The cache is a pickle: it is read only from a folder and a
+file that belong to this user, and written beside and then renamed, so that processes that
+start together cannot read half a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+import lark
+from lark import Lark
+
+from grammar.build import build
+from grammar.nodes import Span, Statement
+from grammar.problems import SyntaxProblem, explain, unclosed
+from grammar.split import Kind, blank_comments, lexemes
+
+#: The grammar is one text in three files: rules, keywords, terminals.
+GRAMMAR_FILES = ("changefeed.lark", "keywords.lark", "terminals.lark")
+
+
+def parse(text: str) -> Statement:
+    """Parse one statement, with or without its final ``;``.
+
+    Spans in the result are offsets into ``text``.
+
+    Raises:
+        SyntaxProblem: it is not a statement of the language; says where and what fits.
+    """
+    _check_closed(text)
+    source = blank_comments(text)
+    _check_single(source)
+    parser = tables()
+    try:
+        tree = parser.parse(source)
+    except lark.UnexpectedInput:
+        raise explain(parser, source) from None
+    return build(tree)
+
+
+def _check_closed(text: str) -> None:
+    for lexeme in lexemes(text):
+        if not lexeme.closed:
+            raise unclosed(text, lexeme)
+
+
+def _check_single(source: str) -> None:
+    if not source.strip():
+        raise SyntaxProblem("there is no statement", Span(0, len(source)), (), "")
+    for lexeme in lexemes(source):
+        rest = source[lexeme.end :]
+        if lexeme.kind is Kind.SEMICOLON and rest.strip():
+            start = lexeme.end + len(rest) - len(rest.lstrip())
+            raise SyntaxProblem(
+                "only one statement is expected here", Span(start, len(source.rstrip())), (), ""
+            )
+
+
+def grammar_text() -> str:
+    """The whole grammar, as Lark reads it."""
+    folder = files("grammar")
+    return "\n".join(folder.joinpath(name).read_text("utf-8") for name in GRAMMAR_FILES)
+
+
+@lru_cache(maxsize=1)
+def tables() -> Lark:
+    """The LALR tables and lexers, from the cache where there is a good one."""
+    text = grammar_text()
+    cache = _cache_file(text)
+    if cache is None:
+        return _build_tables(text)
+    loaded = _load(cache)
+    if loaded is not None:
+        return loaded
+    built = _build_tables(text)
+    _store(built, cache)
+    return built
+
+
+def _build_tables(text: str) -> Lark:
+    return Lark(text, parser="lalr", propagate_positions=True, maybe_placeholders=True)
+
+
+def _cache_file(text: str) -> Path | None:
+    """Where the tables of this grammar, Lark and Python belong; None without a private folder."""
+    version = f"{lark.__version__} {sys.version} {text}"
+    digest = hashlib.sha256(version.encode()).hexdigest()[:16]
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base) / "changefeed"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"grammar-{digest}.pickle" if _private(folder) else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def _private(path: Path) -> bool:
+    """Nobody else can have put a pickle there."""
+    status = path.stat()
+    owned = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return owned and not status.st_mode & 0o022
+
+
+def _load(cache: Path) -> Lark | None:
+    try:
+        if not _private(cache):
+            return None
+        with cache.open("rb") as file:
+            return Lark.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError):
+        # A damaged cache costs one rebuild, which overwrites it.
+        return None
+
+
+def _store(built: Lark, cache: Path) -> None:
+    try:
+        handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                built.save(file)
+            os.replace(name, cache)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError:
+        # A full or read-only disk costs the next start some 80 ms, nothing else.
+        return

@@ -1,0 +1,267 @@
+"""Syntax nodes -> SQL: canonical, on one line, without the final ``;``.
+
+What is printed parses to an equal node. Names are quoted only when they must be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from grammar import nodes
+from grammar.nodes import FeedRef, Literal, Option, QualifiedName, Statement, Target
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
+_PLAIN_PATTERN = re.compile(r"[a-z_*?][a-z0-9_$*?]*(?:\.[a-z0-9_$*?]+)?\Z")
+
+#: Words that a name could be mistaken for where names stand; as names they are quoted.
+RESERVED = frozenset(
+    "add alter and as by create database drop exclude exists for from if include into is job "
+    "jobs like limit not null options or order partition rename schema set show table tables "
+    "timeout unset values where with".split()
+)
+
+
+def to_sql(
+    node: Statement | Target | Option,
+    *,
+    redact: Callable[[str], str] | None = None,
+    redact_option: Callable[[str, str], str] | None = None,
+) -> str:
+    """The SQL of a statement, a target or an option.
+
+    Args:
+        node: what to print.
+        redact: applied to every URI, to take secrets out.
+        redact_option: applied to every option value, given the option's name and the value.
+    """
+    return _Printer(redact or _same, redact_option or _same_value).print(node)
+
+
+def name(text: str) -> str:
+    """An identifier, quoted when it would otherwise be read as something else."""
+    if _PLAIN.match(text) and text not in RESERVED:
+        return text
+    return '"' + text.replace('"', '""') + '"'
+
+
+def string(text: str) -> str:
+    """A string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _same_value(_option: str, value: str) -> str:
+    return value
+
+
+def _list(parts: Iterable[str]) -> str:
+    return ", ".join(parts)
+
+
+def _words(*parts: str | None) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _qualified(qualified: QualifiedName) -> str:
+    return ".".join(map(name, qualified.parts))
+
+
+def _pattern(text: str) -> str:
+    plain = _PLAIN_PATTERN.match(text) and text not in RESERVED
+    return text if plain else string(text)
+
+
+def _literal(literal: Literal) -> str:
+    return string(literal.text) if literal.kind == "string" else literal.text
+
+
+def _feed(feed: FeedRef) -> str:
+    return str(feed.job_id) if feed.name is None else name(feed.name)
+
+
+def _row(values: tuple[Literal, ...]) -> str:
+    return f"({_list(map(_literal, values))})"
+
+
+def _condition(condition: nodes.Condition) -> str:
+    value = None if condition.value is None else _literal(condition.value)
+    return _words(name(condition.column), condition.operator, value)
+
+
+def _ordering(ordering: nodes.Ordering) -> str:
+    return _words(name(ordering.column), "DESC" if ordering.descending else None)
+
+
+def _narrowed(node: nodes.SchemaTarget | nodes.DatabaseTarget) -> str | None:
+    if node.filter is None:
+        return None
+    return f"{node.filter.upper()} TABLES {_list(map(_pattern, node.patterns))}"
+
+
+class _Printer:
+    def __init__(
+        self, redact: Callable[[str], str], redact_option: Callable[[str, str], str]
+    ) -> None:
+        self.redact = redact
+        self.redact_option = redact_option
+
+    def print(self, node: Statement | Target | Option) -> str:
+        match node:
+            case nodes.CreateConnection():
+                exists = "IF NOT EXISTS" if node.if_not_exists else None
+                uri = self.uri(node.uri)
+                return _words("CREATE EXTERNAL CONNECTION", exists, name(node.name), "AS", uri)
+            case nodes.AlterConnection():
+                return _words(
+                    "ALTER EXTERNAL CONNECTION", name(node.name), "AS", self.uri(node.uri)
+                )
+            case nodes.DropConnection():
+                exists = "IF EXISTS" if node.if_exists else None
+                return _words("DROP EXTERNAL CONNECTION", exists, name(node.name))
+            case nodes.ShowConnections():
+                return "SHOW EXTERNAL CONNECTIONS"
+            case nodes.Use():
+                return f"USE {name(node.name)}"
+            case nodes.ShowTables():
+                return _words("SHOW TABLES", self.source(node.source))
+            case nodes.Explain():
+                return f"EXPLAIN {self.print(node.statement)}"
+            case nodes.Validate():
+                return f"VALIDATE {self.print(node.statement)}"
+            case nodes.Sync():
+                timeout = None if node.timeout is None else f"TIMEOUT {_literal(node.timeout)}"
+                return _words("SYNC CHANGEFEED", _feed(node.feed), timeout)
+            case nodes.Option():
+                return self.option(node)
+            case nodes.TableTarget() | nodes.SchemaTarget() | nodes.DatabaseTarget():
+                return self.target(node)
+            case _:
+                return self.feed_statement(node)
+
+    def feed_statement(self, node: Statement) -> str:
+        match node:
+            case nodes.CreateChangefeed():
+                return self.create(node)
+            case nodes.CreateCdc():
+                options = self.options(node.options)
+                table = _qualified(node.table)
+                return _words("CREATE CDC FOR", table, "INTO", node.kind.upper(), options)
+            case nodes.DropCdc():
+                return f"DROP CDC FOR {_qualified(node.table)}"
+            case nodes.AlterChangefeed():
+                actions = map(self.action, node.actions)
+                return _words("ALTER CHANGEFEED", _feed(node.feed), *actions)
+            case nodes.RenameChangefeed():
+                return f"ALTER CHANGEFEED {_feed(node.feed)} RENAME TO {name(node.new_name)}"
+            case nodes.PauseChangefeed():
+                return _which("PAUSE", node.feeds)
+            case nodes.ResumeChangefeed():
+                return _which("RESUME", node.feeds)
+            case nodes.DropChangefeed():
+                return _which("DROP", node.feeds, node.if_exists)
+            case nodes.ShowChangefeeds():
+                return self.listing(node)
+            case nodes.ShowChangefeed():
+                return _words("SHOW CHANGEFEED", _feed(node.feed), (node.aspect or "").upper())
+            case nodes.ShowCreateChangefeed():
+                return f"SHOW CREATE CHANGEFEED {_feed(node.feed)}"
+            case nodes.ShowJobs():
+                return "SHOW JOBS"
+            case _:
+                raise TypeError(f"not a statement: {type(node).__name__}")
+
+    def create(self, node: nodes.CreateChangefeed) -> str:
+        return _words(
+            "CREATE CHANGEFEED",
+            "IF NOT EXISTS" if node.if_not_exists else None,
+            None if node.name is None else name(node.name),
+            "FOR",
+            self.targets(node.targets),
+            self.source(node.source),
+            None if node.sink is None else f"INTO {self.uri(node.sink)}",
+            self.options(node.options),
+        )
+
+    def action(self, action: nodes.AlterAction) -> str:
+        match action:
+            case nodes.AlterAdd():
+                return _words(
+                    "ADD", self.targets(action.targets), self.options(action.options)
+                )
+            case nodes.AlterDrop():
+                return f"DROP {self.targets(action.targets)}"
+            case nodes.AlterSet():
+                return f"SET {_list(map(self.option, action.options))}"
+            case nodes.AlterUnset():
+                return f"UNSET {_list(name(option.text) for option in action.names)}"
+            case nodes.AlterInto():
+                return f"INTO {self.uri(action.sink)}"
+
+    def listing(self, node: nodes.ShowChangefeeds) -> str:
+        where = " AND ".join(map(_condition, node.where))
+        order = _list(map(_ordering, node.order_by))
+        return _words(
+            "SHOW CHANGEFEEDS",
+            where and f"WHERE {where}",
+            order and f"ORDER BY {order}",
+            None if node.limit is None else f"LIMIT {node.limit}",
+        )
+
+    def targets(self, targets: tuple[Target, ...]) -> str:
+        """A plain table after a list of patterns needs TABLE, else it would be a pattern."""
+        printed = []
+        after_patterns = False
+        for target in targets:
+            text = self.target(target)
+            is_table = isinstance(target, nodes.TableTarget)
+            printed.append(f"TABLE {text}" if after_patterns and is_table else text)
+            after_patterns = not isinstance(target, nodes.TableTarget) and bool(target.patterns)
+        return _list(printed)
+
+    def target(self, target: Target) -> str:
+        match target:
+            case nodes.TableTarget():
+                ranged = target.values_from or target.values_to
+                return _words(
+                    _qualified(target.name),
+                    f"({_list(map(name, target.columns))})" if target.columns else None,
+                    f"VALUES FROM {_row(target.values_from)} TO {_row(target.values_to)}"
+                    if ranged
+                    else None,
+                    None if target.partition is None else f"PARTITION {name(target.partition)}",
+                    None if target.topic is None else f"AS {name(target.topic)}",
+                )
+            case nodes.SchemaTarget():
+                return _words("SCHEMA", _qualified(target.name), _narrowed(target))
+            case nodes.DatabaseTarget():
+                return _words("DATABASE", _qualified(target.name), _narrowed(target))
+
+    def source(self, source: str | None) -> str | None:
+        return None if source is None else f"FROM {name(source)}"
+
+    def uri(self, literal: Literal) -> str:
+        return string(self.redact(literal.text))
+
+    def options(self, options: tuple[Option, ...]) -> str | None:
+        return f"WITH {_list(map(self.option, options))}" if options else None
+
+    def option(self, option: Option) -> str:
+        if option.value is None:
+            return name(option.name)
+        shown = self.redact_option(option.name, option.value.text)
+        value = option.value
+        if shown != value.text:
+            value = replace(value, text=shown, kind="string")
+        return f"{name(option.name)} = {_literal(value)}"
+
+
+def _which(verb: str, feeds: tuple[FeedRef, ...], if_exists: bool = False) -> str:
+    if not feeds:
+        return f"{verb} ALL CHANGEFEEDS"
+    exists = "IF EXISTS" if if_exists else None
+    return _words(f"{verb} CHANGEFEED", exists, _list(map(_feed, feeds)))

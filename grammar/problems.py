@@ -1,0 +1,393 @@
+"""What is wrong with a statement that does not parse: where, what would fit, what was meant.
+
+A message never quotes the inside of a string, because strings hold URIs with passwords.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import lark
+from lark import Lark, Token
+
+from grammar.nodes import Span
+from grammar.split import Kind, Lexeme
+
+
+class SyntaxProblem(Exception):
+    """A statement that the grammar does not know.
+
+    Attributes:
+        message: one sentence, lower case, no full stop.
+        span: what is wrong, as offsets into the statement; empty at its end.
+        expected: what would fit there, in words: keywords in capitals, kinds as "a table name".
+        hint: what was probably meant; empty when there is no good guess.
+    """
+
+    def __init__(self, message: str, span: Span, expected: tuple[str, ...], hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.span = span
+        self.expected = expected
+        self.hint = hint
+
+
+#: Terminals that are not keywords, in a person's words.
+WORDS = {
+    "$END": "end of statement",
+    "_SEMICOLON": "end of statement",
+    "_COMMA": '","',
+    "_TARGET_COMMA": '","',
+    "_DOT": '"."',
+    "_EQUAL": '"="',
+    "_LPAR": '"("',
+    "_RPAR": '")"',
+    "COMPARISON": "a comparison",
+    "CONNECTION_NAME": "a connection",
+    "NEW_CONNECTION": "a name for the connection",
+    "FEED_NAME": "a changefeed",
+    "NEW_FEED": "a name for the changefeed",
+    "TABLE_PART": "a table name",
+    "SCHEMA_PART": "a schema",
+    "DATABASE_NAME": "a database",
+    "TABLE_COLUMN": "a column",
+    "PARTITION_NAME": "a partition",
+    "TOPIC_NAME": "a topic name",
+    "TOPIC_STRING": "a topic name",
+    "RESULT_COLUMN": "a column of the listing",
+    "OPTION_NAME": "an option",
+    "CDC_OPTION_NAME": "an option",
+    "TABLE_PATTERN": "a table or pattern",
+    "PATTERN_STRING": "a table or pattern",
+    "SINK_URI": "a quoted sink URI",
+    "CONNECTION_URI": "a quoted URI",
+    "OPTION_STRING": "a value",
+    "OPTION_QUANTITY": "a value",
+    "OPTION_NUMBER": "a value",
+    "OPTION_WORD": "a value",
+    "STRING": "a string",
+    "NUMBER": "a number",
+    "JOB_ID": "a job id",
+    "COUNT": "a count",
+}
+
+_URIS = frozenset({"SINK_URI", "CONNECTION_URI"})
+_VALUES = frozenset({"OPTION_STRING", "STRING"})
+_NAMES = frozenset(
+    {
+        "CONNECTION_NAME",
+        "FEED_NAME",
+        "NEW_FEED",
+        "NEW_CONNECTION",
+        "TABLE_PART",
+        "TABLE_COLUMN",
+        "TOPIC_NAME",
+    }
+)
+_WORD = re.compile(r"[^\W\d][\w$]*")
+_SCHEME = re.compile(r"""["]?[A-Za-z][A-Za-z0-9+.-]*:/""")
+_LEXEME = re.compile(r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|[\w$]+|\s+|.""", re.DOTALL)
+
+#: No more of a long token than this is repeated in a message.
+QUOTED_LENGTH = 40
+
+
+def keyword(terminal: str) -> str | None:
+    """The keyword a terminal stands for, in capitals; None when it is no keyword."""
+    return None if terminal in WORDS else terminal.removeprefix("_")
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ``word`` was probably meant to be; None when none is near."""
+    by_fold = {candidate.casefold(): candidate for candidate in candidates}
+    near = difflib.get_close_matches(word.casefold(), by_fold, n=1, cutoff=0.6)
+    return by_fold[near[0]] if near else None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The place where a parse stopped: all that the table of mistakes looks at."""
+
+    source: str
+    start: int
+    text: str
+    before: tuple[Token, ...]
+    accepts: frozenset[str]
+
+    @property
+    def ended(self) -> bool:
+        """The statement stopped too early."""
+        return not self.text or self.text == ";"
+
+    @property
+    def rest(self) -> str:
+        """The statement from the failure on."""
+        return self.source[self.start :]
+
+    @property
+    def last(self) -> str:
+        """The terminal of the last token that did fit."""
+        return self.before[-1].type if self.before else ""
+
+    @property
+    def keywords(self) -> list[str]:
+        """The keywords that would fit."""
+        return sorted({word for name in self.accepts if (word := keyword(name))})
+
+
+def _seen(failure: Failure, terminal: str) -> bool:
+    return any(token.type == terminal for token in failure.before)
+
+
+def _trailing_comma(failure: Failure) -> str | None:
+    if failure.last != "_COMMA":
+        return None
+    reserved = failure.text.upper() in {"FROM", "INTO", "WITH", ")"}
+    return "take away the comma before it" if failure.ended or reserved else None
+
+
+def _comma_before_clause(failure: Failure) -> str | None:
+    """``FOR orders, INTO 'k'``: INTO was read as a table, and the string does not fit."""
+    words = [token.upper() for token in failure.before[-2:]]
+    if words[:1] == [","] and words[-1] in {"FROM", "INTO", "WITH"}:
+        return f"take away the comma before {words[-1]}"
+    return None
+
+
+def _unquoted_uri(failure: Failure) -> str | None:
+    if not failure.accepts & _URIS:
+        return None
+    if _SCHEME.match(failure.rest):
+        return "put the URI in single quotes"
+    return "put it in single quotes" if failure.text.startswith('"') else None
+
+
+def _double_quotes(failure: Failure) -> str | None:
+    wants_string = failure.accepts & _VALUES and not failure.accepts & _NAMES
+    if failure.text.startswith('"') and wants_string:
+        return "strings take single quotes; double quotes are for names"
+    return None
+
+
+def _quoted_name(failure: Failure) -> str | None:
+    if failure.text.startswith("'") and failure.accepts & _NAMES:
+        return "names take double quotes or none; single quotes are for strings"
+    return None
+
+
+def _missing_for(failure: Failure) -> str | None:
+    if "_FOR" not in failure.accepts or failure.text.upper() in {"FRO", "FOF"}:
+        return None
+    if _seen(failure, "_CDC"):
+        return "FOR is missing: CREATE CDC FOR table INTO KAFKA WITH ..."
+    if did_you_mean(failure.text, ["FOR"]) and len(failure.text) > 2:
+        return None
+    return "FOR is missing: CREATE CHANGEFEED [name] FOR table, ... INTO 'uri'"
+
+
+def _bare_parenthesis(failure: Failure) -> str | None:
+    if failure.text == "(" and failure.last == "_WITH":
+        return "write WITH OPTIONS (...), or leave the parentheses out"
+    return None
+
+
+def _wrong_order(failure: Failure) -> str | None:
+    word = failure.text.upper()
+    after = {"FROM": ("_INTO", "_WITH"), "INTO": ("_WITH",)}.get(word, ())
+    if not _seen(failure, "_FOR") or not any(_seen(failure, name) for name in after):
+        return None
+    return "the order is FOR ... FROM ... INTO ... WITH ..."
+
+
+def _twice(failure: Failure) -> str | None:
+    word = failure.text.upper()
+    if word in {"FROM", "INTO", "WITH"} and _seen(failure, f"_{word}") and not failure.keywords:
+        return f"{word} is given twice"
+    return None
+
+
+def _misspelt(failure: Failure) -> str | None:
+    if not _WORD.fullmatch(failure.text):
+        return None
+    near = did_you_mean(failure.text, failure.keywords)
+    return f"did you mean {near}?" if near else None
+
+
+def _missing_equal(failure: Failure) -> str | None:
+    if failure.last in {"OPTION_NAME", "CDC_OPTION_NAME"} and "_EQUAL" in failure.accepts:
+        if failure.text.startswith("'") or failure.text[:1].isdigit():
+            return "write option = value"
+        if failure.text == ":":
+            return "write option = value"
+    return None
+
+
+def _double_equal(failure: Failure) -> str | None:
+    if failure.text == "=" and failure.last == "_EQUAL":
+        return "one = is enough"
+    return None
+
+
+def _missing_option_comma(failure: Failure) -> str | None:
+    in_options = _seen(failure, "_WITH") or _seen(failure, "_SET")
+    fits = "_COMMA" in failure.accepts and _WORD.fullmatch(failure.text)
+    if in_options and fits and failure.text.upper() not in {"FROM", "INTO", "WITH", "AS"}:
+        return "options are separated by commas; a value of several words needs single quotes"
+    return None
+
+
+def _unquoted_value(failure: Failure) -> str | None:
+    value = {"OPTION_WORD", "OPTION_NUMBER", "OPTION_QUANTITY"}
+    wanted = failure.last in value or ("OPTION_STRING" in failure.accepts and failure.text)
+    if wanted and not _WORD.fullmatch(failure.text) and failure.text not in ",;()":
+        return "put the value in single quotes"
+    return None
+
+
+def _too_many_parts(failure: Failure) -> str | None:
+    if failure.text == "." and failure.last == "TABLE_PART":
+        return "a name has at most three parts: source.schema.table"
+    return None
+
+
+#: Typical mistakes, the most telling first: the first that recognises the failure gives the hint.
+MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
+    _unquoted_uri,
+    _double_quotes,
+    _quoted_name,
+    _comma_before_clause,
+    _trailing_comma,
+    _bare_parenthesis,
+    _wrong_order,
+    _twice,
+    _too_many_parts,
+    _double_equal,
+    _missing_equal,
+    _misspelt,
+    _missing_for,
+    _missing_option_comma,
+    _unquoted_value,
+)
+
+
+def explain(parser: Lark, source: str) -> SyntaxProblem:
+    """The problem of a text that ``parser`` refuses."""
+    failure = locate(parser, source)
+    hint = next((found for look in MISTAKES if (found := look(failure))), "")
+    return SyntaxProblem(
+        _message(failure),
+        Span(failure.start, failure.start + len(failure.text)),
+        in_words(failure.accepts),
+        hint,
+    )
+
+
+def locate(parser: Lark, source: str) -> Failure:
+    """Parse step by step up to the first token that does not fit."""
+    steps = parser.parse_interactive(source)
+    before: list[Token] = []
+    try:
+        for token in steps.iter_parse():
+            before.append(token)
+    except lark.UnexpectedToken:
+        # The token that did not fit was already handed out; one the lexer refused was not.
+        pass
+    except lark.UnexpectedCharacters:
+        pass
+    accepts = frozenset(steps.accepts())
+    if before and steps.result is None and _refused(steps.parser_state.value_stack, before[-1]):
+        before.pop()
+    end = (before[-1].start_pos or 0) + len(before[-1]) if before else 0
+    start = end + len(source[end:]) - len(source[end:].lstrip())
+    found = _LEXEME.match(source, start)
+    text = found[0] if found else ""
+    start = start if text else len(source.rstrip())
+    return Failure(source, start, text, tuple(before), accepts)
+
+
+def _refused(stack: list[object], token: Token) -> bool:
+    return not any(value is token for value in stack)
+
+
+def in_words(terminals: Iterable[str]) -> tuple[str, ...]:
+    """Terminals as a person would name them: kinds first, then keywords, then punctuation."""
+    words = {WORDS.get(name) or str(keyword(name)) for name in terminals}
+    return tuple(sorted(words, key=_rank))
+
+
+def _rank(word: str) -> tuple[int, str]:
+    if word == "end of statement":
+        return 3, word
+    return (2 if word.startswith('"') else 1 if word.isupper() else 0), word
+
+
+def _message(failure: Failure) -> str:
+    if failure.ended:
+        return "syntax error at end of statement"
+    if failure.text.startswith("'"):
+        return "syntax error at a quoted string"
+    text = failure.text
+    if len(text) > QUOTED_LENGTH:
+        text = text[:QUOTED_LENGTH] + "…"
+    return f"syntax error at or near {text if text.startswith(chr(34)) else chr(34) + text + chr(34)}"
+
+
+_UNCLOSED = {
+    Kind.STRING: ("unterminated quoted string", "a quote inside a string is written twice: ''"),
+    Kind.QUOTED: ("unterminated quoted identifier", "close the name with a double quote"),
+    Kind.BLOCK_COMMENT: ("unterminated /* comment", "comments nest: each /* needs its */"),
+}
+
+
+def unclosed(text: str, lexeme: Lexeme) -> SyntaxProblem:
+    """The problem of a quote or comment that is never closed."""
+    message, hint = _UNCLOSED[lexeme.kind]
+    return SyntaxProblem(message, Span(lexeme.start, len(text.rstrip())), (), hint)
+
+
+#: An excerpt of a long line keeps this many columns.
+EXCERPT_WIDTH = 100
+
+
+def point(text: str, span: Span, *, mask: Callable[[str], str] | None = None) -> str:
+    """The line of ``text`` that ``span`` starts in, with carets under it.
+
+    ``mask`` hides secrets and must keep the length: what is shown is ``mask(text)``.
+    """
+    shown = mask(text) if mask else text
+    line_start = text.rfind("\n", 0, span.start) + 1
+    line_end = text.find("\n", span.start)
+    line_end = len(text) if line_end < 0 else line_end
+    number = text.count("\n", 0, line_start) + 1
+    line = shown[line_start:line_end].replace("\t", " ").rstrip("\r")
+    column = span.start - line_start
+    length = max(1, min(span.end, line_end) - span.start)
+    line, column, length = _excerpt(line, column, length)
+    label = f"LINE {number}: "
+    indent = " " * (len(label) + _width(line[:column]))
+    carets = "^" * max(1, _width(line[column : column + length]))
+    return f"{label}{line}\n{indent}{carets}"
+
+
+def _excerpt(line: str, column: int, length: int) -> tuple[str, int, int]:
+    """The part of a long line around the place, with dots where it was cut."""
+    if len(line) <= EXCERPT_WIDTH:
+        return line, column, length
+    start = max(0, min(column - EXCERPT_WIDTH // 2, len(line) - EXCERPT_WIDTH))
+    end = start + EXCERPT_WIDTH
+    head = "..." if start else ""
+    tail = "..." if end < len(line) else ""
+    kept = min(length, end - column)
+    return head + line[start:end] + tail, column - start + len(head), kept
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that ``text`` takes."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )

@@ -1,0 +1,135 @@
+"""The only statement splitter: for ``-c``, ``-f``, standard input and the prompt alike.
+
+It knows strings, quoted identifiers and comments (``/* */`` nests, as in PostgreSQL) and
+nothing else of the language, so it also splits statements that do not parse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+_INTERESTING = re.compile(r"['\";]|--|/\*")
+_STRING = re.compile(r"'[^']*(?:''[^']*)*'")
+_QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+_NOT_NEWLINE = re.compile(r"[^\n]")
+
+
+class Kind(StrEnum):
+    """What a :class:`Lexeme` is."""
+
+    STRING = "string"
+    QUOTED = "identifier"
+    LINE_COMMENT = "line comment"
+    BLOCK_COMMENT = "comment"
+    SEMICOLON = "semicolon"
+
+
+@dataclass(frozen=True, slots=True)
+class Lexeme:
+    """A stretch of text in which ``;`` has no or a special meaning.
+
+    ``closed`` is false when the text ended before the closing quote or ``*/``.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+    closed: bool = True
+
+    @property
+    def comment(self) -> bool:
+        """It is a comment of either kind."""
+        return self.kind in (Kind.LINE_COMMENT, Kind.BLOCK_COMMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One statement of a longer text, without its ``;`` and the comments before it.
+
+    Attributes:
+        text: the statement as written.
+        start: offset of ``text`` in the whole.
+        complete: a ``;`` ended it.
+    """
+
+    text: str
+    start: int
+    complete: bool
+
+
+def lexemes(text: str) -> Iterator[Lexeme]:
+    """The strings, quoted identifiers, comments and semicolons of ``text``, in order."""
+    position = 0
+    while found := _INTERESTING.search(text, position):
+        lexeme = _lexeme(text, found.start(), found[0])
+        position = lexeme.end
+        yield lexeme
+
+
+def _lexeme(text: str, start: int, opening: str) -> Lexeme:
+    if opening == ";":
+        return Lexeme(Kind.SEMICOLON, start, start + 1)
+    if opening == "--":
+        newline = text.find("\n", start)
+        return Lexeme(Kind.LINE_COMMENT, start, len(text) if newline < 0 else newline)
+    if opening == "/*":
+        return _block_comment(text, start)
+    kind, pattern = (Kind.STRING, _STRING) if opening == "'" else (Kind.QUOTED, _QUOTED)
+    whole = pattern.match(text, start)
+    return Lexeme(kind, start, whole.end() if whole else len(text), whole is not None)
+
+
+def _block_comment(text: str, start: int) -> Lexeme:
+    depth = 0
+    for edge in _COMMENT_EDGE.finditer(text, start):
+        depth += 1 if edge[0] == "/*" else -1
+        if not depth:
+            return Lexeme(Kind.BLOCK_COMMENT, start, edge.end())
+    return Lexeme(Kind.BLOCK_COMMENT, start, len(text), closed=False)
+
+
+def blank_comments(text: str) -> str:
+    """``text`` with each comment turned into as many spaces, so that offsets stay true."""
+    parts, position = [], 0
+    for lexeme in lexemes(text):
+        if lexeme.comment:
+            parts.append(text[position : lexeme.start])
+            parts.append(_NOT_NEWLINE.sub(" ", text[lexeme.start : lexeme.end]))
+            position = lexeme.end
+    return "".join([*parts, text[position:]])
+
+
+def split(text: str) -> list[Piece]:
+    """The statements of ``text``; empty ones (``;;``, comments alone) are left out."""
+    pieces = []
+    start = 0
+    for lexeme in lexemes(text):
+        if lexeme.kind is Kind.SEMICOLON:
+            pieces.append(_piece(text, start, lexeme.start, complete=True))
+            start = lexeme.end
+    pieces.append(_piece(text, start, len(text), complete=False))
+    return [piece for piece in pieces if piece is not None]
+
+
+def _piece(text: str, start: int, end: int, *, complete: bool) -> Piece | None:
+    source = text[start:end]
+    blank = blank_comments(source)
+    lead = len(blank) - len(blank.lstrip())
+    if lead == len(blank) and not _unclosed(source):
+        return None
+    if lead == len(blank):
+        lead = len(source) - len(source.lstrip())
+    return Piece(source[lead:].rstrip(), start + lead, complete)
+
+
+def _unclosed(text: str) -> bool:
+    return any(not lexeme.closed for lexeme in lexemes(text))
+
+
+def is_complete(text: str) -> bool:
+    """Enter may run it: every statement ended with ``;`` and no quote or comment is open."""
+    return all(piece.complete for piece in split(text)) and not _unclosed(text)
