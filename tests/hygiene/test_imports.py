@@ -1,0 +1,69 @@
+"""What an import loads, proved in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Prints the packages that running ``{code}`` loaded, the standard library's and ours left out.
+_REPORT = """
+import sys
+before = set(sys.modules)
+{code}
+loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(n for n in loaded - set(sys.stdlib_module_names) if not n.startswith("_")))
+"""
+
+_HELP = """
+import contextlib, io
+from shell.cli import main
+sys.argv = ["changefeed", {option!r}]
+with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+    main()
+assert said.getvalue(), "it printed nothing"
+"""
+
+_EVERY_MODULE = """
+import importlib, pkgutil
+import {package}
+for module in pkgutil.walk_packages({package}.__path__, "{package}."):
+    importlib.import_module(module.name)
+"""
+
+
+def packages_loaded_by(code: str) -> set[str]:
+    """Top-level packages a fresh interpreter has loaded after ``code``."""
+    run = subprocess.run(
+        [sys.executable, "-c", _REPORT.format(code=code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.split())
+
+
+def test_grammar_loads_lark_and_nothing_else() -> None:
+    assert packages_loaded_by(_EVERY_MODULE.format(package="grammar")) == {"grammar", "lark"}
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_shell_answers_without_spark_and_without_sinks(option: str) -> None:
+    heavy = {"pyspark", "py4j", "pyarrow", "confluent_kafka", "sqlalchemy", "psycopg", "numpy"}
+    assert packages_loaded_by(_HELP.format(option=option)) & heavy == set()
+
+
+def test_naming_the_sinks_loads_none() -> None:
+    code = "from sinks.registry import schemes\nassert 'kafka' in schemes()"
+    assert packages_loaded_by(code) & {"pyspark", "confluent_kafka", "fastavro"} == set()
+
+
+def test_test_servers_need_no_spark_session() -> None:
+    loaded = packages_loaded_by("import tests.services.postgres, tests.services.kafka")
+    assert "pyspark" not in loaded

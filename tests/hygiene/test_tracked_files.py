@@ -1,0 +1,114 @@
+"""What stands in the repository: no addresses of registries, no paths of one machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+#: Split, so that this file does not name what it looks for.
+_REGISTRIES = [
+    "pypi" + ".org",
+    "pythonhosted" + ".org",
+    "repo1." + "maven" + ".org",
+    "repo." + "maven" + ".apache.org",
+    "registry." + "npmjs.org",
+    "proxy." + "golang.org",
+]
+_HOMES = re.compile(r"(?<![\w.])/(?:root|home/\w+|Users/\w+)/")
+
+
+def tracked() -> list[Path]:
+    """Files git knows, without binary ones."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT, timeout=30
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [file for file in files if file.is_file() and b"\0" not in file.read_bytes()[:8000]]
+
+
+def test_no_registry_is_named() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {host}"
+        for file in tracked()
+        for host in _REGISTRIES
+        if host in file.read_text(errors="replace")
+    ]
+    assert found == []
+
+
+def test_no_path_of_one_machine() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for file in tracked()
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
+        if _HOMES.search(line)
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    modules = [file for file in tracked() if file.suffix == ".py" and file.stat().st_size]
+    assert len(modules) > 20
+    silent = [
+        str(file.relative_to(ROOT))
+        for file in modules
+        if ast.get_docstring(ast.parse(file.read_text())) is None
+    ]
+    assert silent == []
+
+
+def test_links_between_pages_resolve() -> None:
+    broken = []
+    for page in (file for file in tracked() if file.suffix == ".md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            if not file.exists() or (anchor and anchor not in _anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as hosts of markdown make them."""
+    headings = re.findall(r"^#+ +(.+?) *$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_lock_holds_every_dependency() -> None:
+    """A dependency that is in pyproject but not locked would be missing after make install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    locked = _locked("requirements.lock") | _locked("requirements-java.lock")
+    missing = [
+        text
+        for text in wanted
+        if not any(
+            requirement.specifier.contains(version)
+            for requirement in [Requirement(text)]
+            for version in locked.get(canonicalize_name(requirement.name), ())
+        )
+    ]
+    assert missing == []
+
+
+def _locked(name: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for package, version in re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(), re.M):
+        found.setdefault(canonicalize_name(package), []).append(version)
+    return found
