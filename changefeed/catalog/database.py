@@ -51,7 +51,11 @@ class Database:
         self._changed = threading.Condition()
         self.shown = shown
         self.directory = directory
-        self.state_id = self._prepare()
+        try:
+            self.state_id = self._prepare()
+        except BaseException:
+            engine.dispose()
+            raise
 
     @classmethod
     def open(cls, state: str | Path, directory: Path | None = None) -> Database:

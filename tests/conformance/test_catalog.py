@@ -1,0 +1,623 @@
+"""What every state database must do: one list, run on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import NODE_TTL, Catalog, LeaseLost
+from changefeed.catalog.history import KEPT_EVENTS
+from changefeed.catalog.jobs import KEPT_DROPPED
+from changefeed.clock import ManualClock, Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.model import JobSpec, Status, TableProgress, TableState, Wanted
+from changefeed.schema import Column, Form, TableName, TableSchema
+
+URI = "postgresql://app:s3cret@127.0.0.1:5432/shop"
+ORDERS = TableName("shop", "public", "orders")
+ITEMS = TableName("shop", "public", "items")
+
+
+class State:
+    """One state that several catalogs open, as several processes would."""
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = place
+        self.clock = ManualClock(1_700_000_000_000_000_000)
+        self._opened: list[Catalog] = []
+
+    def open(self) -> Catalog:
+        catalog = Catalog.open(self.place, clock=self.clock)
+        self._opened.append(catalog)
+        return catalog
+
+    def close(self) -> None:
+        for catalog in self._opened:
+            catalog.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[State]:
+    if request.param == "sqlite":
+        place: str | Path = tmp_path / "state"
+    else:
+        place = request.getfixturevalue("postgres").uri
+    state = State(place)
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def catalog(state: State) -> Catalog:
+    return state.open()
+
+
+def spec(name: str | None = "f", *tables: TableName, sink: str | None = "null://") -> JobSpec:
+    return JobSpec(
+        source="shop",
+        targets=tuple(t.name for t in tables or (ORDERS,)),
+        tables=tuple(TableProgress(t, topic=t.name) for t in tables or (ORDERS,)),
+        name=name,
+        sink_uri=sink,
+        options={"updated": None, "resolved": "10s"},
+        statement="CREATE CHANGEFEED ...",
+    )
+
+
+def shape(*columns: str, table: TableName = ORDERS) -> TableSchema:
+    made = tuple(
+        Column(name, "integer", "int32", Form.NATIVE, "int32", number=number)
+        for number, name in enumerate(columns, 1)
+    )
+    return TableSchema(table, made, key=(0,))
+
+
+def refused(code: str, call: Callable[[], object]) -> str:
+    """The message of the error with ``code`` that ``call`` must raise."""
+    with pytest.raises(ChangefeedError) as caught:
+        call()
+    assert caught.value.code.number == code
+    return caught.value.message
+
+
+# -- the state as a whole -----------------------------------------------------------------
+
+
+def test_a_state_keeps_its_id(state: State) -> None:
+    first = state.open()
+    assert first.state_id == state.open().state_id
+    assert first.state_id.isalnum() and first.state_id.islower()
+
+
+def test_another_format_is_refused(state: State) -> None:
+    from sqlalchemy import update
+
+    from changefeed.catalog import tables
+
+    catalog = state.open()
+    with catalog._database.write() as transaction:
+        transaction.execute(
+            update(tables.meta).where(tables.meta.c.key == "format").values(value="99")
+        )
+    message = refused("CF6002", state.open)
+    assert "format 99" in message and "s3cret" not in message
+
+
+def test_the_change_counter_rises_for_what_others_must_notice(catalog: Catalog) -> None:
+    seen = catalog.version()
+
+    def risen() -> bool:
+        nonlocal seen
+        before, seen = seen, catalog.version()
+        return seen > before
+
+    catalog.create_connection("shop", URI)
+    assert risen()
+    job = catalog.create_job(spec())
+    assert risen()
+    catalog.request(job.id, Wanted.PAUSED)
+    assert risen()
+    lease = catalog.acquire_lease(job.id, "n1", 10)
+    assert lease
+    catalog.renew_lease(lease, 10)
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(5))
+    catalog.record_event(job.id, "notice", "x")
+    assert not risen()
+
+
+def test_a_waiter_wakes_when_another_process_changes_something(state: State) -> None:
+    one, other = state.open(), state.open()
+    seen = one.version()
+    assert one.wait(seen, timeout=0.01) == seen
+    done = threading.Thread(target=lambda: other.create_connection("a", URI))
+    done.start()
+    assert one.wait(seen, timeout=20) > seen
+    done.join()
+
+
+def test_many_threads_and_two_catalogs_lose_nothing(state: State) -> None:
+    catalogs = [state.open(), state.open()]
+    failures: list[BaseException] = []
+
+    def make(number: int) -> None:
+        try:
+            for turn in range(5):
+                catalogs[number % 2].create_connection(f"c{number}_{turn}", URI)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=make, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(catalogs[0].connections()) == 40
+
+
+_WRITER = """
+import sys
+from changefeed.catalog import Catalog
+from changefeed.jobs.model import JobSpec
+catalog = Catalog.open(sys.argv[1])
+for number in range(10):
+    catalog.create_job(JobSpec("shop", (), (), sink_uri="null://"))
+catalog.close()
+"""
+
+
+def test_two_processes_at_once(state: State) -> None:
+    """Both make the state's tables, or find them, and write side by side."""
+    children = [
+        subprocess.Popen([sys.executable, "-c", _WRITER, str(state.place)]) for _ in range(2)
+    ]
+    assert [child.wait(60) for child in children] == [0, 0]
+    jobs = state.open().jobs()
+    assert len({job.id for job in jobs}) == len({job.name for job in jobs}) == 20
+
+
+# -- connections --------------------------------------------------------------------------
+
+
+def test_connections(catalog: Catalog) -> None:
+    assert catalog.create_connection("shop", URI)
+    assert not catalog.create_connection("shop", "other", if_not_exists=True)
+    assert refused("CF1102", lambda: catalog.create_connection("shop", "x")) == (
+        'external connection "shop" already exists'
+    )
+    found = catalog.connection("shop")
+    assert found.uri == URI
+    assert "s3cret" not in found.redacted and "s3cret" not in repr(found)
+    catalog.alter_connection("shop", URI.replace("s3cret", "other"))
+    assert "other" in catalog.connection("shop").uri
+    assert catalog.drop_connection("shop")
+    assert not catalog.drop_connection("shop", if_exists=True)
+    refused("CF1101", lambda: catalog.drop_connection("shop"))
+    refused("CF1101", lambda: catalog.alter_connection("shop", URI))
+
+
+@pytest.mark.parametrize("sink", ["null://", "external://out", "external://out?topic_name=t"])
+def test_a_connection_in_use_cannot_be_dropped(catalog: Catalog, sink: str) -> None:
+    catalog.create_connection("shop", URI)
+    catalog.create_connection("out", "kafka://k")
+    job = catalog.create_job(spec("f", sink=sink))
+    assert refused("CF1301", lambda: catalog.drop_connection("shop")) == (
+        'external connection "shop" is used by f'
+    )
+    if sink != "null://":
+        refused("CF1301", lambda: catalog.drop_connection("out"))
+    before = job.generation
+    catalog.alter_connection("shop", URI)
+    assert catalog.job("f").generation == before + 1
+    catalog.delete_job(job.id)
+    assert catalog.drop_connection("shop") and catalog.drop_connection("out")
+
+
+# -- schema versions ----------------------------------------------------------------------
+
+
+def test_schema_versions(state: State) -> None:
+    one, other = state.open(), state.open()
+    first = one.intern_schema(shape("a"))
+    assert first.version > 0
+    assert other.intern_schema(shape("a")).version == first.version
+    second = one.intern_schema(shape("a", "b"))
+    assert second.version > first.version
+    # The old shape again is a new version: versions follow the log.
+    third = one.intern_schema(shape("a"))
+    assert third.version > second.version
+    elsewhere = one.intern_schema(shape("a", table=ITEMS))
+    assert elsewhere.version > third.version
+    assert other.schema(second.version) == shape("a", "b")
+    assert other.schema(second.version).version == second.version
+    latest = other.latest_schema(ORDERS)
+    assert latest is not None and latest.version == third.version
+    assert other.latest_schema(TableName("shop", "public", "none")) is None
+    refused("CF3001", lambda: one.schema(10_000))
+
+
+# -- sources ------------------------------------------------------------------------------
+
+
+def test_source_state_changes_only_what_is_given(catalog: Catalog) -> None:
+    assert catalog.source_state("shop").slot == ""
+    catalog.save_source_state("shop", slot="s", publication="p", system_id="77")
+    seen = catalog.version()
+    catalog.save_source_state("shop", position="0A", frontier=Timestamp(7, 1))
+    assert catalog.version() == seen
+    catalog.save_source_state("shop", error="down", error_code="CF2001", status="retrying")
+    assert catalog.version() > seen
+    state = catalog.source_state("shop")
+    assert (state.slot, state.position, state.frontier) == ("s", "0A", Timestamp(7, 1))
+    assert (state.error, state.error_code) == ("down", "CF2001")
+    catalog.save_source_state("shop", error="", error_code="")
+    assert catalog.source_state("shop").error == ""
+    assert [s.name for s in catalog.source_states()] == ["shop"]
+    catalog.forget_source("shop")
+    assert catalog.source_states() == []
+
+
+def test_slot_names_fit_and_differ(catalog: Catalog) -> None:
+    names = ["shop", "Shop", "sh-op", "sh.op", "x" * 80, "x" * 81]
+    slots = [catalog.slot_name(name) for name in names]
+    assert slots[0] == f"changefeed_{catalog.state_id}_shop"
+    assert len(set(slots)) == len(slots)
+    for slot in slots:
+        assert len(slot) <= 63 and slot.replace("_", "").isalnum() and slot == slot.lower()
+
+
+def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
+    catalog.set_captured("shop", {ORDERS: Timestamp(3)})
+    catalog.set_captured("shop", {ORDERS: Timestamp(9), ITEMS: Timestamp(9)})
+    assert catalog.captured("shop") == {ORDERS: Timestamp(3), ITEMS: Timestamp(9)}
+    catalog.set_captured("shop", {ITEMS: Timestamp(20)})
+    assert catalog.captured("shop") == {ITEMS: Timestamp(9)}
+    assert catalog.captured("other") == {}
+    catalog.forget_source("shop")
+    assert catalog.captured("shop") == {}
+
+
+def test_a_slot_without_feeds_is_found(catalog: Catalog) -> None:
+    catalog.save_source_state("shop", slot="s")
+    assert [s.name for s in catalog.orphan_sources()] == ["shop"]
+    job = catalog.create_job(spec())
+    assert catalog.orphan_sources() == []
+    catalog.transition(job.id, Status.FAILED, reason="x")
+    assert catalog.orphan_sources() == []  # RESUME needs it
+    catalog.delete_job(job.id)
+    assert [s.name for s in catalog.orphan_sources()] == ["shop"]
+
+
+def test_what_the_log_must_keep(catalog: Catalog) -> None:
+    assert catalog.oldest_needed("shop") is None
+    one = catalog.create_job(spec("one"))
+    assert catalog.oldest_needed("shop") is None  # its scan will begin later than now
+    lease = catalog.acquire_lease(one.id, "n", 10)
+    assert lease
+    table = TableProgress(ORDERS, "orders", state=TableState.SCANNING, scan_at=Timestamp(50))
+    catalog.save_progress(one.id, {ORDERS: table}, lease=lease)
+    assert catalog.oldest_needed("shop") == Timestamp(50)
+    running = replace(table, state=TableState.RUNNING, done_upto=Timestamp(60))
+    catalog.save_progress(one.id, {ORDERS: running}, lease=lease, high_water=Timestamp(90))
+    assert catalog.oldest_needed("shop") == Timestamp(90)
+    unknown = TableProgress(ITEMS, "items", scan_wanted=False, start="00FF")
+    two = catalog.create_job(replace(spec("two"), tables=(unknown,)))
+    assert catalog.oldest_needed("shop") == Timestamp.ZERO
+    catalog.transition(two.id, Status.PAUSED, reason="x")
+    assert catalog.oldest_needed("shop") == Timestamp.ZERO  # paused feeds count
+    catalog.delete_job(two.id)
+    catalog.transition(one.id, Status.SUCCEEDED, reason="x")
+    assert catalog.oldest_needed("shop") is None
+
+
+# -- jobs ---------------------------------------------------------------------------------
+
+
+def test_a_new_job(catalog: Catalog, state: State) -> None:
+    job = catalog.create_job(
+        replace(spec("f", sink="kafka://u:s3cret@k"), cursor=Timestamp(1, 2), end_time=Timestamp(9))
+    )
+    assert (job.status, job.wanted, job.generation) == (Status.PENDING, Wanted.RUNNING, 1)
+    assert job.created == job.modified == state.clock.wall
+    assert job.options == {"updated": None, "resolved": "10s"}
+    assert (job.cursor, job.end_time) == (Timestamp(1, 2), Timestamp(9))
+    assert job.sink_uri == "kafka://u:s3cret@k" and "s3cret" not in job.redacted_sink_uri
+    assert catalog.job("f") == catalog.job(job.id) == job
+    assert catalog.find_job("nothing") is None
+    assert refused("CF1101", lambda: catalog.job("g")) == 'changefeed "g" does not exist'
+    assert refused("CF1101", lambda: catalog.job(-1)) == "could not load job with job id -1"
+    (table,) = catalog.tables(job.id)
+    assert (table.table, table.state, table.added_at) == (ORDERS, TableState.PENDING, job.created)
+
+
+def test_names_are_unique_until_dropped(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f"))
+    assert refused("CF1102", lambda: catalog.create_job(spec("f"))) == (
+        'changefeed "f" already exists'
+    )
+    catalog.delete_job(job.id)
+    again = catalog.create_job(spec("f"))
+    assert again.id > job.id
+
+
+def test_made_up_names_avoid_taken_ones(catalog: Catalog) -> None:
+    first = catalog.create_job(spec(None))
+    assert first.name == f"feed_{first.id}"
+    catalog.create_job(spec(f"feed_{first.id + 2}"))
+    third = catalog.create_job(spec(None))
+    assert third.name == f"feed_{third.id}_2"
+
+
+def test_rename(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f"))
+    catalog.create_job(spec("g"))
+    refused("CF1102", lambda: catalog.rename_job(job.id, "g"))
+    assert catalog.rename_job(job.id, "h").name == "h"
+    assert catalog.rename_job(job.id, "h").name == "h"
+    assert catalog.find_job("f") is None
+
+
+def test_moves(catalog: Catalog, state: State) -> None:
+    job = catalog.create_job(spec())
+    state.clock.advance(1)
+    job = catalog.transition(job.id, Status.SCANNING, reason="12 %")
+    assert (job.started, job.modified) == (state.clock.wall, state.clock.wall)
+    state.clock.advance(1)
+    trouble = ChangefeedError("CF5001", "cannot reach the sink")
+    job = catalog.transition(job.id, Status.RETRYING, reason="attempt 1", error=trouble)
+    assert (job.error, job.error_code, job.hint) == (trouble.message, "CF5001", trouble.hint)
+    job = catalog.transition(job.id, Status.RUNNING, reason="")
+    assert (job.error, job.error_code, job.hint) == (None, None, None)
+    job = catalog.transition(job.id, Status.FAILED, reason="gave up", error=trouble)
+    assert job.finished == state.clock.wall and job.error == trouble.message
+    message = refused("CF1301", lambda: catalog.transition(job.id, Status.RUNNING, reason=""))
+    assert message == f"job {job.id} is failed and cannot become running"
+    job = catalog.transition(job.id, Status.PENDING, reason="resumed")
+    assert job.finished is None and job.error == trouble.message
+    kinds = [event.kind for event in catalog.events(job.id)]
+    assert kinds == ["status", "error", "status", "status", "retry", "status", "status"]
+
+
+def test_the_same_status_with_another_reason_is_no_move(catalog: Catalog, state: State) -> None:
+    job = catalog.create_job(spec())
+    job = catalog.transition(job.id, Status.RUNNING, reason="a")
+    state.clock.advance(5)
+    again = catalog.transition(job.id, Status.RUNNING, reason="b")
+    assert again.reason == "b" and again.modified == job.modified
+    assert len(catalog.events(job.id)) == 1
+
+
+def test_listing(catalog: Catalog) -> None:
+    ids = [catalog.create_job(spec(f"f{n}")).id for n in range(4)]
+    catalog.transition(ids[0], Status.FAILED, reason="")
+    catalog.transition(ids[1], Status.SUCCEEDED, reason="")
+    catalog.delete_job(ids[2])
+    assert [job.id for job in catalog.jobs()] == [ids[0], ids[1], ids[3]]
+    assert [job.id for job in catalog.jobs(include_finished=False)] == [ids[0], ids[3]]
+    catalog.request(ids[1], Wanted.DROPPED)
+    assert [job.id for job in catalog.jobs(include_finished=False)] == [ids[0], ids[1], ids[3]]
+    assert [job.id for job in catalog.dropped_jobs()] == [ids[2]]
+    assert [job.id for job in catalog.source_jobs("shop")] == [ids[0], ids[3]]
+    assert catalog.source_jobs("other") == []
+
+
+def test_alter_raises_the_generation_and_checks_it(catalog: Catalog) -> None:
+    job = catalog.create_job(spec())
+    altered = catalog.alter_job(
+        job.id, options={"diff": None}, targets=("a", "SCHEMA s"), sink_uri="null://x", generation=1
+    )
+    assert altered.generation == 2 and altered.has_patterns and not job.has_patterns
+    assert (altered.options, altered.sink_uri) == ({"diff": None}, "null://x")
+    refused("CF1301", lambda: catalog.alter_job(job.id, options={}, generation=1))
+    assert catalog.alter_job(job.id, sink_uri=None).sink_uri is None
+
+
+def test_a_dropped_job_leaves_no_secret_and_no_progress(catalog: Catalog) -> None:
+    job = catalog.create_job(
+        replace(spec("f", sink="kafka://u:s3cret@k"), options={"webhook_auth_header": "s3cret"})
+    )
+    catalog.acquire_lease(job.id, "n", 10)
+    catalog.record_event(job.id, "notice", "x")
+    catalog.delete_job(job.id)
+    catalog.delete_job(job.id)
+    gone = catalog.job(job.id)
+    assert gone.status is Status.DROPPED and "s3cret" not in repr(gone)
+    assert catalog.tables(job.id) == [] and catalog.events(job.id) == []
+    assert catalog.lease_holder(job.id) is None
+
+
+def test_dropped_jobs_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KEPT_DROPPED > 10
+    monkeypatch.setattr("changefeed.catalog.jobs.KEPT_DROPPED", 2)
+    ids = [catalog.create_job(spec(None)).id for _ in range(4)]
+    for job_id in ids:
+        catalog.delete_job(job_id)
+    assert [job.id for job in catalog.dropped_jobs()] == ids[2:]
+
+
+# -- progress -----------------------------------------------------------------------------
+
+
+def test_progress_is_one_step_under_the_lease(catalog: Catalog, state: State) -> None:
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n1", 10)
+    assert lease
+    saved = TableProgress(
+        ORDERS,
+        "orders",
+        schema_version=3,
+        state=TableState.RUNNING,
+        scan_wanted=False,
+        scan_at=Timestamp(40, 2),
+        done_upto=Timestamp(50),
+        scan_rows=7,
+        scan_total=9,
+        emitted_rows=7,
+        emitted_bytes=700,
+        added_at=job.created,
+    )
+    catalog.save_progress(job.id, {ORDERS: saved}, lease=lease, high_water=Timestamp(50))
+    items, orders = catalog.tables(job.id)
+    assert orders == saved
+    assert items.state is TableState.PENDING and items.done_upto is None
+    assert catalog.job(job.id).high_water == Timestamp(50)
+
+    state.clock.advance(11)
+    other = catalog.acquire_lease(job.id, "n2", 10)
+    assert other and other.token > lease.token
+    with pytest.raises(LeaseLost):
+        catalog.save_progress(job.id, {ORDERS: saved}, lease=lease, high_water=Timestamp(99))
+    with pytest.raises(LeaseLost):
+        catalog.transition(job.id, Status.RUNNING, reason="", lease=lease)
+    assert catalog.job(job.id).high_water == Timestamp(50)
+
+
+def test_the_high_water_never_moves_back_and_lifts_running_tables(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n1", 10)
+    assert lease
+    running = TableProgress(ORDERS, "orders", state=TableState.RUNNING, done_upto=Timestamp(5))
+    broken = TableProgress(ITEMS, "items", done_upto=Timestamp(4)).failed(
+        ChangefeedError("CF4001", "value cannot be encoded")
+    )
+    catalog.save_progress(
+        job.id, {ORDERS: running, ITEMS: broken}, lease=lease, high_water=Timestamp(30)
+    )
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(20))
+    assert catalog.job(job.id).high_water == Timestamp(30)
+    items, orders = catalog.tables(job.id)
+    assert orders.done_upto == Timestamp(30)
+    assert items.done_upto == Timestamp(4)
+    assert (items.error, items.error_code) == ("value cannot be encoded", "CF4001")
+
+
+def test_rates_follow_the_counters_and_die_down(catalog: Catalog, state: State) -> None:
+    job = catalog.create_job(spec())
+    lease = catalog.acquire_lease(job.id, "n1", 1000)
+    assert lease
+    rows = 0
+    for _ in range(20):
+        state.clock.advance(0.5)
+        rows += 50
+        table = TableProgress(ORDERS, "orders", emitted_rows=rows, emitted_bytes=rows * 10)
+        catalog.save_progress(job.id, {ORDERS: table}, lease=lease)
+    job = catalog.job(job.id)
+    assert (job.emitted_rows, job.emitted_bytes) == (1000, 10_000)
+    assert job.rows_per_second == pytest.approx(100, rel=0.25)
+    assert job.bytes_per_second == pytest.approx(1000, rel=0.25)
+    state.clock.advance(11)
+    assert catalog.job(job.id).rows_per_second == 0
+
+
+def test_tables_come_and_go(catalog: Catalog) -> None:
+    job = catalog.create_job(spec())
+    extra = TableProgress(
+        ITEMS, "it", columns=("a", "b"), values_from=("1",), values_to=("9",), joined=True
+    )
+    catalog.add_tables(job.id, [extra])
+    assert catalog.job(job.id).generation == 2
+    added = catalog.tables(job.id)[0]
+    assert replace(added, added_at=0) == extra
+    message = refused("CF1302", lambda: catalog.add_tables(job.id, [extra]))
+    assert message == 'target "public.items" already watched by changefeed'
+    assert catalog.watched("shop") == {ORDERS: ["f"], ITEMS: ["f"]}
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    catalog.drop_tables(job.id, [ITEMS])
+    assert catalog.job(job.id).generation == 3
+    catalog.save_progress(job.id, {ITEMS: extra}, lease=lease)  # the runner did not know yet
+    assert [table.table for table in catalog.tables(job.id)] == [ORDERS]
+
+
+# -- leases, nodes, events ----------------------------------------------------------------
+
+
+def test_a_lease_excludes_until_it_ends(catalog: Catalog, state: State) -> None:
+    job = catalog.create_job(spec())
+    lease = catalog.acquire_lease(job.id, "n1", 10)
+    assert lease and catalog.lease_holder(job.id) == "n1"
+    assert catalog.acquire_lease(job.id, "n2", 10) is None
+    state.clock.advance(9)
+    lease = catalog.renew_lease(lease, 10)
+    state.clock.advance(9)
+    assert catalog.acquire_lease(job.id, "n2", 10) is None
+    state.clock.advance(2)
+    assert catalog.lease_holder(job.id) is None
+    catalog.renew_lease(lease, 0)  # late, but nobody came
+    other = catalog.acquire_lease(job.id, "n2", 10)
+    assert other and other.token > lease.token
+    with pytest.raises(LeaseLost):
+        catalog.renew_lease(lease, 10)
+    catalog.release_lease(lease)
+    assert catalog.lease_holder(job.id) == "n2"
+    catalog.release_lease(other)
+    third = catalog.acquire_lease(job.id, "n1", 10)
+    assert third and third.token > other.token
+
+
+def test_two_takers_of_a_free_lease(state: State) -> None:
+    job = state.open().create_job(spec())
+    catalogs = [state.open() for _ in range(4)]
+    taken: list[object] = []
+
+    def take(number: int) -> None:
+        taken.append(catalogs[number].acquire_lease(job.id, f"n{number}", 10))
+
+    threads = [threading.Thread(target=take, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(lease is not None for lease in taken) == 1
+
+
+def test_the_lease_of_a_process_that_died_here_is_free_at_once(catalog: Catalog) -> None:
+    job = catalog.create_job(spec())
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    catalog.register_node("dead", child.pid, socket.gethostname())
+    catalog.register_node("far", child.pid, "another.host")
+    catalog.register_node("here", os.getpid(), socket.gethostname())
+    assert {node.id for node in catalog.live_nodes()} == {"far", "here"}
+    assert catalog.acquire_lease(job.id, "dead", 1000)
+    assert catalog.acquire_lease(job.id, "far", 1000)
+    assert catalog.acquire_lease(job.id, "here", 1000) is None
+
+
+def test_nodes_live_by_heartbeat(catalog: Catalog, state: State) -> None:
+    catalog.register_node("a", os.getpid(), socket.gethostname())
+    state.clock.advance(NODE_TTL)
+    catalog.heartbeat("a")
+    state.clock.advance(NODE_TTL)
+    assert [node.id for node in catalog.live_nodes()] == ["a"]
+    state.clock.advance(1)
+    assert catalog.live_nodes() == []
+    catalog.heartbeat("a")
+    assert [node.id for node in catalog.live_nodes()] == ["a"]
+    catalog.unregister_node("a")
+    assert catalog.live_nodes() == []
+
+
+def test_events_are_newest_first_and_bounded(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert KEPT_EVENTS >= 100
+    monkeypatch.setattr("changefeed.catalog.history.KEPT_EVENTS", 3)
+    one, two = catalog.create_job(spec("one")), catalog.create_job(spec("two"))
+    catalog.record_event(two.id, "notice", "stays")
+    for number in range(6):
+        kind = "error" if number % 2 else "retry"
+        catalog.record_event(one.id, kind, str(number), table="public.t", code="CF5001")
+    assert [event.text for event in catalog.events(one.id)] == ["5", "4", "3"]
+    assert [event.text for event in catalog.events(one.id, kinds=["error"])] == ["5", "3"]
+    assert [event.text for event in catalog.events(one.id, limit=1)] == ["5"]
+    assert catalog.events(one.id)[0].table == "public.t"
+    assert [event.text for event in catalog.events(two.id)] == ["stays"]

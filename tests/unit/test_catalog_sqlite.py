@@ -1,0 +1,116 @@
+"""What only a state in a directory has: file modes, damage, places that cannot be written."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import Catalog
+from changefeed.errors import ChangefeedError
+
+
+def test_only_the_owner_can_read_the_secrets(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "new" / "state")
+    catalog.create_connection("shop", "postgresql://app:pw@db/shop")
+    files = sorted((tmp_path / "new" / "state").iterdir())
+    assert {file.name for file in files} == {"state.db", "state.db-shm", "state.db-wal"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE((tmp_path / "new" / "state").stat().st_mode) == 0o700
+    assert catalog.directory == tmp_path / "new" / "state"
+    catalog.close()
+
+
+def test_a_commit_is_on_disk_and_readers_do_not_block_writers(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path)
+    with catalog._database.read() as transaction:
+        pragmas = {
+            name: transaction.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+        catalog.create_connection("a", "null://")  # while the read is open
+        assert catalog.connection("a").uri == "null://"
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    catalog.close()
+
+
+def test_a_file_that_is_no_state_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "state.db").write_bytes(b"not a database, but long enough to be looked at" * 9)
+    with pytest.raises(ChangefeedError) as caught:
+        Catalog.open(tmp_path)
+    assert caught.value.code.number == "CF6001"
+    assert str(tmp_path) in caught.value.message
+
+
+def test_another_programs_database_gets_our_tables_and_keeps_its_own(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "state.db")) as theirs:
+        theirs.execute("CREATE TABLE theirs (a)")
+    catalog = Catalog.open(tmp_path)
+    assert catalog.jobs() == []
+    catalog.close()
+    with closing(sqlite3.connect(tmp_path / "state.db")) as theirs:
+        assert theirs.execute("SELECT count(*) FROM theirs").fetchone() == (0,)
+
+
+def test_a_place_that_cannot_be_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ChangefeedError) as caught:
+        Catalog.open(tmp_path / "file" / "state")
+    assert caught.value.code.number == "CF6001"
+
+
+@pytest.mark.parametrize("state", ["mysql://u:hunter2@h/db", "s3://u:hunter2@bucket/x"])
+def test_a_url_that_cannot_hold_a_state(state: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        Catalog.open(state)
+    assert caught.value.code.number == "CF1201"
+    assert "hunter2" not in caught.value.message
+
+
+def test_an_unreachable_server_is_reported_without_its_password() -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        Catalog.open("postgresql://u:hunter2@127.0.0.1:1/db")
+    assert caught.value.code.number == "CF6001"
+    assert "hunter2" not in caught.value.message + caught.value.hint
+
+
+_KILLED = """
+import os, sys
+from changefeed.catalog import Catalog
+catalog = Catalog.open(sys.argv[1])
+catalog.create_connection("kept", "null://")
+with catalog._database.write() as transaction:
+    from sqlalchemy import insert
+    from changefeed.catalog import tables
+    transaction.execute(insert(tables.connection).values(name="lost", uri="null://", created=1))
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_kill_in_mid_transaction_leaves_what_was_committed(tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+    assert child.returncode == -9
+    catalog = Catalog.open(tmp_path)
+    assert [connection.name for connection in catalog.connections()] == ["kept"]
+    catalog.create_connection("next", "null://")  # the dead writer holds no lock
+    catalog.close()
+
+
+def test_the_state_does_not_need_spark_or_a_source_driver(tmp_path: Path) -> None:
+    """A shell must be up in well under a second: the state loads no heavy packages."""
+    code = (
+        "import sys; from changefeed.catalog import Catalog; Catalog.open(sys.argv[1]).close();"
+        "print([m for m in ('pyspark', 'psycopg', 'confluent_kafka') if m in sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert out.stdout.strip() == "[]"
