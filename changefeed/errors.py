@@ -142,6 +142,7 @@ CODES: dict[str, Code] = _table(
     Code("CF2002", _S, "source refused the login", "check user and password of the connection."),
     Code("CF2003", _U, "source is not set up for changefeeds"),
     Code("CF2004", _U, "permission missing at the source"),
+    Code("CF2005", _R, "source is busy"),
     Code("CF2101", _R, "replication stream broke"),
     Code(
         "CF2102",
@@ -169,6 +170,7 @@ CODES: dict[str, Code] = _table(
         "RESUME cannot go on without a gap: DROP the feed and CREATE it again, or raise gc_ttl.",
     ),
     Code("CF3003", _R, "change log has no room", "free disk space or raise the budget."),
+    Code("CF3004", _R, "change log cannot be written", "check the disk under the change log."),
     Code("CF4001", _S, "value cannot be encoded"),
     Code("CF4002", _R, "Spark failed"),
     Code("CF4003", _U, "Spark is not available"),
@@ -179,6 +181,7 @@ CODES: dict[str, Code] = _table(
     Code("CF5004", _R, "sink is busy"),
     Code("CF5005", _U, "sink needs an extra"),
     Code("CF5006", _S, "message is too large for the sink"),
+    Code("CF5007", _S, "client went away"),
     Code("CF6001", _R, "state database is not reachable"),
     Code("CF6002", _S, "state database is from another version"),
     Code("CF6003", _U, "another node holds this state"),

@@ -1,0 +1,313 @@
+"""What a source is: the protocol, and the types that cross it.
+
+A source names tables, says what hinders a changefeed, makes what it needs at the database,
+reads a consistent image of tables in parts (:class:`Snapshot`) and follows the log
+(:class:`Stream`). It owns no progress: the change log does.
+
+The order of calls for a feed is
+
+    check -> describe -> prepare -> [snapshot -> parts -> read_part*] and stream, at once
+
+* Every change that commits after :meth:`Source.prepare` returned reaches the stream.
+* A snapshot that is opened after ``prepare`` shows exactly what committed at or below its
+  ``position``; the stream carries the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError, Span
+from changefeed.events import Flush, Frontier, Position
+from changefeed.schema import Identity, TableName, TableSchema
+
+#: How many bytes of table one scan part should hold.
+DEFAULT_PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A table somebody asks for, before it is known to exist.
+
+    Attributes:
+        name: as written.
+        schema: as written, or None: the source's own search rule applies.
+        diff: before images of all columns are wanted.
+        span: where in the statement, for errors.
+    """
+
+    name: str
+    schema: str | None = None
+    diff: bool = False
+    span: Span | None = None
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """One row of SHOW TABLES.
+
+    Attributes:
+        name: the table.
+        key: names of the key columns; empty when the table has no key.
+        identity: what old rows carry.
+        rows_estimate: rows by the source's statistics, never counted.
+        bytes: size on disk with large values, without indexes.
+        in_publication: its changes are being captured by the asker.
+        kind: ``table`` or ``partitioned table``.
+    """
+
+    name: TableName
+    key: tuple[str, ...]
+    identity: Identity
+    rows_estimate: int
+    bytes: int
+    in_publication: bool
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What :meth:`Source.prepare` did.
+
+    ``problems`` names the wanted tables that could not be captured, each with its reason;
+    the others are captured all the same.
+    """
+
+    slot_created: bool = False
+    added: tuple[TableName, ...] = ()
+    removed: tuple[TableName, ...] = ()
+    problems: Mapping[TableName, ChangefeedError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What the source says about our place in its log.
+
+    Attributes:
+        exists: false when there is none (all else is empty then).
+        confirmed: everything up to here was acknowledged by us.
+        restart: the oldest part of its log that the source keeps for us.
+        status: ``reserved``, ``extended``, ``unreserved`` (in danger) or ``lost``; empty when
+            the source does not say.
+        active_pid: the server process that serves it now.
+        retained_bytes: how much log the source keeps because of us.
+        safe_bytes: how much more may be written before the slot can be lost; None: no limit.
+        reason: why it was invalidated, in the source's words.
+    """
+
+    exists: bool
+    plugin: str = ""
+    database: str = ""
+    confirmed: Position = ""
+    restart: Position = ""
+    status: str = ""
+    active_pid: int | None = None
+    retained_bytes: int = 0
+    safe_bytes: int | None = None
+    reason: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """The source threw away log that we still need."""
+        return self.status == "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Rows whose key is in ``[low, high)``; a prefix of the key columns; None is open.
+
+    Values are written as in the statement and read by the source as the column's type. Text
+    compares by code point, whatever collation the source would use.
+    """
+
+    low: tuple[str, ...] | None = None
+    high: tuple[str, ...] | None = None
+
+
+class ScanPart(Protocol):
+    """A piece of one table under a snapshot: small, picklable, read in any process."""
+
+    @property
+    def table(self) -> TableSchema:
+        """Which table, and the schema its rows come in."""
+        ...
+
+    @property
+    def rows_estimate(self) -> int:
+        """About how many rows."""
+        ...
+
+    @property
+    def bytes_estimate(self) -> int:
+        """About how many bytes on the source's disk."""
+        ...
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The rows as batches of columns ``a0..an`` in log form, in bounded memory.
+
+        Raises:
+            ChangefeedError: CF2201 when the snapshot is gone or the table was rewritten (the
+                table's scan must start again under a new snapshot), CF2202 when it can never
+                be read.
+        """
+        ...
+
+
+class Snapshot(Protocol):
+    """A consistent image of the source, held open until closed."""
+
+    @property
+    def position(self) -> Position:
+        """The image shows what committed at or below this place in the log."""
+        ...
+
+    def parts(
+        self,
+        table: TableSchema,
+        target_bytes: int = DEFAULT_PART_BYTES,
+        *,
+        columns: Sequence[int] | None = None,
+        keys: KeyRange | None = None,
+    ) -> Sequence[ScanPart]:
+        """Pieces that together are the table, each row in exactly one.
+
+        ``columns`` (positions) leaves the others null; the key is always read.
+        """
+        ...
+
+    def rows_estimate(self, table: TableSchema) -> int:
+        """About how many rows the table has."""
+        ...
+
+    def alive(self) -> bool:
+        """False once the source has dropped the image: parts not yet begun will fail."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the image at the source. Idempotent."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Stream(Protocol):
+    """The source's log from a frontier on, decoded."""
+
+    def __iter__(self) -> Iterator[Flush]: ...
+
+    def acknowledge(self, position: Position) -> None:
+        """Everything up to ``position`` is durable with us: the source may forget it."""
+        ...
+
+    def close(self) -> None:
+        """End the iteration soon; safe from any thread."""
+        ...
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A database that changes can be read from. Thread-safe."""
+
+    name: str
+
+    def check(
+        self,
+        watches: Sequence[Watch],
+        *,
+        slot: str | None = None,
+        publication: str | None = None,
+    ) -> list[ChangefeedError]:
+        """Every problem at once, nothing changed; an empty list means a feed can be made."""
+        ...
+
+    def tables(self, publication: str | None = None) -> list[TableInfo]:
+        """The tables that can be watched, by name."""
+        ...
+
+    def describe(self, schema: str | None, name: str) -> TableSchema:
+        """The present shape of one table, version 0.
+
+        Raises:
+            ChangefeedError: CF1101 no such table (with a suggestion), CF1302 not watchable.
+        """
+        ...
+
+    def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
+        """The watchable tables of a schema (None: of the database), narrowed by globs."""
+        ...
+
+    def prepare(
+        self,
+        *,
+        slot: str,
+        publication: str,
+        tables: Sequence[TableName],
+        expect_slot: bool = False,
+    ) -> Prepared:
+        """Make the source keep its log for us, for exactly ``tables``. Idempotent.
+
+        Raises:
+            ChangefeedError: CF2102 when ``expect_slot`` and the slot is gone or lost.
+        """
+        ...
+
+    def forget(self, *, slot: str, publication: str) -> None:
+        """Remove everything that :meth:`prepare` made. Idempotent."""
+        ...
+
+    def system_id(self) -> str:
+        """Which database this is: another one later means it was replaced."""
+        ...
+
+    def current_position(self) -> Position:
+        """A place in the log above everything that had committed when this was called."""
+        ...
+
+    def slot_state(self, slot: str) -> SlotState:
+        """What the source keeps for us."""
+        ...
+
+    def slot_position(self, slot: str) -> Position:
+        """Where a stream from the slot starts.
+
+        Raises:
+            ChangefeedError: CF2102 when there is no such slot.
+        """
+        ...
+
+    def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
+        """A consistent image; ``tables`` are checked to be readable in it.
+
+        Raises:
+            ChangefeedError: CF2201 when the source could not give one now.
+        """
+        ...
+
+    def stream(
+        self,
+        *,
+        slot: str,
+        publication: str,
+        start: Frontier,
+        system_id: str,
+        intern: Callable[[TableSchema], TableSchema],
+        spool: Path,
+    ) -> Stream:
+        """The changes after ``start``."""
+        ...

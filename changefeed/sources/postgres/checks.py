@@ -1,0 +1,509 @@
+"""What hinders a changefeed, all at once, with the statement that mends it. Changes nothing.
+
+Three circles: the server (settings, free slots), the role (rights), the tables. Each check is a
+function that yields problems; a check that cannot be made because another failed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from changefeed.errors import ChangefeedError, Span
+from changefeed.schema import Identity
+from changefeed.sources.base import Watch
+from changefeed.sources.postgres import introspect, setup
+from changefeed.sources.postgres.connect import (
+    Connection,
+    connect,
+    connect_replication,
+    source_errors,
+)
+from changefeed.sources.postgres.details import identity_of
+from changefeed.sources.postgres.introspect import Relation
+
+#: Oldest server that works.
+OLDEST = 120_000
+#: First server that publishes a partitioned table as itself.
+PARTITIONED = 130_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is going to be made: the names, or None where none is known yet."""
+
+    slot: str | None
+    publication: str | None
+
+
+def check(
+    source: str,
+    uri: str,
+    watches: Sequence[Watch],
+    *,
+    slot: str | None = None,
+    publication: str | None = None,
+) -> list[ChangefeedError]:
+    """Every problem of the server, the role and the tables; empty when a feed can be made.
+
+    A server that cannot be reached is one problem.
+    """
+    try:
+        connection = connect(uri)
+    except ChangefeedError as error:
+        return [error]
+    plan = Plan(slot, publication)
+    with connection, source_errors("check the source"):
+        problems = [*check_server(connection, plan), *check_role(connection, plan)]
+        if not any(problem.code.number in ("CF2002", "CF2004") for problem in problems):
+            problems += check_replication(connection, uri)
+        problems += check_tables(connection, source, watches, plan)
+    return problems
+
+
+# ------------------------------------------------------------------------- the server
+
+
+def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
+    """Version, role of the server, settings, free slots and senders."""
+    version = connection.info.server_version
+    if version < OLDEST:
+        yield ChangefeedError(
+            "CF2003",
+            f"PostgreSQL {version // 10_000} is too old: 12 is the oldest that works",
+            hint="upgrade the server.",
+        )
+        return
+    if _value(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
+        yield ChangefeedError(
+            "CF2003",
+            "the server is a standby: a publication can only be made on the primary",
+            hint="use the primary's address in the connection (target_session_attrs=read-write).",
+        )
+    known = setup.settings(
+        connection, ["wal_level", "max_replication_slots", "max_wal_senders"]
+    )
+    if known.get("wal_level") != "logical":
+        yield ChangefeedError(
+            "CF2003",
+            f"wal_level is {known.get('wal_level')!r}, it must be 'logical'",
+            hint="ALTER SYSTEM SET wal_level = 'logical'; -- then restart the server. "
+            "RDS, Aurora: rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on",
+        )
+    yield from _check_free(connection, plan, known)
+
+
+def _check_free(
+    connection: Connection, plan: Plan, known: Mapping[str, Any]
+) -> Iterator[ChangefeedError]:
+    present = plan.slot is not None and setup.slot_state(connection, plan.slot).exists
+    # One slot and sender stay; an initial scan takes one more for a moment.
+    needed = 1 if present else 2
+    used = {
+        "max_replication_slots": "SELECT count(*) FROM pg_catalog.pg_replication_slots",
+        "max_wal_senders": "SELECT count(*) FROM pg_catalog.pg_stat_replication",
+    }
+    for name, query in used.items():
+        free = int(known.get(name, 0)) - _value(connection, query)
+        if free < needed:
+            yield ChangefeedError(
+                "CF2003",
+                f"{name} is {known.get(name)} and {max(free, 0)} are free: "
+                f"a changefeed needs {needed}",
+                detail="one stays in use, one more during an initial scan",
+                hint=f"ALTER SYSTEM SET {name} = {int(known.get(name, 0)) + 10}; -- then restart "
+                "the server; or SELECT slot_name, active FROM pg_replication_slots and drop what "
+                "nobody uses",
+            )
+
+
+def check_replication(connection: Connection, uri: str) -> list[ChangefeedError]:
+    """A replication connection can be had and leads to the same server."""
+    try:
+        with connect_replication(uri) as replication:
+            row = replication.execute("IDENTIFY_SYSTEM").fetchone()
+    except ChangefeedError as error:
+        return [_explain_refusal(connection, error)]
+    except psycopg.Error as error:
+        reason = ChangefeedError("CF2003", f"no replication commands: {error.diag.message_primary}")
+        return [_explain_refusal(connection, reason)]
+    mine = setup.system_id(connection).partition("/")[0]
+    if row is None or str(row[0]) != mine:
+        return [
+            ChangefeedError(
+                "CF2003",
+                "a replication connection leads to another server than an ordinary one",
+                hint="use the server's own address in the connection, not a load balancer's.",
+            )
+        ]
+    return []
+
+
+def _explain_refusal(connection: Connection, error: ChangefeedError) -> ChangefeedError:
+    if is_pooled(connection):
+        return ChangefeedError(
+            "CF2003",
+            "a connection pooler stands before the server and refuses replication",
+            detail=error.message,
+            hint="use the server's own address and port in the connection, not the pooler's "
+            "(PgBouncer, Supavisor, RDS Proxy and the like).",
+        )
+    return ChangefeedError(
+        error.code.number,
+        f"the server refuses a replication connection: {error.message}",
+        hint="pg_hba.conf must let the role in: host <database> <role> <address> scram-sha-256",
+    )
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Somebody between us and the server hands out connections.
+
+    A pooler makes up the process id in the key for cancelling, since any server process may
+    serve us; the server's own answer differs.
+    """
+    pid = _value(connection, "SELECT pg_catalog.pg_backend_pid()")
+    return bool(pid != connection.info.backend_pid)
+
+
+# ------------------------------------------------------------------------- the role
+
+# rds_replication stands in for the attribute on RDS and Aurora; azure_pg_admin and
+# cloudsqlsuperuser may set the attribute themselves, so it is there when they did.
+_ROLE = """
+    SELECT r.rolname, r.rolsuper,
+           r.rolreplication OR r.rolsuper OR EXISTS (
+               SELECT 1 FROM pg_catalog.pg_roles g
+               WHERE g.rolname = 'rds_replication'
+                 AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER')),
+           EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'rds_replication'),
+           pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+           pg_catalog.current_database()
+    FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+
+
+def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
+    """REPLICATION, and what the publication needs."""
+    row = connection.execute(_ROLE).fetchone()
+    if row is None:
+        return
+    role, _, replicates, rds, creates, database = row
+    name = quoted(role)
+    if not replicates:
+        yield ChangefeedError(
+            "CF2004",
+            f"role {name} may not open replication connections",
+            hint=f"GRANT rds_replication TO {name};" if rds else f"ALTER ROLE {name} REPLICATION;",
+        )
+    present = (
+        setup.members(connection, plan.publication) is not None if plan.publication else False
+    )
+    if not present and not creates:
+        yield ChangefeedError(
+            "CF2004",
+            f"role {name} may not make a publication in database {quoted(database)}",
+            hint=f"GRANT CREATE ON DATABASE {quoted(database)} TO {name};",
+        )
+    if present and not _owns_publication(connection, plan.publication):
+        yield ChangefeedError(
+            "CF2004",
+            f"role {name} does not own publication {quoted(plan.publication or '')}",
+            hint=f"ALTER PUBLICATION {quoted(plan.publication or '')} OWNER TO {name};",
+        )
+
+
+def _owns_publication(connection: Connection, publication: str | None) -> bool:
+    return bool(
+        _value(
+            connection,
+            "SELECT pg_catalog.pg_has_role(pubowner, 'USAGE')"
+            " FROM pg_catalog.pg_publication WHERE pubname = %s",
+            [publication],
+        )
+    )
+
+
+# ------------------------------------------------------------------------- the tables
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What the checks of one table go by. ``leaves`` are its partitions with their identity."""
+
+    relation: Relation
+    owner: str
+    owned: bool
+    usable_schema: bool
+    unreadable: tuple[str, ...]
+    identity: Identity
+    has_identity_key: bool
+    generated_key: tuple[str, ...]
+    policies: bool
+    leaves: tuple[tuple[str, Identity, bool], ...]
+
+    @property
+    def name(self) -> str:
+        """Quoted where SQL needs it."""
+        return f"{quoted(self.relation.schema)}.{quoted(self.relation.name)}"
+
+
+# A deferrable primary key is no replica identity; generated columns are not in the stream,
+# so a key that has one is of no use to us.
+_HAS_KEY = """
+    CASE {c}.relreplident
+        WHEN 'f' THEN true
+        WHEN 'n' THEN false
+        ELSE EXISTS (
+            SELECT 1 FROM pg_catalog.pg_index i
+            WHERE i.indrelid = {c}.oid AND i.indisvalid AND i.indimmediate
+              AND CASE WHEN {c}.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END)
+    END
+"""
+
+_FACTS = f"""
+    SELECT c.oid::int8, pg_catalog.pg_get_userbyid(c.relowner),
+        pg_catalog.pg_has_role(c.relowner, 'USAGE'),
+        pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+        CASE WHEN pg_catalog.has_table_privilege(c.oid, 'SELECT') THEN '{{}}' ELSE ARRAY(
+            SELECT a.attname::text FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+              AND a.attgenerated = ''
+              AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
+            ORDER BY a.attnum) END,
+        c.relreplident::text, {_HAS_KEY.format(c="c")},
+        ARRAY(
+            SELECT a.attname::text FROM pg_catalog.pg_index i
+            CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
+            JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+            WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts AND a.attgenerated <> ''
+              AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END),
+        pg_catalog.row_security_active(c.oid),
+        ARRAY(
+            SELECT json_build_array(ln.nspname, l.relname, l.relreplident::text,
+                                    {_HAS_KEY.format(c="l")})
+            FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) t
+            JOIN pg_catalog.pg_class l ON l.oid = t.relid
+            JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
+            WHERE t.isleaf ORDER BY 1::text)
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s::oid[])
+"""
+
+
+def check_tables(
+    connection: Connection, source: str, watches: Sequence[Watch], plan: Plan
+) -> list[ChangefeedError]:
+    """Names, kinds, rights, replica identity of every table asked for."""
+    problems: list[ChangefeedError] = []
+    relations = introspect.look_up(connection, watches)
+    facts = _facts(connection, [r for r in relations if r is not None])
+    members = setup.members(connection, plan.publication) if plan.publication else None
+    for watch, relation in zip(watches, relations, strict=True):
+        if relation is None:
+            problems.append(introspect.unknown_table(connection, watch))
+        elif refused := introspect.refusal(relation, watch):
+            problems.append(refused)
+        else:
+            table = facts[relation.oid]
+            published = relation.oid in (members or {})
+            problems += check_table(connection.info.server_version, table, watch, published)
+    return problems
+
+
+def _facts(connection: Connection, relations: Sequence[Relation]) -> dict[int, TableFacts]:
+    by_oid = {relation.oid: relation for relation in relations}
+    facts: dict[int, TableFacts] = {}
+    for row in connection.execute(_FACTS, [list(by_oid)]):
+        oid, owner, owned, schema, unreadable, letter, has_key, generated, policies, leaves = row
+        facts[oid] = TableFacts(
+            relation=by_oid[oid],
+            owner=owner,
+            owned=owned,
+            usable_schema=schema,
+            unreadable=tuple(unreadable),
+            identity=identity_of(letter),
+            has_identity_key=has_key,
+            generated_key=tuple(generated),
+            policies=policies,
+            leaves=tuple(
+                (f"{quoted(schema)}.{quoted(name)}", identity_of(leaf), key)
+                for schema, name, leaf, key in leaves
+            ),
+        )
+    return facts
+
+
+def check_table(
+    version: int, table: TableFacts, watch: Watch, published: bool
+) -> Iterator[ChangefeedError]:
+    """What hinders a feed of this one table. ``published``: our publication has it already."""
+    if table.relation.partitioned and version < PARTITIONED:
+        yield _problem(
+            "CF2003",
+            watch,
+            f"table {table.name} is partitioned: PostgreSQL 12 cannot publish it as one table",
+            "upgrade the server to 13 or newer.",
+        )
+    yield from _check_rights(table, watch, published)
+    yield from _check_identity(table, watch)
+    if table.policies:
+        yield _problem(
+            "CF2004",
+            watch,
+            f"row-level security of table {table.name} hides rows from an initial scan",
+            "ALTER ROLE <role of the connection> BYPASSRLS; -- the stream sees all rows anyway",
+        )
+
+
+def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[ChangefeedError]:
+    if not table.owned and not published:
+        yield _problem(
+            "CF2004",
+            watch,
+            f"only its owner may add table {table.name} to a publication",
+            f"GRANT {quoted(table.owner)} TO <role of the connection>; -- or ALTER TABLE "
+            f"{table.name} OWNER TO a role that both are members of",
+        )
+    if not table.usable_schema:
+        schema = quoted(table.relation.schema)
+        yield _problem(
+            "CF2004",
+            watch,
+            f"no right to use schema {schema}",
+            f"GRANT USAGE ON SCHEMA {schema} TO <role of the connection>;",
+        )
+    if table.unreadable:
+        yield _problem(
+            "CF2004",
+            watch,
+            f"no right to read table {table.name}",
+            f"GRANT SELECT ON {table.name} TO <role of the connection>;",
+            detail=f"columns {', '.join(table.unreadable[:10])}",
+        )
+
+
+def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
+    """Old rows must be told apart, or the *application's* updates would start to fail."""
+    if table.generated_key:
+        yield _problem(
+            "CF1302",
+            watch,
+            f"the key of table {table.name} has the generated column {table.generated_key[0]}, "
+            "which PostgreSQL does not replicate",
+            f"ALTER TABLE {table.name} REPLICA IDENTITY USING INDEX <unique index without it>;",
+        )
+    weak = [] if table.relation.partitioned else [(table.name, table.identity)]
+    if table.has_identity_key:
+        weak = []
+    weak += [(name, leaf) for name, leaf, has_key in table.leaves if not has_key]
+    if weak:
+        yield _no_identity(table, watch, weak)
+        return
+    short = [
+        name
+        for name, identity in [(table.name, table.identity)]
+        + [(name, leaf) for name, leaf, _ in table.leaves]
+        if identity is not Identity.FULL
+    ]
+    if watch.diff and short:
+        yield _problem(
+            "CF2003",
+            watch,
+            f"diff needs the old values of all columns, and table {table.name} logs only its key",
+            _full(short),
+        )
+    elif table.identity is Identity.FULL and short:
+        yield _problem(
+            "CF2003",
+            watch,
+            f"partitions of table {table.name} have another replica identity than it: "
+            "old rows would come with values missing",
+            _full(short),
+        )
+
+
+def _no_identity(
+    table: TableFacts, watch: Watch, weak: Sequence[tuple[str, Identity]]
+) -> ChangefeedError:
+    why = {
+        Identity.NOTHING: "its replica identity is NOTHING",
+        Identity.INDEX: "the index of its replica identity is gone",
+    }.get(weak[0][1], "it has no primary key (a deferrable one does not count)")
+    return _problem(
+        "CF2003",
+        watch,
+        f"table {table.name} has no replica identity: {why}",
+        _full([name for name, _ in weak]),
+        detail="once it is published, PostgreSQL would refuse every UPDATE and DELETE on it",
+    )
+
+
+def _full(names: Sequence[str]) -> str:
+    shown = [f"ALTER TABLE {name} REPLICA IDENTITY FULL;" for name in names[:20]]
+    rest = len(names) - len(shown)
+    return " ".join(shown) + (f" -- and {rest} more partitions" if rest > 0 else "")
+
+
+def _problem(
+    code: str, watch: Watch, message: str, hint: str, *, detail: str = ""
+) -> ChangefeedError:
+    span: Span | None = watch.span
+    return ChangefeedError(code, message, detail=detail, hint=hint, span=span)
+
+
+# ------------------------------------------------------------------------- notices
+
+
+def warnings(connection: Connection, watches: Sequence[Watch]) -> list[str]:
+    """What works but deserves a word."""
+    notes: list[str] = []
+    known = setup.settings(connection, ["max_slot_wal_keep_size", "idle_replication_slot_timeout"])
+    keep = known.get("max_slot_wal_keep_size")
+    if keep is not None and int(keep) < 0:
+        notes.append(
+            "max_slot_wal_keep_size is unlimited: while no node runs, the server keeps all its "
+            "log for us and may fill its disk. "
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; -- a limit that you can spare"
+        )
+    elif keep is not None and int(keep) < 1024:
+        notes.append(
+            f"max_slot_wal_keep_size is only {keep} MB: a short pause of the node can lose the "
+            "slot, and with it changes"
+        )
+    if known.get("idle_replication_slot_timeout", "0") != "0":
+        notes.append(
+            "idle_replication_slot_timeout is set: the server drops the slot's log when no node "
+            "runs for that long"
+        )
+    for watch, relation in zip(watches, introspect.look_up(connection, watches), strict=True):
+        if relation is not None and _has_children(connection, relation):
+            notes.append(
+                f"table {watch} has tables that inherit from it: their rows are not part of it here"
+            )
+    return notes
+
+
+def _has_children(connection: Connection, relation: Relation) -> bool:
+    return relation.kind == "r" and bool(
+        _value(
+            connection,
+            "SELECT count(*) FROM pg_catalog.pg_inherits WHERE inhparent = %s",
+            [relation.oid],
+        )
+    )
+
+
+# ------------------------------------------------------------------------- small things
+
+
+def quoted(name: str) -> str:
+    """An identifier as SQL wants it; plain when it needs no quotes (keywords get none)."""
+    plain = name.isidentifier() and name.isascii() and name == name.lower()
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def _value(connection: Connection, query: str, parameters: Sequence[object] = ()) -> Any:
+    row = connection.execute(query, parameters or None).fetchone()
+    return row[0] if row else None

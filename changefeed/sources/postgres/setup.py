@@ -1,0 +1,427 @@
+"""What we make in the database: one publication and one replication slot per source.
+
+    CREATE PUBLICATION p FOR TABLE ... ;  slot p with plugin pgoutput
+
+Everything here may be run again at any time and by several nodes at once: changes to a
+publication are made under an advisory lock, and what is already right is left alone.
+
+Adding a table to a publication needs care. A transaction that wrote to the table before it
+was added, and commits after, would come out in part; on servers before the minor releases
+of May 2025 the decoder may moreover go on to leave out the table, because it keeps what it
+learned from such a transaction. So after the table was added we wait for the transactions that
+were writing to it, and then touch the publication once more, which makes every decoder
+look again. Which tables still wait is kept in the publication's comment: a crash in between
+cannot make us forget.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import errors, sql
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import Position
+from changefeed.sources.base import SlotState
+from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.lsn import parse_lsn, position_of
+
+#: What a publication of ours carries.
+PUBLISH = "insert, update, delete, truncate"
+
+#: How long to wait for transactions that were writing to a table when it was added.
+SETTLE_SECONDS = 120.0
+
+#: How long a dead reader may hold the slot before its server process is ended.
+RELEASE_SECONDS = 10.0
+
+_POLL_SECONDS = 0.05
+_COMMENT = "made by changefeed"
+_SETTLING = re.compile(r"settling ([\d ]+)")
+
+# Advisory locks are per database; the first number marks them as ours.
+_LOCK_CLASS = 0x6366_6564
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A table in, or for, a publication. ``children`` are the leaf partitions."""
+
+    oid: int
+    schema: str
+    name: str
+    partitioned: bool = False
+
+    def clause(self) -> sql.Composable:
+        """How ALTER PUBLICATION names it: without its inheritance children."""
+        # ONLY is for inheritance; a partitioned table stands for all its partitions anyway.
+        only = sql.SQL("" if self.partitioned else "ONLY ")
+        return only + sql.Identifier(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What :func:`set_tables` did."""
+
+    created: bool
+    added: tuple[Member, ...]
+    removed: tuple[Member, ...]
+
+
+# ------------------------------------------------------------------------- publication
+
+
+def members(connection: Connection, publication: str) -> dict[int, Member] | None:
+    """The tables of a publication by oid; None when there is no such publication."""
+    row = connection.execute(
+        "SELECT oid FROM pg_catalog.pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
+    if row is None:
+        return None
+    rows = connection.execute(
+        """
+        SELECT c.oid, n.nspname, c.relname, c.relkind = 'p'
+        FROM pg_catalog.pg_publication_rel r
+        JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE r.prpubid = %s
+        """,
+        [row[0]],
+    )
+    return {oid: Member(oid, schema, name, part) for oid, schema, name, part in rows}
+
+
+def set_tables(connection: Connection, publication: str, wanted: Iterable[Member]) -> Change:
+    """Make the publication exist and hold exactly ``wanted``.
+
+    Raises:
+        psycopg.Error: a right is missing, or a table is gone.
+    """
+    target = {member.oid: member for member in wanted}
+    with connection.transaction():
+        _lock(connection, publication)
+        present = members(connection, publication)
+        if present is None:
+            _create(connection, publication, target.values())
+        added = [m for oid, m in target.items() if oid not in (present or {})]
+        removed = [m for oid, m in (present or {}).items() if oid not in target]
+        if present is not None:
+            _alter(connection, publication, "ADD", added)
+            _alter(connection, publication, "DROP", removed)
+        waiting = settling(connection, publication) | {m.oid for m in added}
+        waiting -= {m.oid for m in removed}
+        if added or present is None:
+            _remember(connection, publication, waiting)
+    return Change(present is None, tuple(added), tuple(removed))
+
+
+def _create(connection: Connection, publication: str, tables: Iterable[Member]) -> None:
+    options: list[sql.Composable] = [sql.SQL("publish = {}").format(sql.Literal(PUBLISH))]
+    if connection.info.server_version >= 130_000:
+        options.append(sql.SQL("publish_via_partition_root = true"))
+    listed = sql.SQL(", ").join(table.clause() for table in tables)
+    statement = sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(publication))
+    if listed.as_string(connection):
+        statement += sql.SQL(" FOR TABLE ") + listed
+    connection.execute(statement + sql.SQL(" WITH ({})").format(sql.SQL(", ").join(options)))
+
+
+def _alter(connection: Connection, publication: str, verb: str, tables: Sequence[Member]) -> None:
+    if not tables:
+        return
+    # DROP TABLE takes no ONLY for a plain table that has children it never held; naming
+    # them the same way as ADD did is what the server expects.
+    connection.execute(
+        sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
+            sql.Identifier(publication),
+            sql.SQL("ADD" if verb == "ADD" else "DROP"),
+            sql.SQL(", ").join(table.clause() for table in tables),
+        )
+    )
+
+
+def drop_publication(connection: Connection, publication: str) -> None:
+    """Remove the publication, if it is there."""
+    with connection.transaction():
+        _lock(connection, publication)
+        connection.execute(
+            sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication))
+        )
+
+
+def _lock(connection: Connection, publication: str) -> None:
+    connection.execute(
+        "SELECT pg_catalog.pg_advisory_xact_lock(%s, pg_catalog.hashtext(%s))",
+        [_LOCK_CLASS, publication],
+    )
+
+
+# ------------------------------------------------------------------------- settling
+
+
+def settling(connection: Connection, publication: str) -> set[int]:
+    """Tables whose earlier writers had not been waited for."""
+    row = connection.execute(
+        "SELECT pg_catalog.obj_description(oid, 'pg_publication')"
+        " FROM pg_catalog.pg_publication WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    found = _SETTLING.search(row[0] or "") if row else None
+    return {int(oid) for oid in found[1].split()} if found else set()
+
+
+def _remember(connection: Connection, publication: str, waiting: Iterable[int]) -> None:
+    oids = " ".join(str(oid) for oid in sorted(waiting))
+    text = f"{_COMMENT}; settling {oids}" if oids else _COMMENT
+    connection.execute(
+        sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+            sql.Identifier(publication), sql.Literal(text)
+        )
+    )
+
+
+def settle(connection: Connection, publication: str, seconds: float = SETTLE_SECONDS) -> None:
+    """Wait for writers from before the tables were added, then make decoders look again.
+
+    Raises:
+        ChangefeedError: CF2005 when a transaction outlasts ``seconds``; what waits is still
+            remembered, so the call can be repeated.
+    """
+    waiting = settling(connection, publication)
+    if not waiting:
+        return
+    deadline = time.monotonic() + seconds
+    writers = _writers(connection, waiting)
+    while writers:
+        if time.monotonic() > deadline:
+            raise _still_writing(connection, writers)
+        time.sleep(_POLL_SECONDS)
+        writers &= _writers(connection, waiting)
+    with connection.transaction():
+        _lock(connection, publication)
+        connection.execute(
+            sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
+                sql.Identifier(publication), sql.Literal(PUBLISH)
+            )
+        )
+        _remember(connection, publication, settling(connection, publication) - waiting)
+
+
+def _writers(connection: Connection, tables: Iterable[int]) -> set[tuple[str, int | None]]:
+    """Transactions that hold a lock only a writer takes: (virtual id, pid)."""
+    rows = connection.execute(
+        """
+        SELECT DISTINCT l.virtualtransaction, l.pid
+        FROM pg_catalog.pg_locks l
+        JOIN (
+            SELECT t AS oid FROM unnest(%(oids)s::oid[]) t
+            UNION
+            SELECT p.relid FROM unnest(%(oids)s::oid[]) t
+            CROSS JOIN LATERAL pg_catalog.pg_partition_tree(t::regclass) p
+        ) w ON w.oid = l.relation
+        WHERE l.locktype = 'relation' AND l.granted
+          AND l.database = (SELECT oid FROM pg_catalog.pg_database
+                            WHERE datname = pg_catalog.current_database())
+          AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                         'AccessExclusiveLock')
+          AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+        """,
+        {"oids": sorted(tables)},
+    )
+    return {(virtual, pid) for virtual, pid in rows}
+
+
+def _still_writing(
+    connection: Connection, writers: Iterable[tuple[str, int | None]]
+) -> ChangefeedError:
+    pids = sorted(pid for _, pid in writers if pid is not None)
+    prepared = any(pid is None for _, pid in writers)
+    who = [f"pid {pid}" for pid in pids] + (["a prepared transaction"] if prepared else [])
+    return ChangefeedError(
+        "CF2005",
+        "a transaction that wrote to the table before it was watched does not end",
+        detail=f"held by {', '.join(who)}",
+        hint="SELECT pid, xact_start, usename, state FROM pg_stat_activity WHERE pid = ANY("
+        f"'{{{','.join(map(str, pids))}}}'); -- and COMMIT, ROLLBACK or pg_terminate_backend(pid)"
+        + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
+    )
+
+
+# ------------------------------------------------------------------------- slot
+
+
+def slot_state(connection: Connection, slot: str) -> SlotState:
+    """What ``pg_replication_slots`` says, with the columns this server version has."""
+    version = connection.info.server_version
+    status = "s.wal_status, s.safe_wal_size" if version >= 130_000 else "'', NULL::bigint"
+    if version >= 170_000:
+        reason = "coalesce(s.invalidation_reason, '')"
+    elif version >= 160_000:
+        reason = "CASE WHEN s.conflicting THEN 'conflict with recovery' ELSE '' END"
+    else:
+        reason = "''"
+    row = connection.execute(
+        sql.SQL(
+            """
+            SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, s.restart_lsn::text,
+                   s.active_pid,
+                   coalesce(pg_catalog.pg_wal_lsn_diff(
+                       CASE WHEN pg_catalog.pg_is_in_recovery()
+                            THEN pg_catalog.pg_last_wal_replay_lsn()
+                            ELSE pg_catalog.pg_current_wal_lsn() END,
+                       s.restart_lsn), 0)::bigint,
+                   {status}, {reason}
+            FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
+            """
+        ).format(status=sql.SQL(status), reason=sql.SQL(reason)),
+        [slot],
+    ).fetchone()
+    if row is None:
+        return SlotState(exists=False)
+    plugin, database, confirmed, restart, pid, retained, wal_status, safe, why = row
+    return SlotState(
+        exists=True,
+        plugin=plugin or "",
+        database=database or "",
+        confirmed=_position(confirmed),
+        restart=_position(restart),
+        # An invalidated slot keeps a status like "reserved" only on servers before 14.
+        status="lost" if why or restart is None else (wal_status or ""),
+        active_pid=pid,
+        retained_bytes=retained,
+        safe_bytes=safe,
+        reason=why,
+    )
+
+
+def _position(lsn: str | None) -> Position:
+    return position_of(parse_lsn(lsn)) if lsn else ""
+
+
+def create_slot(connection: Connection, slot: str) -> bool:
+    """Make the slot unless it is there; True when it was made.
+
+    Waits until the transactions that are writing now have ended (so does the server).
+
+    Raises:
+        psycopg.Error: no free slot, right missing.
+        ChangefeedError: CF2003 when another kind of slot has the name.
+    """
+    state = slot_state(connection, slot)
+    if not state.exists:
+        # A failover slot is copied to standbys that ask for it, so that the feeds go on
+        # after a promotion; without such a standby it behaves like any other.
+        failover = ", false, false, true" if connection.info.server_version >= 170_000 else ""
+        try:
+            connection.execute(
+                sql.SQL(
+                    "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
+                ).format(sql.SQL(failover)),
+                [slot],
+            )
+            return True
+        except errors.DuplicateObject:
+            state = slot_state(connection, slot)
+    _check_slot(connection, slot, state)
+    return False
+
+
+def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
+    database = connection.info.dbname
+    if state.plugin == "pgoutput" and state.database == database:
+        return
+    kind = f"plugin {state.plugin}" if state.plugin else "physical"
+    raise ChangefeedError(
+        "CF2003",
+        f"replication slot {slot!r} exists but is not ours",
+        detail=f"{kind}, database {state.database or '-'}; wanted pgoutput on {database}",
+        hint=f"SELECT pg_drop_replication_slot('{slot}'); -- if nobody else uses it",
+    )
+
+
+def drop_slot(connection: Connection, slot: str, seconds: float = RELEASE_SECONDS) -> bool:
+    """Remove the slot; False when there was none.
+
+    A server process that still serves it (its reader died without a word) is ended after
+    ``seconds``: that one process, and only while it holds this very slot.
+
+    Raises:
+        ChangefeedError: CF2005 when the slot stays in use.
+    """
+    ask_at = time.monotonic() + seconds
+    give_up = ask_at + 30
+    while True:
+        state = slot_state(connection, slot)
+        if not state.exists:
+            return False
+        try:
+            connection.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", [slot])
+            return True
+        except errors.UndefinedObject:
+            return False
+        except errors.ObjectInUse as error:
+            now = time.monotonic()
+            if now > give_up:
+                raise ChangefeedError(
+                    "CF2005",
+                    f"replication slot {slot!r} stays in use",
+                    detail=f"by the server process {state.active_pid}",
+                    hint=f"SELECT pg_terminate_backend({state.active_pid}); "
+                    f"SELECT pg_drop_replication_slot('{slot}');",
+                ) from error
+            if now > ask_at:
+                _end_reader(connection, slot)
+        time.sleep(_POLL_SECONDS)
+
+
+def _end_reader(connection: Connection, slot: str) -> None:
+    connection.execute(
+        "SELECT pg_catalog.pg_terminate_backend(active_pid)"
+        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL",
+        [slot],
+    )
+
+
+# ------------------------------------------------------------------------- the server
+
+
+def system_id(connection: Connection) -> str:
+    """``<system identifier>/<database oid>``: differs after a restore into a new cluster."""
+    row = connection.execute(
+        "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()),"
+        " (SELECT oid::text FROM pg_catalog.pg_database"
+        "  WHERE datname = pg_catalog.current_database())"
+    ).fetchone()
+    assert row is not None
+    return f"{row[0]}/{row[1]}"
+
+
+def current_position(connection: Connection) -> Position:
+    """A place above every commit that was visible before the call, which the log will reach.
+
+    The insert position would not do: it may point into the header of a page that nothing is
+    ever written to while the server is idle. Nor would the flush position alone: commits with
+    ``synchronous_commit = off`` are visible before they are flushed. So we commit a message
+    of our own (no table is touched), which flushes all before it and gives the stream
+    something to carry.
+    """
+    with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = local")
+        connection.execute(
+            "SELECT pg_catalog.pg_logical_emit_message(true, 'changefeed', 'position')"
+        )
+    row = connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return position_of(parse_lsn(row[0]))
+
+
+def settings(connection: Connection, names: Sequence[str]) -> Mapping[str, Any]:
+    """Server settings by name in their base unit as text; unknown ones are absent."""
+    rows = connection.execute(
+        "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY(%s)", [list(names)]
+    )
+    return dict(rows.fetchall())

@@ -1,0 +1,200 @@
+"""PostgreSQL behind the protocol of a source: each method is one idea of another module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from changefeed.errors import ChangefeedError, raise_all
+from changefeed.events import Frontier, Position
+from changefeed.schema import TableName, TableSchema
+from changefeed.sources.base import (
+    Prepared,
+    SlotState,
+    Stream,
+    TableInfo,
+    Watch,
+)
+from changefeed.sources.postgres import checks, introspect, setup
+from changefeed.sources.postgres.connect import Sessions, connection_info
+from changefeed.sources.postgres.details import read_details
+from changefeed.sources.postgres.snapshot import PostgresSnapshot
+from changefeed.sources.postgres.types import TableDetails
+
+
+class PostgresSource:
+    """One database of a PostgreSQL server. Thread-safe; connects when first needed."""
+
+    def __init__(self, name: str, uri: str) -> None:
+        """``uri`` is libpq's, with its parameters.
+
+        Raises:
+            ChangefeedError: CF1201, CF1202 the URI cannot be read.
+        """
+        connection_info(uri)
+        self.name = name
+        self._uri = uri
+        self._sessions = Sessions(uri)
+
+    def __repr__(self) -> str:
+        return f"PostgresSource({self.name!r})"
+
+    def close(self) -> None:
+        """Close idle sessions; the object stays usable."""
+        self._sessions.close()
+
+    # -- what is there --------------------------------------------------------------------
+
+    def check(
+        self,
+        watches: Sequence[Watch],
+        *,
+        slot: str | None = None,
+        publication: str | None = None,
+    ) -> list[ChangefeedError]:
+        """See :meth:`changefeed.sources.base.Source.check`."""
+        return checks.check(self.name, self._uri, watches, slot=slot, publication=publication)
+
+    def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
+        """What does not hinder a feed but deserves a notice."""
+        with self._sessions.session("look at the server's settings") as connection:
+            return checks.warnings(connection, watches)
+
+    def tables(self, publication: str | None = None) -> list[TableInfo]:
+        """See :meth:`changefeed.sources.base.Source.tables`."""
+        with self._sessions.session("list tables") as connection:
+            return introspect.table_list(connection, self.name, publication)
+
+    def describe(self, schema: str | None, name: str) -> TableSchema:
+        """See :meth:`changefeed.sources.base.Source.describe`."""
+        return self.describe_all([Watch(name=name, schema=schema)])[0]
+
+    def describe_all(self, watches: Sequence[Watch]) -> list[TableSchema]:
+        """Shapes of many tables at once, in order.
+
+        Raises:
+            ChangefeedError: CF1101 or CF1302 for each name that is no table to watch.
+        """
+        with self._sessions.session("describe tables") as connection:
+            schemas, problems = introspect.describe(connection, self.name, watches)
+        raise_all(problems)
+        return [schemas[place] for place in range(len(watches))]
+
+    def describe_oids(self, oids: Iterable[int]) -> dict[int, TableDetails]:
+        """What the catalog knows now of tables in the stream; dropped ones are left out."""
+        with self._sessions.session("describe tables") as connection:
+            return read_details(connection, oids)
+
+    def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
+        """See :meth:`changefeed.sources.base.Source.matching`."""
+        with self._sessions.session("list tables") as connection:
+            return introspect.matching(connection, self.name, schema, patterns)
+
+    # -- what we make there ---------------------------------------------------------------
+
+    def prepare(
+        self,
+        *,
+        slot: str,
+        publication: str,
+        tables: Sequence[TableName],
+        expect_slot: bool = False,
+    ) -> Prepared:
+        """See :meth:`changefeed.sources.base.Source.prepare`.
+
+        The publication comes first: a slot is no use for a publication younger than itself.
+        """
+        watches = [Watch(name=table.name, schema=table.schema) for table in tables]
+        with self._sessions.session("prepare the database for changefeeds") as connection:
+            if expect_slot:
+                _demand_slot(setup.slot_state(connection, slot), slot)
+            relations = introspect.look_up(connection, watches)
+            wanted: dict[int, setup.Member] = {}
+            names: dict[int, TableName] = {}
+            problems: dict[TableName, ChangefeedError] = {}
+            for table, watch, relation in zip(tables, watches, relations, strict=True):
+                problem = (
+                    introspect.unknown_table(connection, watch)
+                    if relation is None
+                    else introspect.refusal(relation, watch)
+                )
+                if problem is not None:
+                    problems[table] = problem
+                elif relation is not None:
+                    wanted[relation.oid] = relation.member()
+                    names[relation.oid] = table
+            change = setup.set_tables(connection, publication, wanted.values())
+            created = setup.create_slot(connection, slot)
+            setup.settle(connection, publication)
+        return Prepared(
+            slot_created=created,
+            added=tuple(names[member.oid] for member in change.added),
+            removed=tuple(TableName(self.name, m.schema, m.name) for m in change.removed),
+            problems=problems,
+        )
+
+    def forget(self, *, slot: str, publication: str) -> None:
+        """See :meth:`changefeed.sources.base.Source.forget`."""
+        with self._sessions.session("remove what changefeeds made in the database") as connection:
+            setup.drop_slot(connection, slot)
+            setup.drop_publication(connection, publication)
+
+    # -- places in the log ----------------------------------------------------------------
+
+    def system_id(self) -> str:
+        """See :meth:`changefeed.sources.base.Source.system_id`."""
+        with self._sessions.session("identify the database") as connection:
+            return setup.system_id(connection)
+
+    def current_position(self) -> Position:
+        """See :meth:`changefeed.sources.base.Source.current_position`."""
+        with self._sessions.session("ask for the current position") as connection:
+            return setup.current_position(connection)
+
+    def slot_state(self, slot: str) -> SlotState:
+        """See :meth:`changefeed.sources.base.Source.slot_state`."""
+        with self._sessions.session("look at the replication slot") as connection:
+            return setup.slot_state(connection, slot)
+
+    def slot_position(self, slot: str) -> Position:
+        """See :meth:`changefeed.sources.base.Source.slot_position`."""
+        state = self.slot_state(slot)
+        _demand_slot(state, slot)
+        return state.confirmed
+
+    # -- data -----------------------------------------------------------------------------
+
+    def snapshot(self, tables: Sequence[TableSchema] = ()) -> PostgresSnapshot:
+        """See :meth:`changefeed.sources.base.Source.snapshot`."""
+        snapshot = PostgresSnapshot(self._uri, self.name)
+        try:
+            for table in tables:
+                snapshot.verify(table)
+        except BaseException:
+            snapshot.close()
+            raise
+        return snapshot
+
+    def stream(
+        self,
+        *,
+        slot: str,
+        publication: str,
+        start: Frontier,
+        system_id: str,
+        intern: Callable[[TableSchema], TableSchema],
+        spool: Path,
+    ) -> Stream:
+        """See :meth:`changefeed.sources.base.Source.stream`."""
+        raise NotImplementedError
+
+
+def _demand_slot(state: SlotState, slot: str) -> None:
+    if not state.exists:
+        raise ChangefeedError("CF2102", f"replication slot {slot!r} does not exist any more")
+    if state.lost:
+        raise ChangefeedError(
+            "CF2102",
+            f"replication slot {slot!r} was invalidated by the server",
+            detail=state.reason or "the server removed log that was still needed",
+        )

@@ -1,0 +1,75 @@
+"""Scheme of a connection's URI -> source class. Listing imports nothing; opening imports one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from changefeed.errors import ChangefeedError
+from changefeed.sources.base import Source
+
+#: Entry points of other packages: ``scheme = "module:Class"``.
+ENTRY_POINT_GROUP = "changefeed.sources"
+
+#: Our own sources: scheme -> ``module:Class``. The class takes ``(name, uri)``.
+SOURCES: dict[str, str] = {
+    "postgresql": "changefeed.sources.postgres:PostgresSource",
+    "postgres": "changefeed.sources.postgres:PostgresSource",
+}
+
+
+def schemes() -> tuple[str, ...]:
+    """The URI schemes a source can have, sorted; imports no source."""
+    return tuple(sorted({*SOURCES, *(entry.name for entry in _entry_points())}))
+
+
+def open_source(name: str, uri: str) -> Source:
+    """The source of connection ``name``. Does not connect yet.
+
+    Raises:
+        ChangefeedError: CF1201 the URI has no scheme or one that no source knows.
+    """
+    scheme, separator, _ = uri.partition("://")
+    if not separator or not scheme:
+        raise ChangefeedError(
+            "CF1201",
+            f"no scheme found for the URI of connection {name!r}",
+            hint=f"write it as scheme://user:password@host/database; schemes: {_listed()}",
+        )
+    factory = _factory(scheme.lower())
+    if factory is None:
+        raise _unknown(name, scheme)
+    return factory(name, uri)
+
+
+def _factory(scheme: str) -> Callable[[str, str], Source] | None:
+    if scheme in SOURCES:
+        module, _, attribute = SOURCES[scheme].partition(":")
+        return cast("Callable[[str, str], Source]", getattr(import_module(module), attribute))
+    for entry in _entry_points():
+        if entry.name == scheme:
+            return cast("Callable[[str, str], Source]", entry.load())
+    return None
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+def _unknown(name: str, scheme: str) -> ChangefeedError:
+    # A scheme is short; anything longer is a mangled URI that may hold a secret.
+    shown = scheme if len(scheme) <= 20 and "@" not in scheme else "?"
+    close = difflib.get_close_matches(scheme.lower(), schemes(), n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return ChangefeedError(
+        "CF1201",
+        f"connection {name!r} cannot be a source: unknown scheme {shown!r}",
+        hint=f"{hint}sources are: {_listed()}",
+    )
+
+
+def _listed() -> str:
+    return ", ".join(schemes())
