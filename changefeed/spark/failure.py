@@ -1,0 +1,82 @@
+"""What failed in Spark, said as one of our errors.
+
+Spark's own texts may quote row values, so they stay in the chained exception and never
+become part of a message. A ChangefeedError raised in an executor comes back as itself: its
+fields travel inside the text of Spark's exception.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from changefeed.errors import ChangefeedError
+
+#: What a plan puts before the text of an error about a value (``raise_error`` in the JVM).
+VALUE_PREFIX = "changefeed-value:"
+
+_MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
+_VALUE = re.compile(re.escape(VALUE_PREFIX) + r"([^\n]*?):end")
+
+
+def pack(error: ChangefeedError) -> str:
+    """The error as text that :func:`unpack` finds again inside a longer text."""
+    return f"changefeed-error:{json.dumps(_fields(error))}:end"
+
+
+def unpack(text: str) -> ChangefeedError | None:
+    """The last error packed in ``text``."""
+    found = _MARK.findall(text)
+    return _error(json.loads(found[-1])) if found else None
+
+
+def _fields(error: ChangefeedError) -> dict[str, str]:
+    return {
+        "code": error.code.number,
+        "message": error.message,
+        "detail": error.detail,
+        "hint": error.hint,
+    }
+
+
+def _error(fields: dict[str, str]) -> ChangefeedError:
+    return ChangefeedError(
+        fields["code"], fields["message"], detail=fields["detail"], hint=fields["hint"]
+    )
+
+
+def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
+    """The ChangefeedError for what Spark raised.
+
+    Args:
+        failure: an exception of pyspark or py4j.
+        jvm_died: the JVM is known to be gone.
+    """
+    if jvm_died:
+        return ChangefeedError(
+            "CF4002", "the JVM of Spark ended", hint="it is started again by itself."
+        )
+    text = str(failure)
+    packed = unpack(text)
+    if packed is not None:
+        return packed
+    value = _VALUE.search(text)
+    if value is not None:
+        return ChangefeedError("CF4001", value[1])
+    return ChangefeedError(
+        "CF4002", f"Spark failed: {_kind(failure)}", hint="the log of Spark has the details."
+    )
+
+
+def _kind(failure: BaseException) -> str:
+    """A name without values: Spark's error condition, else the class of the exception."""
+    condition = getattr(failure, "getCondition", None)
+    named = condition() if callable(condition) else None
+    if named:
+        return str(named)
+    java = getattr(failure, "java_exception", None)
+    if java is not None:
+        match = re.search(r"An error occurred while calling [^\n]*\n: ([\w.$]+)", str(failure))
+        if match:
+            return match[1]
+    return type(failure).__name__

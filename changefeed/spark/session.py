@@ -1,0 +1,446 @@
+"""The one Spark session of this process: started in the background, healed when it dies.
+
+Starting takes some ten seconds, so nothing that a person waits for may wait for it:
+:meth:`SparkEngine.start` returns at once and :meth:`SparkEngine.session` waits. A JVM that
+dies (out of memory, ``kill -9``) is noticed by a watching thread; what ran in it fails with
+CF4002, which the engine tries again, and the next :meth:`SparkEngine.session` starts another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from changefeed.errors import ChangefeedError
+from changefeed.spark.failure import translate
+from changefeed.spark.java import find_java
+from changefeed.spark.jvm import Gateway, Jvm, Launch, launch_jvm, spark_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+#: How often Spark tries a task (one part of a scan) before the job fails.
+TASK_ATTEMPTS = 4
+
+#: How many prepared expressions one session keeps (a feed uses one or two).
+KEPT = 1024
+
+_LOCAL = re.compile(r"local(\[.*\])?\Z")
+_SIZE = re.compile(r"\d+[kmgKMG]\Z")
+
+
+class SparkEngine:
+    """Spark for this process. At most one may be started at a time.
+
+    Args:
+        master: ``local[...]`` runs inside our own JVM; anything else is a cluster's URL and
+            goes through Spark's launcher with the settings of ``SPARK_HOME``. Default: all
+            cores of this machine.
+        heap: ``-Xmx`` of the driver, e.g. ``2g``; default a quarter of the memory, 1 to 4 GiB.
+        scratch: directory for temporary files; default a fresh one, removed by ``close``.
+        log: file for what the JVM and the Python workers print; default inside ``scratch``.
+        settings: Spark settings on top of ours.
+        flags: further JVM flags.
+        warm: run small batches through after the start, so that the first real one is fast.
+    """
+
+    def __init__(
+        self,
+        *,
+        master: str | None = None,
+        heap: str | None = None,
+        scratch: Path | None = None,
+        log: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        flags: tuple[str, ...] = (),
+        warm: bool = True,
+    ) -> None:
+        if heap is not None and not _SIZE.match(heap):
+            raise ChangefeedError("CF1204", f"invalid size of Spark's heap: {heap!r}")
+        self.cores = _cores(master)
+        self.master = master or f"local[{self.cores}]"
+        self.heap = heap or default_heap()
+        self._settings = dict(settings or {})
+        self._flags = flags
+        self._warm = warm
+        self._log = log
+        self._given_scratch = scratch
+        self._lock = threading.Lock()
+        self._life: _Life | None = None
+        self._starts = 0
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin starting in the background, unless it runs or starts already."""
+        self._current()
+
+    @property
+    def ready(self) -> bool:
+        """A session is there: :meth:`session` would not wait."""
+        life = self._life
+        return life is not None and life.usable
+
+    @property
+    def alive(self) -> bool:
+        """Nothing is known to be wrong: not started yet, starting, or running."""
+        life = self._life
+        return not self._closed and (life is None or not life.over)
+
+    @property
+    def starts(self) -> int:
+        """How often a session was started (2 after the first restart)."""
+        return self._starts
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the JVM, None while there is none."""
+        life = self._life
+        return life.jvm.pid if life is not None and life.jvm is not None else None
+
+    def session(self, timeout: float | None = None) -> SparkSession:
+        """The session; waits for it, and starts it (again) when there is none.
+
+        Raises:
+            ChangefeedError: CF4003 when Spark or Java is missing, CF4002 when the start failed,
+                CF1304 after ``timeout`` seconds.
+        """
+        life = self._current()
+        try:
+            return life.session.result(timeout)
+        except TimeoutError as cause:
+            raise ChangefeedError("CF1304", "Spark did not start in time") from cause
+
+    @contextmanager
+    def use(self) -> Iterator[SparkSession]:
+        """The session for one piece of work; what fails in Spark becomes a ChangefeedError.
+
+        Raises:
+            ChangefeedError: CF4002 when the JVM died or a job failed, CF4001 when a value
+                could not be encoded, or what a function in an executor raised.
+        """
+        life = self._current()
+        session = life.session.result()
+        try:
+            yield session
+        except ChangefeedError:
+            raise
+        except Exception as failure:
+            raise translate(failure, jvm_died=life.died(failure)) from failure
+
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """``make()``, kept under ``key`` as long as this session lives.
+
+        For objects that live in the JVM (column expressions): building them costs several
+        round trips, and they die with it.
+        """
+        return self._current().kept(key, make)
+
+    def cancel(self, group: str) -> None:
+        """Cancel the running jobs of a group (see ``SparkContext.setJobGroup``)."""
+        life = self._life
+        if life is not None and life.usable:
+            life.session.result().sparkContext.cancelJobGroup(group)
+
+    @property
+    def scratch(self) -> Path:
+        """Directory for temporary files of the running session."""
+        life = self._current()
+        life.session.result()
+        return life.scratch
+
+    def close(self) -> None:
+        """Stop Spark and remove its files. No process is left. The engine is not usable after."""
+        with self._lock:
+            self._closed = True
+            life, self._life = self._life, None
+        if life is not None:
+            life.end()
+
+    def __enter__(self) -> SparkEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _current(self) -> _Life:
+        with self._lock:
+            if self._closed:
+                raise ChangefeedError("CF4002", "Spark was stopped")
+            if self._life is not None and not self._life.over:
+                return self._life
+            old, self._life = self._life, _Life(self)
+            self._starts += 1
+            life = self._life
+        life.begin(after=old)
+        return life
+
+
+class _Life:
+    """One JVM and its session, from start to end."""
+
+    def __init__(self, engine: SparkEngine) -> None:
+        self.session: Future[SparkSession] = Future()
+        self.jvm: Jvm | None = None
+        self._engine = engine
+        self._keep: OrderedDict[object, Any] = OrderedDict()
+        self._keep_lock = threading.Lock()
+        self._started = threading.Event()
+        given = engine._given_scratch
+        if given is not None:
+            given.mkdir(parents=True, exist_ok=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix="changefeed-spark-", dir=given)).resolve()
+        self._log = engine._log or self.scratch / "spark.log"
+
+    @property
+    def usable(self) -> bool:
+        return self.session.done() and not self.over
+
+    @property
+    def over(self) -> bool:
+        """It failed to start, or its JVM has ended."""
+        if self.session.done() and self.session.exception() is not None:
+            return True
+        return self.jvm is not None and self.session.done() and not self.jvm.alive
+
+    def begin(self, after: _Life | None) -> None:
+        threading.Thread(target=self._run, args=(after,), name="spark-start", daemon=True).start()
+
+    def _run(self, after: _Life | None) -> None:
+        try:
+            if after is not None:
+                after.end()
+            session = self._start()
+        except ChangefeedError as error:
+            self._abandon(error)
+        except Exception as failure:
+            self._abandon(translate(failure, jvm_died=self.died(failure)))
+        else:
+            self.session.set_result(session)
+        finally:
+            self._started.set()
+        if self._engine._warm and self.usable:
+            self._warm_up()
+
+    def _abandon(self, error: ChangefeedError) -> None:
+        if self.jvm is not None:
+            self.jvm.stop(grace=0)
+        _forget_singletons()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.session.set_exception(error)
+
+    def _start(self) -> SparkSession:
+        spark_jars()  # the error that names the missing package comes first
+        from pyspark import SparkConf, SparkContext
+        from pyspark.sql import SparkSession
+
+        engine = self._engine
+        settings = {**_settings(engine, self.scratch), **engine._settings}
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        if _LOCAL.match(engine.master):
+            self.jvm, gateway = launch_jvm(
+                Launch(
+                    java=find_java(),
+                    heap=engine.heap,
+                    master=_with_attempts(engine.master),
+                    scratch=self.scratch,
+                    log=self._log,
+                    flags=engine._flags,
+                    environment={"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": worker_path()},
+                )
+            )
+            client = _connect(gateway)
+        else:
+            self.jvm, client = _launch_for_cluster(engine.heap, self._log)
+        context = SparkContext(conf=conf, gateway=client)
+        # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
+        context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        return SparkSession(context)
+
+    def _warm_up(self) -> None:
+        from changefeed.spark.warm import warm_up
+
+        # Whatever goes wrong here will go wrong again, and be reported, where it matters.
+        with contextlib.suppress(ChangefeedError):
+            warm_up(self._engine)
+
+    def died(self, failure: BaseException) -> bool:
+        """Whether the JVM is gone, asked after ``failure``.
+
+        The socket breaks a moment before the process is known to have ended, so an error of
+        the connection is given a second.
+        """
+        if self.jvm is None:
+            return False
+        return self.jvm.wait(1.0 if _broken_connection(failure) else 0.0)
+
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        with self._keep_lock:
+            if key in self._keep:
+                self._keep.move_to_end(key)
+                found: T = self._keep[key]
+                return found
+        made = make()
+        with self._keep_lock:
+            self._keep[key] = made
+            while len(self._keep) > KEPT:
+                self._keep.popitem(last=False)
+        return made
+
+    def end(self) -> None:
+        while not self._started.wait(0.05):
+            if self.jvm is not None:
+                self.jvm.stop(grace=0)  # nobody waits for a start that is not wanted any more
+        if self.jvm is not None:
+            if self.jvm.alive:
+                self._stop_context()
+            self.jvm.stop()
+        _forget_singletons()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _stop_context(self) -> None:
+        if self.session.exception() is None:
+            # A JVM that breaks while it stops is killed right after.
+            with contextlib.suppress(Exception):
+                self.session.result().stop()
+
+
+def default_heap() -> str:
+    """A quarter of the machine's memory, at least 1 GiB and at most 4."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return "1g"
+    return f"{min(4096, max(1024, total // 4 // 2**20))}m"
+
+
+def worker_path() -> str:
+    """``PYTHONPATH`` of Spark's Python workers: what this process imports from.
+
+    Archives are left out: see :mod:`changefeed.spark.daemon`.
+    """
+    spec = importlib.util.find_spec("changefeed")
+    roots = [str(Path(spec.origin).parent.parent)] if spec and spec.origin else []
+    roots += [entry for entry in sys.path if entry and Path(entry).is_dir()]
+    return os.pathsep.join(dict.fromkeys(roots))
+
+
+def _settings(engine: SparkEngine, scratch: Path) -> dict[str, str]:
+    local = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+    }
+    master = _with_attempts(engine.master)
+    return {
+        "spark.app.name": "changefeed",
+        "spark.master": master,
+        **(local if _LOCAL.match(engine.master) else {}),
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        **_SETTINGS,
+        "spark.sql.shuffle.partitions": str(engine.cores),
+        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+    }
+
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.scheduler.mode": "FAIR",
+    # Checksum files next to every local file cost more than the file does.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.python.daemon.module": "changefeed.spark.daemon",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    # Below this a DataFrame made of Arrow data is part of its plan, and needs no job.
+    "spark.sql.execution.arrow.localRelationThreshold": "64MB",
+    # Wide tables keep whole-stage code generation.
+    "spark.sql.codegen.maxFields": "2000",
+    # Nobody looks at old jobs: the listener's memory stays small over days.
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "5",
+}
+
+
+def _cores(master: str | None) -> int:
+    match = re.match(r"local\[(\d+)", master or "")
+    return int(match[1]) if match else (os.cpu_count() or 1)
+
+
+def _with_attempts(master: str) -> str:
+    # local[N] never tries a task again; local[N,F] does.
+    match = re.match(r"local(?:\[([^,\]]+)\])?\Z", master)
+    return f"local[{match[1] or 1},{TASK_ATTEMPTS}]" if match else master
+
+
+def _connect(gateway: Gateway) -> Any:
+    """pyspark's own client for a JVM that runs already."""
+    from pyspark.java_gateway import launch_gateway
+
+    # pyspark takes the address from the environment only; it is gone again right after.
+    os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
+    os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
+    try:
+        return launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+
+
+def _launch_for_cluster(heap: str, log: Path) -> tuple[Jvm, Any]:
+    """Spark's own launcher: it reads the cluster's settings (spark-env.sh, Hadoop's files)."""
+    from pyspark import SparkConf
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False).set("spark.driver.memory", heap)
+    with open(log, "ab") as output:
+        client = launch_gateway(  # type: ignore[no-untyped-call]
+            conf, {"stdout": output, "stderr": output}
+        )
+    return Jvm(client.proc), client
+
+
+def _broken_connection(failure: BaseException) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    # Py4JJavaError is an answer, so the JVM was there to give it.
+    return not isinstance(failure, Py4JJavaError)
+
+
+def _forget_singletons() -> None:
+    """Make pyspark ready for another JVM after its JVM has gone."""
+    if "pyspark" not in sys.modules:
+        return
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    with SparkContext._lock:
+        context = SparkContext._active_spark_context
+        server = getattr(context, "_accumulatorServer", None)
+        if server is not None:
+            server.shutdown()
+        if SparkContext._gateway is not None:
+            with contextlib.suppress(Exception):  # it talks to the JVM, which may be gone
+                SparkContext._gateway.shutdown()
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None

@@ -1,0 +1,33 @@
+"""Which columns hold text that JSON can take as it is: one look at the bytes of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+_MUST_ESCAPE = np.zeros(256, dtype=bool)
+_MUST_ESCAPE[:0x20] = True
+_MUST_ESCAPE[[0x22, 0x5C]] = True
+
+
+def is_clean(column: pa.Array | pa.ChunkedArray) -> bool:
+    """No value has a character that a JSON string must escape."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return not any(_MUST_ESCAPE[_bytes(chunk)].any() for chunk in chunks)
+
+
+def clean_columns(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> frozenset[str]:
+    """Those of the text columns ``names`` that are clean."""
+    return frozenset(name for name in names if is_clean(table[name]))
+
+
+def _bytes(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The text of all values as one array of bytes (a NULL's are not looked at apart)."""
+    _, offsets, data = array.buffers()
+    if data is None or len(array) == 0:
+        return np.empty(0, dtype=np.uint8)
+    width = np.int64 if pa.types.is_large_string(array.type) else np.int32
+    bounds = np.frombuffer(offsets, dtype=width)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]]
