@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from changefeed.catalog.connections import EXTERNAL, Connections
+from changefeed.catalog.connections import EXTERNAL, Connections, external_name
 from changefeed.catalog.database import Database
 from changefeed.catalog.history import History
 from changefeed.catalog.jobs import KEEP, Jobs
@@ -46,6 +46,7 @@ __all__ = [
     "TableProgress",
     "TableState",
     "Wanted",
+    "external_name",
 ]
 
 

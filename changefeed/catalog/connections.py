@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
@@ -83,11 +84,41 @@ class Connections(Store):
         with self._database.read() as transaction:
             return _get(transaction, name)
 
+    def resolve_uri(self, uri: str) -> str:
+        """The real URI behind ``external://name``; parameters written after the name are added.
+
+        Any other URI is returned as it is. The result holds secrets: never show it.
+
+        Raises:
+            ChangefeedError: CF1101 no such connection, CF1201 it points at another one.
+        """
+        name = external_name(uri)
+        if name is None:
+            return uri
+        found = self.connection(name).uri
+        if external_name(found) is not None:
+            raise ChangefeedError(
+                "CF1201",
+                f'external connection "{name}" points at another external connection',
+                hint="give it the URI itself with ALTER EXTERNAL CONNECTION.",
+            )
+        query = uri.partition("?")[2]
+        if not query:
+            return found
+        return f"{found}{'&' if '?' in found else '?'}{query}"
+
     def connections(self) -> list[Connection]:
         """All connections by name."""
         with self._database.read() as transaction:
             rows = transaction.execute(select(_table).order_by(_table.c.name))
             return [_connection(row) for row in rows]
+
+
+def external_name(uri: str) -> str | None:
+    """The name in ``external://name[/][?...]``; None for any other URI."""
+    if not uri.lower().startswith(EXTERNAL):
+        return None
+    return unquote(uri[len(EXTERNAL) :].partition("?")[0].rstrip("/"))
 
 
 def _connection(row: Row[Any]) -> Connection:
@@ -118,9 +149,8 @@ def _users(transaction: Transaction, name: str) -> list[tuple[int, str]]:
         .where(job.c.status != Status.DROPPED.value)
         .order_by(job.c.id)
     )
-    sink = EXTERNAL + name
     return [
         (row.id, row.name)
         for row in rows
-        if row.source == name or (row.sink_uri or "").partition("?")[0].rstrip("/") == sink
+        if row.source == name or external_name(row.sink_uri or "") == name
     ]

@@ -12,13 +12,22 @@ from sqlalchemy import Row, delete, func, insert, or_, select, update
 from changefeed.catalog import tables
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
-from changefeed.catalog.progress import insert_tables
+from changefeed.catalog.progress import delete_table, insert_tables, set_topic
 from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import Job, JobSpec, Status, Wanted, check_move
+from changefeed.jobs.model import (
+    Job,
+    JobSpec,
+    Status,
+    TableProgress,
+    TableState,
+    Wanted,
+    check_move,
+)
+from changefeed.schema import TableName
 from changefeed.uri import redact
 
 #: How many dropped jobs SHOW JOBS still knows.
@@ -179,6 +188,34 @@ class Jobs(Store):
                 _set(transaction, job_id, wanted=wanted.value, modified=self._now())
             return self._job(_get(transaction, job_id))
 
+    def pause_wanted(self, job_id: int) -> Job:
+        """The engine paused the job by itself (``on_error = pause``): RESUME starts it again."""
+        return self.request(job_id, Wanted.PAUSED)
+
+    def retry_tables(self, job_id: int) -> list[TableName]:
+        """Let the failed tables of a job try again from where they stopped; gives their names.
+
+        Raises the job's generation when there were any.
+        """
+        table = tables.job_table
+        failed = (table.c.job_id == job_id) & (table.c.state == TableState.FAILED.value)
+        with self._database.write() as transaction:
+            rows = transaction.execute(select(table).where(failed)).all()
+            # Nothing delivered yet, or a scan is owed: from the start. Else it goes on.
+            for again, condition in (
+                (TableState.PENDING, table.c.scan_wanted | table.c.done_upto.is_(None)),
+                (TableState.RUNNING, failed),
+            ):
+                transaction.execute(
+                    update(table)
+                    .where(failed, condition)
+                    .values(state=again.value, error=None, error_code=None)
+                )
+            if rows:
+                generation = _get(transaction, job_id).generation + 1
+                _set(transaction, job_id, generation=generation, modified=self._now())
+            return [TableName(row.source, row.schema, row.name) for row in rows]
+
     def alter_job(
         self,
         job_id: int,
@@ -189,10 +226,14 @@ class Jobs(Store):
         statement: str | None = None,
         cursor: Timestamp | _Keep | None = KEEP,
         end_time: Timestamp | _Keep | None = KEEP,
+        add: Sequence[TableProgress] = (),
+        drop: Sequence[TableName] = (),
+        topics: Mapping[TableName, str] | None = None,
         generation: int | None = None,
     ) -> Job:
-        """Change what a feed is; raises its generation.
+        """Change what a feed is, all in one step; raises its generation by one.
 
+        ``add`` and ``drop`` are tables, ``topics`` new topic names of tables that stay.
         ``generation`` is the one the change was planned on: when another ALTER came between,
         nothing is changed (CF1301).
         """
@@ -218,6 +259,11 @@ class Jobs(Store):
             if not isinstance(end_time, _Keep):
                 values["end_time"] = stamp_text(end_time)
             values |= {"generation": job.generation + 1, "modified": self._now()}
+            for table in drop:
+                delete_table(transaction, job_id, table)
+            insert_tables(transaction, job_id, add, self._now())
+            for table, topic in (topics or {}).items():
+                set_topic(transaction, job_id, table, topic)
             _set(transaction, job_id, **values)
             return self._job(_get(transaction, job_id))
 

@@ -122,7 +122,7 @@ class Progress(Store):
         """Let a feed watch fewer tables; raises its generation."""
         with self._database.write() as transaction:
             for name in names:
-                transaction.execute(delete(_table).where(_is(job_id, name)))
+                delete_table(transaction, job_id, name)
             _raise_generation(transaction, job_id, self._now())
 
 
@@ -152,6 +152,16 @@ def insert_tables(
                 **_moving(table),
             )
         )
+
+
+def delete_table(transaction: Transaction, job_id: int, name: TableName) -> None:
+    """Forget a table of a job and how far it was."""
+    transaction.execute(delete(_table).where(_is(job_id, name)))
+
+
+def set_topic(transaction: Transaction, job_id: int, name: TableName, topic: str) -> None:
+    """Let a table of a job go to another topic from now on."""
+    transaction.execute(update(_table).where(_is(job_id, name)).values(topic=topic))
 
 
 def _moving(table: TableProgress) -> dict[str, Any]:

@@ -621,3 +621,54 @@ def test_events_are_newest_first_and_bounded(
     assert [event.text for event in catalog.events(one.id, limit=1)] == ["5"]
     assert catalog.events(one.id)[0].table == "public.t"
     assert [event.text for event in catalog.events(two.id)] == ["stays"]
+
+
+def test_external_uris(catalog: Catalog) -> None:
+    catalog.create_connection("out", "kafka://k:9092?topic_prefix=a")
+    catalog.create_connection("plain", "kafka://k:9092")
+    catalog.create_connection("loop", "external://out")
+    assert catalog.resolve_uri("null://") == "null://"
+    assert catalog.resolve_uri("external://out") == "kafka://k:9092?topic_prefix=a"
+    assert catalog.resolve_uri("external://out/?x=1") == "kafka://k:9092?topic_prefix=a&x=1"
+    assert catalog.resolve_uri("external://plain?x=1") == "kafka://k:9092?x=1"
+    refused("CF1101", lambda: catalog.resolve_uri("external://none"))
+    refused("CF1201", lambda: catalog.resolve_uri("external://loop"))
+
+
+def test_alter_changes_tables_and_topics_in_one_step(catalog: Catalog) -> None:
+    third = TableName("shop", "public", "third")
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    altered = catalog.alter_job(
+        job.id, add=[TableProgress(third, "third")], drop=[ITEMS], topics={ORDERS: "new"}
+    )
+    assert altered.generation == job.generation + 1
+    assert {t.table: t.topic for t in catalog.tables(job.id)} == {ORDERS: "new", third: "third"}
+    refused(
+        "CF1302", lambda: catalog.alter_job(job.id, add=[TableProgress(third, "t")], options={})
+    )
+    assert catalog.job(job.id).options == job.options  # nothing of it happened
+
+
+def test_failed_tables_try_again(catalog: Catalog) -> None:
+    third = TableName("shop", "public", "third")
+    job = catalog.create_job(spec("f", ORDERS, ITEMS, third))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    bad = ChangefeedError("CF4001", "value cannot be encoded")
+    scanned = TableProgress(ORDERS, "orders", scan_wanted=False, done_upto=Timestamp(4))
+    progress = {
+        ORDERS: scanned.failed(bad),
+        ITEMS: TableProgress(ITEMS, "items").failed(bad),
+        third: replace(scanned, table=third, state=TableState.RUNNING),
+    }
+    catalog.save_progress(job.id, progress, lease=lease)
+    assert sorted(catalog.retry_tables(job.id)) == [ITEMS, ORDERS]
+    after = {t.table: (t.state, t.error) for t in catalog.tables(job.id)}
+    assert after == {
+        ORDERS: (TableState.RUNNING, None),
+        ITEMS: (TableState.PENDING, None),
+        third: (TableState.RUNNING, None),
+    }
+    generation = catalog.job(job.id).generation
+    assert catalog.retry_tables(job.id) == []
+    assert catalog.job(job.id).generation == generation == job.generation + 1
