@@ -1,0 +1,1 @@
+"""Files in a directory: sorted by name they are in time order."""

@@ -1,0 +1,242 @@
+"""``file:///dir``: newline-delimited JSON (or CSV of a scan), marked with RESOLVED files.
+
+A file is visible only when it is complete and durable: it is written below ``.tmp``, synced, and
+renamed by ``commit``; a crash leaves nothing but names a reader never looks at. The key is part
+of the value, because a line has no other place for it; rows without a value (tombstones) say
+nothing a file could hold and are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.clock import Timestamp
+from changefeed.events import Resolved, Truncate
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.files.names import Namer
+from sinks.files.options import FilesSettings, parse
+from sinks.files.staged import SUFFIXES, StagedFile, explained, publish, rows_within
+from sinks.naming import kafka_topic_name
+
+TEMPORARY = ".tmp"
+ORPHAN_SECONDS = 3600.0
+"""Age at which a temporary file of another run is nobody's any more."""
+
+_Open = dict[tuple[object, ...], StagedFile]
+
+
+class FilesSink:
+    """Messages as lines of files in a local directory."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        formats=("json", "csv"),
+        envelopes=("wrapped", "bare", "diff", "enriched", "debezium"),
+        executor=True,
+        key_in_value=True,
+        compressions=tuple(SUFFIXES),
+        pace=1.0,
+    )
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        self.settings: FilesSettings = parse(uri, options or {})
+        self._job = 0
+        self._namer = Namer(
+            self.settings.partition_format, self.settings.extension, secrets.token_hex(8)
+        )
+        self._remote = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._open: _Open = {}
+        self._uncommitted: set[Path] = set()
+        self._lock = threading.Lock()
+        self._number = itertools.count()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "_job": self._job, "_namer": self._namer}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.settings, self._job = state["settings"], state["_job"]
+        self._namer = state["_namer"]
+        self._remote = True
+        self._reset()
+
+    def topic(self, name: str) -> str:
+        """The label of the table ``name`` in file names and in ``topic`` members."""
+        return kafka_topic_name(self.settings.topic_prefix + name)
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def _temporary(self) -> Path:
+        return self.settings.directory / TEMPORARY
+
+    def open(self, context: SinkContext) -> None:
+        self._job = context.job_id
+        with explained(self.settings.directory):
+            self._temporary.mkdir(parents=True, exist_ok=True)
+            probe = self._temporary / f"{self._mine()}.probe"
+            probe.touch()
+            probe.unlink()
+            self._sweep()
+
+    def _mine(self) -> str:
+        return f"{self._job}-{self._namer.session}"
+
+    def _new_temporary(self) -> Path:
+        return self._temporary / f"{self._mine()}-{secrets.token_hex(8)}"
+
+    def _sweep(self) -> None:
+        """Remove what an earlier run of this job left behind."""
+        for path in self._temporary.glob(f"{self._job}-*"):
+            if path.name.startswith(self._mine()):
+                continue
+            try:
+                if time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # another run of the job swept it first
+
+    def close(self) -> None:
+        with self._lock:
+            files, self._open = list(self._open.values()), {}
+            left, self._uncommitted = self._uncommitted, set()
+        for file in files:
+            file.discard()
+        if not self._remote:  # what an executor wrote is the driver's to commit
+            for path in left:
+                path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ rows
+
+    def write(self, batch: Batch) -> Receipt:
+        receipt = self._append(batch)
+        if self._remote:
+            self._finish()
+        return receipt
+
+    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
+        """One executor task: small batches of a table share a file; synced once at the end."""
+        receipts = [self._append(batch) for batch in batches]
+        self._finish()
+        yield from receipts
+
+    def _append(self, batch: Batch) -> Receipt:
+        values = batch.rows.column("value")
+        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        stamp = _lower_bound(batch)
+        staged: list[str] = []
+        size = 0
+        with explained(self.settings.directory):
+            for chunk in chunks:
+                left = chunk.drop_null()
+                while len(left):
+                    file = self._file(batch, stamp, staged)
+                    count = rows_within(left, self.settings.file_size - file.bytes)
+                    before = file.bytes
+                    file.write(left.slice(0, count))
+                    size += file.bytes - before
+                    left = left.slice(count)
+        return Receipt(batch.partition, batch.rows.num_rows, size, tuple(staged))
+
+    def _file(self, batch: Batch, stamp: Timestamp, staged: list[str]) -> StagedFile:
+        """The open file the batch goes on in; a new one is entered into ``staged``."""
+        key = (batch.epoch.number, batch.partition, batch.target, batch.schema.version, stamp)
+        with self._lock:
+            file = self._open.get(key)
+            if file is not None and file.bytes < self.settings.file_size:
+                return file
+            if file is not None:
+                file.finish()
+            name = self._namer.data(
+                stamp,
+                job=self._job,
+                epoch=batch.epoch.number,
+                partition=batch.partition,
+                number=next(self._number),
+                attempt=secrets.token_hex(3),
+                topic=batch.target.topic,
+                schema=batch.schema.version,
+            )
+            temporary = self._new_temporary()
+            self._uncommitted.add(temporary)
+            file = self._open[key] = StagedFile(temporary, self.settings.compression)
+            staged += [temporary.name, name]
+            return file
+
+    def _finish(self) -> None:
+        with self._lock:
+            files, self._open = list(self._open.values()), {}
+        with explained(self.settings.directory):
+            for file in files:
+                file.finish()
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        self._finish()
+        with explained(self.settings.directory):
+            publish(self.settings.directory, list(self._moves(receipts)))
+        self._uncommitted.clear()
+        return Delivery.DURABLE
+
+    def _moves(self, receipts: Sequence[Receipt]) -> Iterator[tuple[Path, str]]:
+        for receipt in receipts:
+            for temporary, name in zip(receipt.staged[::2], receipt.staged[1::2], strict=True):
+                yield self._temporary / temporary, name
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        self.close()
+        for temporary, _ in self._moves(receipts):
+            temporary.unlink(missing_ok=True)
+
+    # ----------------------------------------------------------------- marks
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        self._publish_one(payload, self._namer.resolved(mark.at))
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """A line of its own file, stamped with the instant: after all it empties."""
+        name = self._namer.data(
+            event.at,
+            job=self._job,
+            epoch=9_999_999_999,  # behind the rows that have the same stamp
+            partition=0,
+            number=next(self._number),
+            attempt=secrets.token_hex(3),
+            topic=target.topic,
+            schema=event.schema.version,
+        )
+        self._publish_one(payload, name)
+
+    def _publish_one(self, payload: bytes, name: str) -> None:
+        compression = "none" if name.endswith(".RESOLVED") else self.settings.compression
+        with explained(self.settings.directory):
+            temporary = self._new_temporary()
+            file = StagedFile(temporary, compression)
+            file.write(pa.array([payload], pa.binary()))
+            file.finish()
+            publish(self.settings.directory, [(temporary, name)])
+
+
+def _lower_bound(batch: Batch) -> Timestamp:
+    """The smallest timestamp rows of this batch, or of one delivered later, can have.
+
+    Before anything was delivered there is no frontier, and no mark either, so the rows' own
+    smallest timestamp serves and keeps files out of a folder of 1970.
+    """
+    if batch.frontier > Timestamp.ZERO:
+        return batch.frontier.next()
+    if not batch.rows.num_rows:
+        return Timestamp.ZERO
+    wall = batch.rows.column("wall")
+    least = pc.min(wall)
+    logical = pc.min(pc.filter(batch.rows.column("logical"), pc.equal(wall, least)))
+    return Timestamp(least.as_py(), logical.as_py())

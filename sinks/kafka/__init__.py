@@ -1,0 +1,1 @@
+"""Kafka: topics, partitions, an idempotent producer."""

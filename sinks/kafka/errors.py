@@ -1,0 +1,102 @@
+"""Kafka's errors in our codes, and the client's log lines kept off the terminal."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from changefeed.errors import ChangefeedError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+_logger = logging.getLogger("changefeed.sinks.kafka")
+# Without a handler of its own Python would print warnings on the terminal.
+_logger.addHandler(logging.NullHandler())
+
+#: Error names (``KafkaError.name()``) that are not "cannot reach": the code, and what to say.
+_BY_NAME: dict[str, tuple[str, str]] = {
+    "_AUTHENTICATION": ("CF5002", "the broker refused the login"),
+    "SASL_AUTHENTICATION_FAILED": ("CF5002", "the broker refused the login"),
+    "UNSUPPORTED_SASL_MECHANISM": ("CF5002", "the broker does not know this sasl_mechanism"),
+    "ILLEGAL_SASL_STATE": ("CF5002", "the broker wants another kind of login"),
+    "TOPIC_AUTHORIZATION_FAILED": ("CF5002", "this user may not write to the topic"),
+    "CLUSTER_AUTHORIZATION_FAILED": ("CF5002", "this user may not do that on the cluster"),
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": ("CF5002", "this user may not use transactions"),
+    "MSG_SIZE_TOO_LARGE": ("CF5006", "a message is larger than the broker takes"),
+    "TOPIC_EXCEPTION": ("CF5003", "the broker does not take this topic name"),
+    "_UNKNOWN_TOPIC": ("CF5001", "the topic does not exist"),
+    "UNKNOWN_TOPIC_OR_PART": ("CF5001", "the topic does not exist"),
+    "RECORD_LIST_TOO_LARGE": ("CF5006", "a batch is larger than the broker takes"),
+    "INVALID_RECORD": ("CF5003", "the broker refused a record"),
+    "POLICY_VIOLATION": ("CF5003", "a policy of the broker refuses this"),
+    "_QUEUE_FULL": ("CF5004", "the broker is slower than the feed"),
+    "THROTTLING_QUOTA_EXCEEDED": ("CF5004", "the broker's quota is used up"),
+    "_PURGE_QUEUE": ("CF5001", "delivery was given up"),
+    "_PURGE_INFLIGHT": ("CF5001", "delivery was given up"),
+}
+
+#: Names that say only *that* it failed; the latest connection error says why.
+_VAGUE = frozenset(
+    {
+        "_MSG_TIMED_OUT",
+        "_TIMED_OUT",
+        "_TRANSPORT",
+        "_ALL_BROKERS_DOWN",
+        "_PURGE_QUEUE",
+        "_PURGE_INFLIGHT",
+        "_FATAL",
+        "_DESTROY",
+    }
+)
+
+
+class Reasons:
+    """The newest connection error of a client: why the vague ones happen.
+
+    Also owns the logger the client library writes to: its lines go to the engine's log at
+    the level they have, never to the terminal.
+    """
+
+    def __init__(self) -> None:
+        self.logger = _logger
+        self._latest: tuple[str, str] | None = None
+        self._lock = threading.Lock()
+
+    def note(self, error: KafkaError) -> None:
+        """Remember an error the client reports by itself (its ``error_cb``)."""
+        self.record(error.name(), error.str())
+
+    def record(self, name: str, text: str) -> None:
+        """Remember ``name`` (librdkafka's) and the client's text for it."""
+        with self._lock:
+            # "All brokers down" follows the real reason and would hide it.
+            if name != "_ALL_BROKERS_DOWN" or self._latest is None:
+                self._latest = (name, text)
+
+    def clear(self) -> None:
+        """Forget: the broker answered."""
+        with self._lock:
+            self._latest = None
+
+    @property
+    def latest(self) -> tuple[str, str] | None:
+        """Name and text of the newest error."""
+        with self._lock:
+            return self._latest
+
+
+def explain(error: KafkaError, reasons: Reasons, *, topic: str = "") -> ChangefeedError:
+    """The error in our terms."""
+    return explain_name(error.name(), error.str(), reasons, topic=topic)
+
+
+def explain_name(name: str, text: str, reasons: Reasons, *, topic: str = "") -> ChangefeedError:
+    """The same from librdkafka's error name and text."""
+    latest = reasons.latest
+    if name in _VAGUE and latest is not None:
+        name, text = latest
+    code, what = _BY_NAME.get(name, ("CF5001", "cannot reach the Kafka brokers"))
+    detail = f"{name.lstrip('_').lower().replace('_', ' ')}: {text}"
+    return ChangefeedError(code, what, detail=f"topic {topic}: {detail}" if topic else detail)

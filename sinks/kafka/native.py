@@ -1,0 +1,372 @@
+"""Arrow columns straight into librdkafka.
+
+confluent-kafka brings librdkafka with it. ``rd_kafka_produce_batch`` takes an array of message
+structs whose key and value are pointers, and an Arrow column *is* one buffer of bytes and one of
+offsets: so numpy computes the structs and one C call queues the whole batch, outside the GIL.
+Measured (500,000 rows of 190 bytes, thread CPU per row): 0.35 µs, against 1.07 µs for a loop over
+``Producer.produce`` and 1.34 µs for ``Producer.produce_batch`` (``benchmarks/kafka_sink.py``).
+
+The library is asked for undelivered messages only (``delivery.report.only.error``) and through
+an event queue, so no Python runs for a message that arrives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Mapping
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError
+from sinks.kafka.channel import UNASSIGNED, Failure, Headers, Patience
+from sinks.kafka.errors import Reasons, explain_name
+
+_PRODUCER = 0
+_COPY = 0x2
+_EVENT_DELIVERY, _EVENT_LOG, _EVENT_ERROR = 0x1, 0x4, 0x8
+_PURGE_ALL = 0x1 | 0x2 | 0x4  # queued, in flight, without waiting for the broker threads
+_QUEUE_FULL = "_QUEUE_FULL"
+
+#: ``rd_kafka_message_t``; the layout is part of librdkafka's stable ABI (64-bit).
+_MESSAGE = np.dtype(
+    [
+        ("err", "i4"),
+        ("pad0", "i4"),
+        ("topic", "u8"),
+        ("partition", "i4"),
+        ("pad1", "i4"),
+        ("payload", "u8"),
+        ("size", "u8"),
+        ("key", "u8"),
+        ("key_size", "u8"),
+        ("offset", "i8"),
+        ("private", "u8"),
+    ]
+)
+
+_SLICE = 20_000
+"""Rows per C call: 1.4 MB of structs, small enough to stay in the cache."""
+
+#: Something to point at for a value that is empty but not null.
+_EMPTY = ctypes.create_string_buffer(1)
+
+#: syslog levels to Python's.
+_LEVELS = {0: 50, 1: 50, 2: 50, 3: 40, 4: 30, 5: 20, 6: 20, 7: 10}
+
+
+class _Message(Structure):
+    _fields_ = [
+        ("err", c_int),
+        ("topic", c_void_p),
+        ("partition", c_int32),
+        ("payload", c_void_p),
+        ("size", c_size_t),
+        ("key", c_void_p),
+        ("key_size", c_size_t),
+        ("offset", c_int64),
+        ("private", c_void_p),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "rd_kafka_conf_new": (c_void_p, []),
+    "rd_kafka_conf_set": (c_int, [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]),
+    "rd_kafka_conf_destroy": (None, [c_void_p]),
+    "rd_kafka_conf_set_events": (None, [c_void_p, c_int]),
+    "rd_kafka_new": (c_void_p, [c_int, c_void_p, c_char_p, c_size_t]),
+    "rd_kafka_destroy": (None, [c_void_p]),
+    "rd_kafka_topic_new": (c_void_p, [c_void_p, c_char_p, c_void_p]),
+    "rd_kafka_topic_destroy": (None, [c_void_p]),
+    "rd_kafka_topic_name": (c_char_p, [c_void_p]),
+    "rd_kafka_produce_batch": (c_int, [c_void_p, c_int32, c_int, c_void_p, c_int]),
+    "rd_kafka_producev": (c_int, [c_void_p]),
+    "rd_kafka_flush": (c_int, [c_void_p, c_int]),
+    "rd_kafka_purge": (c_int, [c_void_p, c_int]),
+    "rd_kafka_outq_len": (c_int, [c_void_p]),
+    "rd_kafka_fatal_error": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "rd_kafka_err2name": (c_char_p, [c_int]),
+    "rd_kafka_err2str": (c_char_p, [c_int]),
+    "rd_kafka_queue_get_main": (c_void_p, [c_void_p]),
+    "rd_kafka_queue_poll": (c_void_p, [c_void_p, c_int]),
+    "rd_kafka_queue_destroy": (None, [c_void_p]),
+    "rd_kafka_set_log_queue": (c_int, [c_void_p, c_void_p]),
+    "rd_kafka_event_type": (c_int, [c_void_p]),
+    "rd_kafka_event_destroy": (None, [c_void_p]),
+    "rd_kafka_event_message_next": (POINTER(_Message), [c_void_p]),
+    "rd_kafka_event_error": (c_int, [c_void_p]),
+    "rd_kafka_event_error_string": (c_char_p, [c_void_p]),
+    "rd_kafka_event_log": (
+        c_int,
+        [c_void_p, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_int)],
+    ),
+    "rd_kafka_headers_new": (c_void_p, [c_size_t]),
+    "rd_kafka_header_add": (c_int, [c_void_p, c_char_p, c_size_t, c_char_p, c_size_t]),
+    "rd_kafka_headers_destroy": (None, [c_void_p]),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """librdkafka as confluent-kafka loaded it, or None where it cannot be reached.
+
+    Looking a name up in the client's extension module searches the libraries it was linked
+    with, so this finds the very library the client uses, wherever the package put it.
+    """
+    if ctypes.sizeof(c_void_p) != 8 or _MESSAGE.itemsize != ctypes.sizeof(_Message):
+        return None
+    import confluent_kafka.cimpl
+
+    try:
+        found = ctypes.CDLL(confluent_kafka.cimpl.__file__)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+    # Variadic: the fixed part is the handle; the rest is converted where it is called.
+    return found
+
+
+class NativeChannel:
+    """A librdkafka producer fed from Arrow buffers. Safe to use from several threads."""
+
+    def __init__(self, config: Mapping[str, str], reasons: Reasons, stall: float) -> None:
+        lib = library()
+        if lib is None:
+            raise ChangefeedError("CF5005", "librdkafka cannot be reached from here")
+        self.reasons = reasons
+        self._lib = lib
+        self._pid = os.getpid()
+        self._stall = stall
+        self._lock = threading.Lock()
+        self._topics: dict[str, int] = {}
+        self._failures: list[Failure] = []
+        self._fatal = False
+        self._handle: int | None = self._create(config)
+        self._events = lib.rd_kafka_queue_get_main(self._handle)
+        lib.rd_kafka_set_log_queue(self._handle, None)
+
+    def _create(self, config: Mapping[str, str]) -> int:
+        lib, text = self._lib, ctypes.create_string_buffer(512)
+        conf = lib.rd_kafka_conf_new()
+        settings = {**config, "delivery.report.only.error": "true", "log.queue": "true"}
+        for name, value in settings.items():
+            if lib.rd_kafka_conf_set(conf, name.encode(), value.encode(), text, len(text)):
+                lib.rd_kafka_conf_destroy(conf)
+                # Not the library's text: it repeats the value, which may be a secret.
+                raise ChangefeedError("CF1207", f"the Kafka client does not take {name}")
+        lib.rd_kafka_conf_set_events(conf, _EVENT_DELIVERY | _EVENT_LOG | _EVENT_ERROR)
+        handle = lib.rd_kafka_new(_PRODUCER, conf, text, len(text))
+        if not handle:
+            lib.rd_kafka_conf_destroy(conf)
+            raise ChangefeedError(
+                "CF1207", "the Kafka client cannot start", detail=text.value.decode()
+            )
+        return int(handle)
+
+    # ---------------------------------------------------------------- sending
+
+    def send(self, topic: str, keys: pa.Array, values: pa.Array) -> None:
+        handle = self._topic(topic)
+        for start in range(0, len(values), _SLICE):
+            self._send(topic, handle, keys.slice(start, _SLICE), values.slice(start, _SLICE))
+
+    def _send(self, topic: str, handle: int, keys: pa.Array, values: pa.Array) -> None:
+        rows = np.zeros(len(values), _MESSAGE)
+        rows["key"], rows["key_size"] = _pointers(keys)
+        rows["payload"], rows["size"] = _pointers(values)
+        patience = Patience(self._stall, self.reasons, topic)
+        done = 0
+        while done < len(rows):
+            part = rows[done:]
+            queued = self._lib.rd_kafka_produce_batch(
+                handle, UNASSIGNED, _COPY, part.ctypes.data, len(part)
+            )
+            if queued < len(part):
+                # The library stops at the first row that finds the queue full and marks all
+                # behind it, so what it took is a prefix; any other error is about one row.
+                self._refused(topic, part)
+                self._drain(100)
+                patience.check()
+            if queued:
+                patience.progress()
+            done += queued
+
+    def _refused(self, topic: str, part: npt.NDArray[np.void]) -> None:
+        for code in sorted(set(part["err"].tolist()) - {0}):
+            name = self._name(code)
+            if name != _QUEUE_FULL:
+                raise explain_name(name, self._text(code), self.reasons, topic=topic)
+
+    def send_one(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int = UNASSIGNED,
+        headers: Headers = (),
+    ) -> None:
+        patience = Patience(self._stall, self.reasons, topic)
+        handle = self._topic(topic)
+        while True:
+            code = self._produce(handle, key, value, partition, headers)
+            if not code:
+                return
+            if self._name(code) != _QUEUE_FULL:
+                raise explain_name(self._name(code), self._text(code), self.reasons, topic=topic)
+            self._drain(100)
+            patience.check()
+
+    def _produce(
+        self, topic: int, key: bytes | None, value: bytes | None, partition: int, headers: Headers
+    ) -> int:
+        lib = self._lib
+        arguments: list[object] = [
+            *(c_int(_V_TOPIC), c_void_p(topic)),
+            *(c_int(_V_PARTITION), c_int32(partition)),
+            *(c_int(_V_FLAGS), c_int(_COPY)),
+            *(c_int(_V_KEY), c_char_p(key), c_size_t(len(key or b""))),
+            *(c_int(_V_VALUE), c_char_p(value), c_size_t(len(value or b""))),
+        ]
+        block = None
+        if headers:
+            block = lib.rd_kafka_headers_new(len(headers))
+            for name, content in headers:
+                lib.rd_kafka_header_add(block, name.encode(), -1, content, len(content))
+            arguments += [c_int(_V_HEADERS), c_void_p(block)]
+        code = int(lib.rd_kafka_producev(self._handle, *arguments, c_int(_V_END)))
+        if code and block:
+            lib.rd_kafka_headers_destroy(block)  # else the message owns them
+        return code
+
+    def _topic(self, name: str) -> int:
+        with self._lock:
+            if self._handle is None:
+                raise ChangefeedError("CF5001", "the producer is closed")
+            if name not in self._topics:
+                self._topics[name] = self._lib.rd_kafka_topic_new(self._handle, name.encode(), None)
+            return self._topics[name]
+
+    # --------------------------------------------------------------- settling
+
+    def settle(self) -> list[Failure]:
+        patience = Patience(self._stall, self.reasons)
+        before = self.outstanding()
+        # The flush wakes the batches that still linger; failures count as outstanding until
+        # their events are taken, so the loop cannot end with one unseen.
+        while self._lib.rd_kafka_flush(self._handle, 100) or self.outstanding():
+            self._drain(0)
+            left = self.outstanding()
+            if self._fatal:
+                break
+            if left < before:
+                patience.progress()
+            before = left
+            patience.check()
+        self._drain(0)
+        with self._lock:
+            failures, self._failures = self._failures, []
+        return failures
+
+    def outstanding(self) -> int:
+        return int(self._lib.rd_kafka_outq_len(self._handle)) if self._handle else 0
+
+    def _drain(self, wait_ms: int) -> None:
+        """Take what the library has to say; wait up to ``wait_ms`` for the first event."""
+        lib = self._lib
+        while event := lib.rd_kafka_queue_poll(self._events, wait_ms):
+            wait_ms = 0
+            kind = lib.rd_kafka_event_type(event)
+            if kind == _EVENT_DELIVERY:
+                self._undelivered(event)
+            elif kind == _EVENT_ERROR:
+                name = self._name(lib.rd_kafka_event_error(event))
+                text = (lib.rd_kafka_event_error_string(event) or b"").decode(errors="replace")
+                if name == "_FATAL":
+                    self._died()
+                else:
+                    self.reasons.record(name, text)
+            elif kind == _EVENT_LOG:
+                self._log(event)
+            lib.rd_kafka_event_destroy(event)
+
+    def _undelivered(self, event: int) -> None:
+        while pointer := self._lib.rd_kafka_event_message_next(event):
+            message = pointer.contents
+            if not message.err:
+                continue
+            topic = self._lib.rd_kafka_topic_name(message.topic).decode()
+            name, text = self._name(message.err), self._text(message.err)
+            with self._lock:
+                size = message.size + message.key_size
+                self._failures.append(Failure(topic, name, text, size))
+
+    def _died(self) -> None:
+        """The producer cannot go on without a gap; it must be replaced."""
+        text = ctypes.create_string_buffer(512)
+        name = self._name(self._lib.rd_kafka_fatal_error(self._handle, text, len(text)))
+        with self._lock:
+            self._fatal = True
+            self._failures.append(Failure("", name, text.value.decode(errors="replace")))
+
+    def _log(self, event: int) -> None:
+        facility, text, level = c_char_p(), c_char_p(), c_int()
+        if not self._lib.rd_kafka_event_log(event, facility, text, level):
+            line = (text.value or b"").decode(errors="replace")
+            self.reasons.logger.log(_LEVELS.get(level.value, 20), "%s", line)
+
+    def _name(self, code: int) -> str:
+        return str(self._lib.rd_kafka_err2name(code).decode())
+
+    def _text(self, code: int) -> str:
+        return str(self._lib.rd_kafka_err2str(code).decode())
+
+    def close(self) -> None:
+        with self._lock:
+            handle, self._handle = self._handle, None
+            topics, self._topics = self._topics, {}
+        # A forked child has the handle's memory but none of its threads.
+        if handle is None or self._pid != os.getpid():
+            return
+        lib = self._lib
+        lib.rd_kafka_purge(handle, _PURGE_ALL)
+        lib.rd_kafka_flush(handle, 0)
+        self._drain(0)
+        for topic in topics.values():
+            lib.rd_kafka_topic_destroy(topic)
+        lib.rd_kafka_queue_destroy(self._events)
+        lib.rd_kafka_destroy(handle)
+
+
+#: ``rd_kafka_vtype_t``: what the next argument of ``rd_kafka_producev`` is.
+_V_END, _V_TOPIC, _V_PARTITION, _V_VALUE, _V_KEY = 0, 2, 3, 4, 5
+_V_FLAGS, _V_HEADERS = 7, 10
+
+
+def _pointers(column: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Address and length of each value; a null has address 0 (Kafka's null)."""
+    if pa.types.is_null(column.type):
+        none = np.zeros(len(column), np.uint64)
+        return none, none
+    width = np.dtype(np.int64 if _is_large(column.type) else np.int32)
+    validity, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(
+        offset_buffer, width, len(column) + 1, column.offset * width.itemsize
+    ).astype(np.uint64)
+    base = np.uint64(data.address if data is not None and data.size else ctypes.addressof(_EMPTY))
+    addresses, sizes = offsets[:-1] + base, np.diff(offsets)
+    if validity is not None and column.null_count:
+        present = column.is_valid().to_numpy(zero_copy_only=False)
+        addresses, sizes = addresses * present, sizes * present
+    return addresses, sizes
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_binary(kind) or pa.types.is_large_string(kind))

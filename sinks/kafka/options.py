@@ -1,0 +1,311 @@
+"""Parameters of ``kafka://`` and its spellings, made into the client's configuration.
+
+``confluent-cloud://`` and ``azure-event-hub://`` are Kafka with a fixed way of logging in: their
+parameters become the same SASL settings. Texts of the errors follow CockroachDB's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from changefeed.errors import ChangefeedError, raise_all
+from changefeed.sink_config import KafkaSinkConfig
+from changefeed.uri import SinkURL
+from sinks.naming import kafka_topic_name
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+DEFAULT_PORT = 9092
+HUB_PORT = 9093
+
+#: What every producer of ours runs with, before the user's settings.
+BASE: dict[str, str] = {
+    # Duplicates and reordering by the client's own retries are ruled out.
+    "enable.idempotence": "true",
+    "acks": "all",
+    # FNV-1a of the key as Sarama computes it, so partitions are those CockroachDB would take;
+    # rows without a key share one partition instead of a random one.
+    "partitioner": "fnv1a",
+    # No message ever times out by itself, and one refused stops all behind it: else a later
+    # version of a row could arrive while an earlier one failed, and the repeat would bring the
+    # old one last. The channel gives up as a whole instead (``STALL_SECONDS``).
+    "message.timeout.ms": "0",
+    "enable.gapless.guarantee": "true",
+    # A flush overrides it, so this delays nothing a reader waits for; it fills batches.
+    "linger.ms": "20",
+    "batch.size": "1000000",
+    "batch.num.messages": "10000",
+    # The broker's and the topic's limit decide, not the client's (1 MB).
+    "message.max.bytes": "268435456",
+    # Memory of one feed's queue. A batch that does not fit waits, which is the back-pressure.
+    "queue.buffering.max.kbytes": "131072",
+    "queue.buffering.max.messages": "1000000",
+    "topic.metadata.refresh.interval.ms": "30000",
+    "socket.keepalive.enable": "true",
+    "reconnect.backoff.max.ms": "2000",
+    "log.connection.close": "false",
+}
+
+#: Settings of :data:`BASE` that only a producer has.
+PRODUCER_ONLY = frozenset(BASE) - {
+    "topic.metadata.refresh.interval.ms",
+    "socket.keepalive.enable",
+    "reconnect.backoff.max.ms",
+    "log.connection.close",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """A checked sink URI with its options.
+
+    Attributes:
+        connection: what any client of these brokers needs (addresses, TLS, login).
+        producer: what the producer needs besides.
+        topic_prefix, topic_name: how topics are called; an empty ``topic_name`` means by table.
+    """
+
+    connection: Mapping[str, str]
+    producer: Mapping[str, str]
+    topic_prefix: str = ""
+    topic_name: str = ""
+
+    def topic(self, name: str) -> str:
+        """The topic of the table (or topic alias) ``name``."""
+        return kafka_topic_name(self.topic_prefix + (self.topic_name or name))
+
+    @property
+    def compressed(self) -> bool:
+        """Batches are compressed: the size of a message says little about what is sent."""
+        return self.producer.get("compression.type", "none") != "none"
+
+
+def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
+    """Check a Kafka URI and the options that concern it; connects to nothing.
+
+    Raises:
+        ChangefeedError: all problems found (``Problems`` when there are several).
+    """
+    url = _Reader(uri)
+    connection = {"bootstrap.servers": url.brokers()}
+    prefix = url.text("topic_prefix") or url.text("kafka_topic_prefix") or ""
+    name = url.text("topic_name")
+    if name == "":
+        url.problem("param topic_name must not be empty")
+    login = {"confluent-cloud": _confluent_login, "azure-event-hub": _hub_login}
+    connection |= login.get(url.scheme, _kafka_login)(url)
+    nothing: dict[str, str] = {}
+    producer = BASE | url.attempt(lambda: _sink_config(_config_of(options)), nothing)
+    compression = options.get("compression")
+    if compression and compression != "none":
+        producer["compression.type"] = str(compression)
+    url.finish()
+    return KafkaSettings(connection, producer, prefix, name or "")
+
+
+T = TypeVar("T")
+
+
+class _Reader:
+    """Takes the parameters of a URI and keeps every problem, so all are shown at once."""
+
+    def __init__(self, uri: str) -> None:
+        self._url = SinkURL(uri)
+        self._found: list[ChangefeedError] = []
+        self.scheme = self._url.scheme
+
+    def problem(self, message: str) -> None:
+        self._found.append(ChangefeedError("CF1207", message))
+
+    def attempt(self, take: Callable[[], T], otherwise: T) -> T:
+        try:
+            return take()
+        except ChangefeedError as error:
+            self._found += getattr(error, "problems", None) or [error]
+            return otherwise
+
+    def text(self, name: str) -> str | None:
+        return self.attempt(lambda: self._url.take_str(name, None), None)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self.attempt(lambda: self._url.take_bool(name, default), default)
+
+    def choice(self, name: str, values: Sequence[str]) -> str:
+        """One of ``values``, the first when the parameter is absent."""
+        return self.attempt(lambda: self._url.take_choice(name, values, values[0]), values[0])
+
+    def pem(self, name: str) -> str | None:
+        data = self.attempt(lambda: self._url.take_base64(name), None)
+        return None if data is None else data.decode("latin-1")
+
+    def needed(self, name: str) -> str:
+        value = self.text(name)
+        if not value:
+            self.problem(f"{self.scheme} requires parameter {name}")
+        return value or ""
+
+    @property
+    def host(self) -> str:
+        return str(self._url.hosts[0][0])
+
+    def brokers(self) -> str:
+        port = HUB_PORT if self.scheme == "azure-event-hub" else DEFAULT_PORT
+        if not self._url.hosts:
+            raise ChangefeedError(
+                "CF1201",
+                "the sink URI names no broker",
+                hint=f"write {self.scheme}://host:{port}, several separated by commas.",
+            )
+        return ",".join(f"{host}:{given or port}" for host, given in self._url.hosts)
+
+    def finish(self) -> None:
+        """Raise everything found, and what is left over."""
+        self.attempt(self._url.finish, None)
+        raise_all(self._found)
+
+
+def _kafka_login(url: _Reader) -> dict[str, str]:
+    tls, sasl = _tls(url), _sasl(url)
+    if sasl:
+        protocol = "sasl_ssl" if tls else "sasl_plaintext"
+        return tls | sasl | {"security.protocol": protocol}
+    return tls
+
+
+_PEM_SETTINGS = {
+    "ca_cert": "ssl.ca.pem",
+    "client_cert": "ssl.certificate.pem",
+    "client_key": "ssl.key.pem",
+}
+
+
+def _tls(url: _Reader) -> dict[str, str]:
+    enabled = url.flag("tls_enabled")
+    skip = url.flag("insecure_tls_skip_verify")
+    pem = {name: text for name in _PEM_SETTINGS if (text := url.pem(name)) is not None}
+    if not enabled:
+        for name in [*pem, *["insecure_tls_skip_verify"] * skip]:
+            url.problem(f"{name} requires tls_enabled=true")
+        return {}
+    if "client_cert" in pem and "client_key" not in pem:
+        url.problem("client_cert requires client_key to be set")
+    if "client_key" in pem and "client_cert" not in pem:
+        url.problem("client_key requires client_cert to be set")
+    config = {"security.protocol": "ssl"}
+    config |= {setting: pem[name] for name, setting in _PEM_SETTINGS.items() if name in pem}
+    if skip:
+        config["enable.ssl.certificate.verification"] = "false"
+    return config
+
+
+#: URI parameter -> client setting, by kind of mechanism. All of a kind are needed but scopes.
+_PASSWORD_LOGIN = {"sasl_user": "sasl.username", "sasl_password": "sasl.password"}
+_TOKEN_LOGIN = {
+    "sasl_client_id": "sasl.oauthbearer.client.id",
+    "sasl_client_secret": "sasl.oauthbearer.client.secret",
+    "sasl_token_url": "sasl.oauthbearer.token.endpoint.url",
+    "sasl_scopes": "sasl.oauthbearer.scope",
+}
+_OPTIONAL = frozenset({"sasl_scopes"})
+
+
+def _sasl(url: _Reader) -> dict[str, str]:
+    enabled = url.flag("sasl_enabled")
+    handshake = url.flag("sasl_handshake", True)
+    mechanism = url.choice("sasl_mechanism", MECHANISMS)
+    grant = url.choice("sasl_grant_type", ("client_credentials",))
+    names = (*_PASSWORD_LOGIN, *_TOKEN_LOGIN)
+    given = {name: value for name in names if (value := url.text(name)) is not None}
+    if not enabled:
+        if not handshake:
+            url.problem("sasl_enabled must be enabled to configure SASL handshake behavior")
+        for name in given:
+            url.problem(f"sasl_enabled must be enabled if {name} is provided")
+        return {}
+    if not handshake:
+        url.problem("param sasl_handshake cannot be false: this client always does it")
+    token = mechanism == "OAUTHBEARER"
+    wanted, other = (_TOKEN_LOGIN, _PASSWORD_LOGIN) if token else (_PASSWORD_LOGIN, _TOKEN_LOGIN)
+    suffix = f" using mechanism {mechanism}" if token else ""
+    for name in wanted:
+        if not given.get(name) and name not in _OPTIONAL:
+            url.problem(f"{name} must be provided when SASL is enabled{suffix}")
+    for name in other:
+        if name in given:
+            url.problem(f"{name} is not used with sasl_mechanism {mechanism}")
+    config = {wanted[name]: value for name, value in given.items() if name in wanted}
+    if token:
+        config |= {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.grant.type": grant}
+    return config | {"sasl.mechanisms": mechanism}
+
+
+def _confluent_login(url: _Reader) -> dict[str, str]:
+    return {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": url.needed("api_key"),
+        "sasl.password": url.needed("api_secret"),
+    }
+
+
+def _hub_login(url: _Reader) -> dict[str, str]:
+    """Azure wants its connection string as the password of a user of that name."""
+    name = url.needed("shared_access_key_name")
+    key = url.needed("shared_access_key")
+    shared = f"Endpoint=sb://{url.host}/;SharedAccessKeyName={name};SharedAccessKey={key}"
+    return {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": "$ConnectionString",
+        "sasl.password": shared,
+    }
+
+
+def _config_of(options: Mapping[str, object]) -> KafkaSinkConfig | None:
+    config = options.get("kafka_sink_config")
+    return config if isinstance(config, KafkaSinkConfig) else None
+
+
+def _sink_config(config: KafkaSinkConfig | None) -> dict[str, str]:
+    """CockroachDB's ``kafka_sink_config`` as settings of this client.
+
+    There, ``Flush`` says when a waiting batch goes; here a batch goes when it is full or has
+    lingered, so ``Messages`` and ``Bytes`` are what full means and ``Frequency`` is the linger.
+    ``Retry`` and ``Version`` have nothing to act on: the engine retries, and the client asks the
+    broker for its version.
+    """
+    if config is None:
+        return {}
+    flush = config.flush
+    settings = {
+        "client.id": config.client_id,
+        "compression.type": config.compression,
+        "compression.level": config.compression_level,
+        "linger.ms": f"{flush.frequency * 1000:g}" if flush.frequency else None,
+        "batch.size": _most(flush.bytes or flush.max_bytes, 2**31 - 1),
+        "batch.num.messages": _most(flush.messages or flush.max_messages, 1_000_000),
+    }
+    return {k: str(v) for k, v in settings.items() if v is not None} | _acks(config.required_acks)
+
+
+def _most(value: int | None, limit: int) -> int | None:
+    return min(value, limit) if value else None
+
+
+def _acks(acks: str | None) -> dict[str, str]:
+    if acks in (None, "all"):
+        return {}
+    if acks == "1":
+        # The idempotent producer needs all; one request at a time keeps the order without it.
+        return {
+            "acks": "1",
+            "enable.idempotence": "false",
+            "enable.gapless.guarantee": "false",
+            "max.in.flight": "1",
+        }
+    raise ChangefeedError(
+        "CF1204",
+        "kafka_sink_config: RequiredAcks NONE cannot tell a delivered message from a lost one",
+        hint="use ALL or ONE.",
+    )

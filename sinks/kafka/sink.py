@@ -1,0 +1,263 @@
+"""``kafka://``: an idempotent producer that knows of every message it could not deliver.
+
+On the driver ``write`` queues and ``commit`` waits for the acknowledgements of all in-sync
+replicas. In an executor nobody can wait later, so there ``write`` itself (or, for a stream of
+batches, the end of :meth:`KafkaSink.write_all`) returns only when the rows are acknowledged.
+
+After a failed delivery the producer is thrown away with all it still holds: the engine sends
+the epoch again from its start, so a reader sees repeats but never a gap or an old value last.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved, Truncate
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.kafka.channel import Channel, Failure, failure_error, open_channel, parse_headers
+from sinks.kafka.errors import Reasons
+from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings, parse
+from sinks.kafka.topics import Topics
+
+LARGE = 900_000
+"""Bytes from which a message is compared with its topic's limit (Kafka's default is 1 MiB)."""
+
+
+class KafkaSink:
+    """Messages to Kafka topics."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        executor=True,
+        compressions=("none", "gzip", "snappy", "lz4", "zstd"),
+    )
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        self.settings: KafkaSettings = parse(uri, options or {})
+        self._context: SinkContext | None = None
+        self._remote = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._reasons = Reasons()
+        self._topics: Topics | None = None
+        self._channel: Channel | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "_context": self._context}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.settings, self._context = state["settings"], state["_context"]
+        self._remote = True
+        self._reset()
+
+    def topic(self, name: str) -> str:
+        """The topic of the table (or topic alias) ``name``."""
+        return self.settings.topic(name)
+
+    # ------------------------------------------------------------------ life
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._admin().ensure(self._names())
+        self._reasons.clear()
+
+    def close(self) -> None:
+        self._drop()
+        self._topics = None
+
+    def _names(self) -> list[str]:
+        targets = self._context.targets if self._context else ()
+        return list(dict.fromkeys(target.topic for target in targets))
+
+    def _admin(self) -> Topics:
+        if self._topics is None:
+            producer = self.settings.producer
+            shared = {k: v for k, v in producer.items() if k not in PRODUCER_ONLY}
+            shared = {k: v for k, v in shared.items() if not k.startswith("compression")}
+            self._topics = Topics(self._config(shared), self._reasons)
+        return self._topics
+
+    def _config(self, settings: Mapping[str, str]) -> dict[str, str]:
+        feed = self._context.feed if self._context else "unopened"
+        return {"client.id": f"changefeed-{feed}", **self.settings.connection, **settings}
+
+    def _producer(self) -> Channel:
+        with self._lock:
+            if self._channel is None:
+                config = self._config(self.settings.producer)
+                if self._remote:
+                    self._channel = _shared.get(config)
+                else:
+                    self._channel = open_channel(config, self._reasons)
+            return self._channel
+
+    def _drop(self) -> None:
+        """Throw the producer away with everything it has not delivered."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            _shared.forget(channel)
+            channel.close()
+
+    # ------------------------------------------------------------------ rows
+
+    def write(self, batch: Batch) -> Receipt:
+        receipt = self._queue(batch)
+        if self._remote:
+            self._settle()
+        return receipt
+
+    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
+        """The batches of one executor task, settled once at the end instead of one by one.
+
+        No receipt is given out before everything is acknowledged.
+        """
+        receipts = [self._queue(batch) for batch in batches]
+        self._settle()
+        yield from receipts
+
+    def _queue(self, batch: Batch) -> Receipt:
+        channel = self._producer()
+        size = 0
+        for rows in _record_batches(batch.rows):
+            size += self._check_sizes(batch.target, rows)
+            headers = rows.column("headers")
+            if headers.null_count == len(headers):
+                channel.send(batch.target.topic, rows.column("key"), rows.column("value"))
+            else:
+                _send_with_headers(channel, batch.target.topic, rows)
+        return Receipt(batch.partition, batch.rows.num_rows, size)
+
+    def _check_sizes(self, target: Target, rows: pa.RecordBatch) -> int:
+        """Bytes of the rows; refuses a message that its topic cannot take, naming no data."""
+        sizes = pc.add(
+            pc.coalesce(pc.binary_length(rows.column("key")), 0),
+            pc.coalesce(pc.binary_length(rows.column("value")), 0),
+        )
+        largest = pc.max(sizes).as_py() or 0
+        if largest > LARGE and not self.settings.compressed:
+            limit = self._admin().limit(target.topic)
+            if limit is not None and largest > limit:
+                raise too_large(target, largest, limit)
+        return pc.sum(sizes).as_py() or 0
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        self._settle()
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        self._drop()
+
+    def _settle(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            failures = channel.settle()
+        except ChangefeedError:
+            self._drop()
+            raise
+        if failures:
+            self._drop()
+            raise self._failed(failures, channel.reasons)
+        channel.reasons.clear()
+
+    def _failed(self, failures: Sequence[Failure], reasons: Reasons) -> ChangefeedError:
+        over = next((f for f in failures if f.name == "MSG_SIZE_TOO_LARGE"), None)
+        if over is None:
+            return failure_error(failures, reasons)
+        targets = self._context.targets if self._context else ()
+        target = next((t for t in targets if t.topic == over.topic), None)
+        if target is None:
+            return failure_error(failures, reasons)
+        return too_large(target, over.size, self._admin().limit(over.topic))
+
+    # ----------------------------------------------------------------- marks
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        self._mark_all(self._names(), payload)
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        self._mark_all([target.topic], payload)
+
+    def _mark_all(self, topics: Sequence[str], payload: bytes) -> None:
+        """One message on every partition there is now, acknowledged on return."""
+        counts = self._admin().partitions(topics)
+        gone = [topic for topic, count in counts.items() if not count]
+        if gone:
+            self._admin().ensure(gone)
+            counts |= self._admin().partitions(gone)
+        channel = self._producer()
+        for topic, count in counts.items():
+            for partition in range(count):
+                channel.send_one(topic, None, payload, partition=partition)
+        self._settle()
+
+
+def _record_batches(rows: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [rows] if isinstance(rows, pa.RecordBatch) else list(rows.to_batches())
+
+
+def _send_with_headers(channel: Channel, topic: str, rows: pa.RecordBatch) -> None:
+    """Row by row: headers are one block of C memory a message."""
+    columns = (rows.column(name).to_pylist() for name in ("key", "value", "headers"))
+    for key, value, headers in zip(*columns, strict=True):
+        channel.send_one(topic, key, value, headers=parse_headers(headers))
+
+
+def too_large(target: Target, size: int, limit: int | None) -> ChangefeedError:
+    """The error for a message no retry can deliver; it names no value."""
+    bound = f"the {limit} bytes" if limit is not None else "what"
+    return ChangefeedError(
+        "CF5006",
+        f"a message of table {target.table} has {size} bytes, more than {bound} "
+        f"topic {target.topic} takes",
+        hint=f"raise max.message.bytes of topic {target.topic}, or leave the large column out "
+        "with a column list, then RESUME.",
+    )
+
+
+class _SharedChannels:
+    """Producers an executor process keeps between tasks, the newest few.
+
+    A task ends settled, so a kept producer holds nothing that could be lost.
+    """
+
+    LIMIT = 4
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[tuple[str, str], ...], Channel] = OrderedDict()
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def get(self, config: Mapping[str, str]) -> Channel:
+        key = tuple(sorted(config.items()))
+        with self._lock:
+            if key not in self._open:
+                while len(self._open) >= self.LIMIT:
+                    self._open.popitem(last=False)[1].close()
+                self._open[key] = open_channel(config, Reasons())
+            self._open.move_to_end(key)
+            return self._open[key]
+
+    def forget(self, channel: Channel) -> None:
+        with self._lock:
+            for key in [k for k, c in self._open.items() if c is channel]:
+                del self._open[key]
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+
+_shared = _SharedChannels()

@@ -1,0 +1,114 @@
+"""What the broker knows about topics: partitions, size limits, making them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from changefeed.errors import ChangefeedError
+from sinks.kafka.errors import Reasons, explain
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+REQUEST_SECONDS = 10.0
+"""How long one administrative request may take before the broker counts as unreachable."""
+
+
+class Topics:
+    """The broker's view of a feed's topics. Safe to use from several threads."""
+
+    def __init__(self, config: Mapping[str, Any], reasons: Reasons) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._reasons = reasons
+        settings = {**config, "error_cb": reasons.note}
+        self._admin: AdminClient = AdminClient(settings, logger=reasons.logger)
+        self._limits: dict[str, int | None] = {}
+        self._lock = threading.Lock()
+
+    def partitions(self, names: Sequence[str]) -> dict[str, int]:
+        """Partition count by topic; 0 for a topic that does not exist.
+
+        Raises:
+            ChangefeedError: CF5001 when the broker does not answer, CF5002 when it refuses us.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        counts: dict[str, int] = {}
+        if not names:
+            return counts
+        asked = self._admin.describe_topics(
+            TopicCollection(list(names)), request_timeout=REQUEST_SECONDS
+        )
+        for name, answer in asked.items():
+            try:
+                counts[name] = len(answer.result().partitions)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise explain(error.args[0], self._reasons, topic=name) from error
+                counts[name] = 0
+        return counts
+
+    def ensure(self, names: Sequence[str]) -> list[str]:
+        """Make the topics that are missing, with one partition; return the names made.
+
+        Raises:
+            ChangefeedError: as :meth:`partitions`; CF5003 when a topic is missing and the
+                broker does not let us make it.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.cimpl import NewTopic
+
+        missing = [name for name, count in self.partitions(names).items() if not count]
+        if not missing:
+            return []
+        # Replication -1 is the broker's default; one partition, because a single order is
+        # what a reader expects of a table it did not think about.
+        wanted = [NewTopic(name, num_partitions=1, replication_factor=-1) for name in missing]
+        made = []
+        for name, answer in self._admin.create_topics(
+            wanted, request_timeout=REQUEST_SECONDS
+        ).items():
+            try:
+                answer.result()
+                made.append(name)
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                if cause.retriable() or cause.code() < 0:
+                    raise explain(cause, self._reasons, topic=name) from error
+                raise ChangefeedError(
+                    "CF5003",
+                    f"topic {name} does not exist and the broker did not let it be made",
+                    detail=str(cause.str()),
+                    hint="make the topic yourself, or grant CREATE on it to this user.",
+                ) from error
+        return made
+
+    def limit(self, name: str) -> int | None:
+        """``max.message.bytes`` of the topic, None when the broker does not tell us."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+            ConfigResource,
+            ResourceType,
+        )
+
+        with self._lock:
+            if name in self._limits:
+                return self._limits[name]
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        found: int | None = None
+        for answer in self._admin.describe_configs(
+            [resource], request_timeout=REQUEST_SECONDS
+        ).values():
+            try:
+                found = int(answer.result()["max.message.bytes"].value)
+            except (KafkaException, KeyError):
+                # Not everyone may read configurations: the broker then refuses by itself.
+                found = None
+        with self._lock:
+            self._limits[name] = found
+        return found

@@ -1,0 +1,34 @@
+"""Names of topics and files: a table's name in the characters the target takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+MAX_TOPIC = 249
+"""Kafka's limit: a longer name does not fit the broker's folder names."""
+
+_DISALLOWED = re.compile(r"[^a-zA-Z0-9._\-]")
+_LOOKS_ESCAPED = re.compile(r"_u[0-9a-fA-F]{2,8}_")
+
+
+def kafka_topic_name(name: str, limit: int = MAX_TOPIC) -> str:
+    """The topic for a table called ``name``: characters Kafka forbids become ``_uXXXX_``.
+
+    The same rule as CockroachDB's, so a consumer can be moved over; what already looks like
+    an escape is escaped itself, so different names stay different. A result above ``limit``
+    characters is cut and gets a digest of the whole name (CockroachDB only cuts, and two long
+    names can then share a topic).
+    """
+    if name in (".", ".."):
+        return "_u002e_" * len(name)
+    escaped = _LOOKS_ESCAPED.sub(_escape, name)
+    escaped = _DISALLOWED.sub(_escape, escaped)
+    if len(escaped) > limit:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        escaped = f"{escaped[: limit - 17]}-{digest}"
+    return escaped
+
+
+def _escape(match: re.Match[str]) -> str:
+    return "".join(f"_u{ord(c):04x}_" if ord(c) <= 0xFFFF else f"_u{ord(c):08x}_" for c in match[0])

@@ -1,0 +1,56 @@
+"""``null://``: counts and forgets, for measuring everything before a sink."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from changefeed.events import Resolved, Truncate
+from changefeed.uri import SinkURL
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+
+
+class NullSink:
+    """Takes everything. ``rows``, ``bytes`` and ``marks`` count what came in this process."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        formats=("json", "csv"), executor=True, exactly_once=True
+    )
+
+    def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:
+        SinkURL(uri).finish()
+        self.rows = self.bytes = self.marks = 0
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, int]:
+        return {}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.rows = self.bytes = self.marks = 0
+        self._lock = threading.Lock()
+
+    def open(self, context: SinkContext) -> None:
+        """Nothing to connect to."""
+
+    def write(self, batch: Batch) -> Receipt:
+        receipt = Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
+        with self._lock:
+            self.rows += receipt.rows
+            self.bytes += receipt.bytes
+        return receipt
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """Nothing was kept."""
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        self.marks += 1
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        self.marks += 1
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,206 @@
+"""Scheme of a URI -> sink. Listing imports nothing; opening one sink imports one.
+
+Sinks of other packages join by an entry point of the group ``changefeed.sinks``, whose name is
+the scheme and whose value is ``module:Class``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import redact
+from sinks.base import Capabilities, Sink
+
+GROUP = "changefeed.sinks"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One scheme: the class behind it and what has to be installed for it.
+
+    Attributes:
+        location: ``module:Class``.
+        summary, example: for help and completion.
+        packages: import names the sink needs when it opens.
+        extra: the extra of our distribution that brings them; empty when all installs have them.
+        hidden: not offered to users (sinkless feeds).
+    """
+
+    location: str
+    summary: str
+    example: str = ""
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+    hidden: bool = False
+
+
+_KAFKA = "sinks.kafka.sink:KafkaSink"
+
+#: Scheme -> entry, in the order help shows them.
+BUILT_IN: dict[str, Entry] = {
+    "kafka": Entry(
+        _KAFKA,
+        "Kafka topics: one a table, idempotent producer",
+        "kafka://localhost:9092?topic_prefix=shop_",
+        ("confluent_kafka",),
+    ),
+    "confluent-cloud": Entry(
+        _KAFKA,
+        "Kafka in Confluent Cloud, by API key",
+        "confluent-cloud://pkc-1.region.provider.confluent.cloud:9092?api_key=K&api_secret=S",
+        ("confluent_kafka",),
+    ),
+    "azure-event-hub": Entry(
+        _KAFKA,
+        "Azure Event Hubs through its Kafka protocol",
+        "azure-event-hub://ns.servicebus.windows.net:9093"
+        "?shared_access_key_name=N&shared_access_key=K",
+        ("confluent_kafka",),
+    ),
+    "file": Entry(
+        "sinks.files.sink:FilesSink",
+        "files in a directory, sorted by name in time order",
+        "file:///var/lib/feeds?partition_format=hourly",
+    ),
+    "experimental-sql": Entry(
+        "sinks.table.sink:TableSink",
+        "a table of messages in a SQL database",
+        "experimental-sql:///postgresql://user@host/db",
+        ("sqlalchemy",),
+    ),
+    "null": Entry("sinks.null.sink:NullSink", "nothing: for measuring", "null://"),
+    "sinkless": Entry(
+        "sinks.terminal:TerminalSink", "rows to the client", "sinkless://", hidden=True
+    ),
+}
+
+
+def schemes() -> tuple[str, ...]:
+    """The schemes a sink URI can have. Imports nothing."""
+    shown = [scheme for scheme, entry in BUILT_IN.items() if not entry.hidden]
+    return (*shown, *(name for name in _plugins() if name not in BUILT_IN))
+
+
+def entry(scheme: str) -> Entry:
+    """What is known of a scheme without importing its sink.
+
+    Raises:
+        ChangefeedError: CF1201 for an unknown scheme, with the nearest one.
+    """
+    found = BUILT_IN.get(scheme) or _plugins().get(scheme)
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(scheme, schemes(), n=1)
+    hint = f'did you mean "{near[0]}://"?' if near else f"known are {', '.join(schemes())}."
+    raise ChangefeedError("CF1201", f"unsupported sink: {scheme}", hint=hint)
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of a sink URI, in lower case.
+
+    Raises:
+        ChangefeedError: CF1201 when there is none.
+    """
+    if not uri:
+        raise ChangefeedError("CF1201", "omit the SINK clause", hint="leave INTO out.")
+    scheme, colon, _ = uri.partition(":")
+    if not colon or not scheme:
+        raise ChangefeedError(
+            "CF1201", "no scheme found for sink URL", hint="a sink URI looks like kafka://host:9092"
+        )
+    return scheme.lower()
+
+
+def capabilities(scheme: str) -> Capabilities:
+    """What the sink of a scheme can do; imports its module, not the client it uses."""
+    declared: Capabilities = _load(scheme).capabilities
+    return declared
+
+
+def open_sink(uri: str, options: Mapping[str, object] | None = None) -> Sink:
+    """The sink of ``uri``, checked but not yet connected: the caller calls ``open``.
+
+    Raises:
+        ChangefeedError: the URI or an option is wrong, or a package is missing (CF5005).
+    """
+    scheme = scheme_of(uri)
+    kind = _load(scheme)
+    missing = _missing(scheme)
+    if missing is not None:
+        raise missing
+    made: Sink = kind(uri, options or {})
+    return made
+
+
+def check(uri: str, options: Mapping[str, object] | None = None) -> list[ChangefeedError]:
+    """Every problem of a URI and its options that shows without connecting."""
+    found: list[ChangefeedError] = []
+    try:
+        scheme = scheme_of(uri)
+        kind = _load(scheme)
+        missing = _missing(scheme)
+        if missing is not None:
+            found.append(missing)
+        kind(uri, options or {})
+    except ChangefeedError as error:
+        found += getattr(error, "problems", None) or [error]
+    return found
+
+
+def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callable[[str], str]:
+    """Table name -> finished topic name (file label, ...) in this sink.
+
+    Applies the URI's ``topic_prefix`` and ``topic_name`` and the sink's escaping. A sink that
+    has no method ``topic`` takes names as they are.
+    """
+    sink = open_sink(uri, options)
+    namer: Callable[[str], str] = getattr(sink, "topic", str)
+    return namer
+
+
+def sink_location(uri: str) -> str:
+    """The URI as it may be shown: without passwords, keys and tokens."""
+    return redact(uri)
+
+
+def _load(scheme: str) -> Any:
+    found = entry(scheme)
+    module, _, name = found.location.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise _needs(scheme, found, error.name or module) from error
+
+
+def _missing(scheme: str) -> ChangefeedError | None:
+    found = entry(scheme)
+    for package in found.packages:
+        if importlib.util.find_spec(package) is None:
+            return _needs(scheme, found, package)
+    return None
+
+
+def _needs(scheme: str, found: Entry, package: str) -> ChangefeedError:
+    name = package.partition(".")[0].replace("_", "-")
+    wanted = f"changefeed[{found.extra}]" if found.extra else name
+    return ChangefeedError(
+        "CF5005",
+        f"{scheme}:// needs the package {name}, which is not installed",
+        hint=f"pip install '{wanted}'",
+    )
+
+
+@cache
+def _plugins() -> dict[str, Entry]:
+    return {
+        point.name: Entry(point.value, f"from {point.dist.name if point.dist else point.value}")
+        for point in importlib.metadata.entry_points(group=GROUP)
+    }

@@ -1,0 +1,1 @@
+"""The SQL table sink: messages as rows of one table."""

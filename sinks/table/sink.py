@@ -1,0 +1,208 @@
+"""``experimental-sql:///[connection-or-url]``: messages as rows of one SQL table.
+
+    changefeed_messages (job_id, "table", message_id, key, value)
+
+The RFC's table sink, for trying feeds out with nothing but a database. ``message_id`` is made of
+the message alone (timestamp, sequence number, key), sorts in time order, and is part of the
+primary key with the job: a message that comes again changes nothing. All rows of an epoch are
+one transaction, so a reader sees whole epochs. Each row is a Python object on its way: it is
+not meant for volume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved, Truncate
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+
+PREFIX = "experimental-sql:///"
+TABLE = "changefeed_messages"
+
+#: Dialects whose default driver is not the one we install.
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+}
+
+_metadata = sa.MetaData()
+messages = sa.Table(
+    TABLE,
+    _metadata,
+    sa.Column("job_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("table", sa.String(249), primary_key=True),
+    sa.Column("message_id", sa.String(120), primary_key=True),
+    sa.Column("key", sa.Text),
+    sa.Column("value", sa.Text),
+)
+
+_Row = dict[str, Any]
+
+
+class TableSink:
+    """Messages into a table, each once."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True)
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        self._url = database_url(uri, str((options or {}).get("state_url") or ""))
+        self._engine: sa.Engine | None = None
+        self._job = 0
+        self._topics: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._pending: dict[int, list[_Row]] = {}
+
+    def open(self, context: SinkContext) -> None:
+        self._job = context.job_id
+        self._topics = tuple(dict.fromkeys(t.topic for t in context.targets))
+        with _Explained(self._url):
+            if self._engine is None:
+                self._engine = sa.create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
+            _metadata.create_all(self._engine)
+
+    def write(self, batch: Batch) -> Receipt:
+        """Keeps the rows until ``commit``: the epoch is one transaction."""
+        columns = ("key", "value", "wall", "logical", "seq")
+        rows = batch.rows.select(list(columns)).to_pylist()
+        found = [self._message(batch.target.topic, row) for row in rows]
+        with self._lock:
+            self._pending.setdefault(batch.epoch.number, []).extend(found)
+        size = sum(len(row["key"] or b"") + len(row["value"] or b"") for row in rows)
+        return Receipt(batch.partition, len(rows), size)
+
+    def _message(self, topic: str, row: _Row) -> _Row:
+        key, value = _text(row["key"]), _text(row["value"])
+        # A tombstone follows the delete it belongs to under the same sequence number; scan
+        # rows of one table differ in nothing but the key.
+        digest = hashlib.sha256((key or "").encode()).hexdigest()[:16]
+        stamp = Timestamp(row["wall"], row["logical"]).file_stamp()
+        kind = "t" if value is None else "m"
+        return self._row(topic, f"{stamp}-{row['seq'] or 0:020d}-{digest}-{kind}", key, value)
+
+    def _row(self, topic: str, number: str, key: str | None, value: str | None) -> _Row:
+        return {
+            "job_id": self._job,
+            "table": topic,
+            "message_id": number,
+            "key": key,
+            "value": value,
+        }
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        with self._lock:
+            rows = self._pending.pop(epoch.number, [])
+        self._insert(rows)
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        with self._lock:
+            self._pending.pop(epoch.number, None)
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        # ``~`` sorts behind every message of the same instant.
+        number = f"{mark.at.file_stamp()}~resolved"
+        self._insert([self._row(t, number, None, _text(payload)) for t in self._topics])
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        number = f"{event.at.file_stamp()}-{event.seq:020d}-truncate"
+        self._insert([self._row(target.topic, number, None, _text(payload))])
+
+    def _insert(self, rows: Sequence[_Row]) -> None:
+        if not rows or self._engine is None:
+            return
+        with _Explained(self._url), self._engine.begin() as connection:
+            connection.execute(_insert_new(connection.dialect.name), rows)
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+        with self._lock:
+            self._pending.clear()
+
+
+def _insert_new(dialect: str) -> sa.Executable:
+    """INSERT that leaves a row alone whose key is there already."""
+    if dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgres_insert
+
+        return postgres_insert(messages).on_conflict_do_nothing()
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+        return sqlite_insert(messages).on_conflict_do_nothing()
+    if dialect in ("mysql", "mariadb"):
+        return messages.insert().prefix_with("IGNORE")
+    raise ChangefeedError(
+        "CF1303",
+        f"experimental-sql does not know how to repeat an insert harmlessly on {dialect}",
+        hint="use postgresql, sqlite, mysql or mariadb.",
+    )
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode()
+
+
+def database_url(uri: str, state_url: str = "") -> sa.URL:
+    """The database of a sink URI; an empty path is the state database ``state_url``.
+
+    Raises:
+        ChangefeedError: CF1201; the text of the URI is not repeated, it may hold a password.
+    """
+    if not uri.lower().startswith(PREFIX):
+        raise ChangefeedError("CF1201", f"the sink URI must start with {PREFIX}")
+    text = uri[len(PREFIX) :] or state_url
+    if not text:
+        raise ChangefeedError(
+            "CF1201", "the sink URI names no database", hint=f"write {PREFIX}postgresql://..."
+        )
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        raise ChangefeedError(
+            "CF1201",
+            "the sink URI names no database",
+            hint=f"write the URL of a database after {PREFIX}, or nothing for the state database.",
+        )
+    try:
+        url = sa.make_url(f"{_DRIVERS.get(scheme.lower(), scheme)}://{rest}")
+        url.get_dialect()
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ValueError):
+        # Not chained: SQLAlchemy repeats the URL.
+        raise ChangefeedError("CF1201", "the sink URI is not a database URL") from None
+    return url
+
+
+class _Explained:
+    """Errors of the database as ours; never with the statement's parameters, which are rows."""
+
+    def __init__(self, url: sa.URL) -> None:
+        self._where = f"{url.drivername.partition('+')[0]} database {url.database or ''}".strip()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        found = self._ours(error)
+        if found is not None:
+            raise found from None  # the original names the rows
+
+    def _ours(self, error: BaseException | None) -> ChangefeedError | None:
+        if isinstance(error, ImportError):
+            name = error.name or "driver"
+            return ChangefeedError("CF5005", f"the {self._where} needs the package {name}")
+        if not isinstance(error, sa.exc.DBAPIError):
+            return None
+        reason = type(error.orig).__name__
+        if isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
+            return ChangefeedError("CF5003", f"the {self._where} refused a row", detail=reason)
+        if isinstance(error, sa.exc.ProgrammingError | sa.exc.NotSupportedError):
+            return ChangefeedError("CF5002", f"the {self._where} refused", detail=reason)
+        return ChangefeedError("CF5001", f"the {self._where} failed", detail=reason)
