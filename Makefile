@@ -59,7 +59,7 @@ types: install
 imports: install
 	$(BIN)/lint-imports --no-logo
 
-bench: install ## measure: change log, Kafka, initial scan, latency, Debezium beside it (an hour)
+bench: install ## list what can be measured; run one: make bench BENCH='peers.debezium drain'
 	$(BIN)/python -m benchmarks $(BENCH)
 
 lock: ## write requirements*.lock anew from pyproject.toml (newest versions in its ranges)

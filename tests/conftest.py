@@ -38,8 +38,8 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.spark.java import find_java
 from tests.services.cache import server_folder
-from tests.services.java import java_binary
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 
@@ -49,7 +49,7 @@ PostgresFactory = Callable[..., PostgresCluster]
 @pytest.fixture(scope="session")
 def java() -> Path:
     """A java program, 17 or newer."""
-    return java_binary()
+    return find_java().executable
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from changefeed.spark.java import find_java
 from tests.services.cache import cache_root, locked, made_once
-from tests.services.java import java_binary
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _retrieve(folder: Path, dependencies: str) -> None:
             f"<dependencies>{dependencies}</dependencies></ivy-module>"
         )
         pattern = f"{folder}/[artifact]-[revision](-[classifier]).[ext]"
-        command: list[str | Path] = [java_binary(), "-jar", _ivy_jar()]
+        command: list[str | Path] = [find_java().executable, "-jar", _ivy_jar()]
         command += ["-ivy", module, "-cache", cache, "-types", "jar", "bundle", "zip", "tar.gz"]
         command += ["-retrieve", pattern]
         run = subprocess.run(command, capture_output=True, text=True, timeout=900)

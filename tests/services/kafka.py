@@ -25,10 +25,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
+from changefeed.spark.java import find_java
 from tests.services.cache import made_once, readable_root
 from tests.services.certificates import write_certificates
 from tests.services.ivy import Artifact, resolve
-from tests.services.java import java_binary
 
 VERSION = "4.4.0"
 USER, PASSWORD = "alice", "secret"
@@ -335,7 +335,7 @@ def _jvm(folder: Path) -> list[str | Path]:
     logging = folder / "log4j2.yaml"
     logging.write_text(_LOGGING)
     return [
-        java_binary(),
+        find_java().executable,
         "-Xms128m",
         "-Xmx512m",
         "-XX:+UseSerialGC",

@@ -1,0 +1,1 @@
+"""The systems we are measured beside, fetched at run time in pinned versions."""

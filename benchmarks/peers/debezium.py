@@ -1,0 +1,312 @@
+"""Debezium's PostgreSQL connector into Kafka, by its engine, on the broker we use ourselves.
+
+    python -m benchmarks.peers.debezium drain --table narrow --rows 200000
+    python -m benchmarks.peers.debezium scan --table narrow --rows 500000
+    python -m benchmarks.peers.debezium latency --rate 100 --seconds 20
+
+Each run starts a PostgreSQL and a Kafka of its own, prints rows a second, CPU seconds (user
+and system) and memory of Debezium's JVM, and leaves nothing running. JSON without schemas,
+no tombstones, decimals as text: as little work as it can be asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.latency import Latencies, measure, prepare
+from benchmarks.measure import Cost, Meter
+from benchmarks.workload import WORKLOADS, Workload
+from changefeed.embedded.child import spawn
+from changefeed.spark.java import find_java
+from tests.services.cache import server_folder
+from tests.services.ivy import Artifact, resolve
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database, PostgresCluster
+
+VERSION = "3.6.1.Final"
+SOURCE = Path(__file__).with_name("DebeziumToKafka.java")
+SLOT = PUBLICATION = "debezium"
+PREFIX = "dbz"
+
+#: As little as it can be asked to do, and nothing that slows it down.
+ENGINE: Mapping[str, str] = {
+    "name": "peer",
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+    "offset.flush.interval.ms": "1000",
+    "topic.prefix": PREFIX,
+    "plugin.name": "pgoutput",
+    "slot.name": SLOT,
+    "publication.name": PUBLICATION,
+    "publication.autocreate.mode": "disabled",
+    "decimal.handling.mode": "string",
+    "tombstones.on.delete": "false",
+    "converter.schemas.enable": "false",
+    "key.converter.schemas.enable": "false",
+    "value.converter.schemas.enable": "false",
+}
+#: Larger batches and queues, for throughput.
+TUNED: Mapping[str, str] = {
+    "max.batch.size": "16384",
+    "max.queue.size": "65536",
+    "poll.interval.ms": "50",
+    "snapshot.fetch.size": "16384",
+    "producer.linger.ms": "5",
+    "producer.batch.size": "262144",
+    "producer.buffer.memory": "134217728",
+}
+
+
+def chunked_snapshot(threads: int) -> dict[str, str]:
+    """Debezium's newest initial snapshot: chunks of one table read by several threads."""
+    return {
+        "snapshot.mode": "initial_only",
+        "snapshot.max.threads": str(threads),
+        "snapshot.max.threads.multiplier": "4",
+        "legacy.snapshot.max.threads": "false",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a run takes place."""
+
+    database: Database
+    broker: KafkaBroker
+    folder: Path
+
+
+class Debezium:
+    """The engine in a JVM of its own; ends with the ``with`` block."""
+
+    def __init__(self, run: Run, settings: Mapping[str, str], *, heap: str = "2g") -> None:
+        self.log_file = run.folder / "debezium.log"
+        address = urlsplit(run.database.uri)
+        properties = {
+            **ENGINE,
+            "database.hostname": address.hostname or "",
+            "database.port": str(address.port),
+            "database.user": address.username or "",
+            "database.password": "",
+            "database.dbname": run.database.name,
+            "producer.bootstrap.servers": run.broker.bootstrap,
+            **settings,
+        }
+        file = run.folder / "debezium.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        command: list[str | Path] = [find_java().executable, f"-Xmx{heap}"]
+        # The compiler's own default is a class format without static methods in interfaces.
+        command += ["-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8"]
+        command += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", _class_path()]
+        command += ["org.codehaus.janino.SimpleCompiler", SOURCE, "DebeziumToKafka", file]
+        self._process = spawn(
+            command,
+            log_file=self.log_file,
+            environment={"PATH": os.environ.get("PATH", "")},
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the JVM."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise when the JVM has ended before it was asked to."""
+        if self._process.poll() not in (None, 0):
+            raise RuntimeError(f"Debezium ended\n{self.log_file.read_text()[-3000:]}")
+
+    def __enter__(self) -> Debezium:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+
+
+class Counter:
+    """Counts the messages of one topic by its ends, without reading them."""
+
+    def __init__(self, broker: KafkaBroker, topic: str) -> None:
+        self._consumer = Consumer(
+            {"bootstrap.servers": broker.bootstrap, "group.id": "counter-" + topic}
+        )
+        self._topic = topic
+
+    def count(self) -> int:
+        """How many messages the topic has now."""
+        known = self._consumer.list_topics(timeout=10).topics.get(self._topic)
+        total = 0
+        for partition in known.partitions if known else ():
+            ends = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition))
+            total += ends[1] - ends[0]
+        return total
+
+    def wait(self, count: int, alive: Debezium, timeout: float) -> None:
+        """Wait until there are ``count``.
+
+        Raises:
+            TimeoutError: they did not come in ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (now := self.count()) < count:
+            alive.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{now:,} of {count:,} messages in {timeout:.0f} s")
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """End the client."""
+        self._consumer.close()
+
+
+# ------------------------------------------------------------------------------- the modes
+
+
+def drain(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
+    """A backlog of ``rows`` changes behind a slot, until all are in Kafka.
+
+    Start-up is not counted: the clock runs from the first message.
+    """
+    with run.database.connect() as connection:
+        workload.create(connection)
+        connection.execute(f"create publication {PUBLICATION} for table {workload.table}")
+        connection.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+        workload.change(connection, rows)
+    return _timed(run, workload, rows, {"snapshot.mode": "no_data", **settings})
+
+
+def scan(
+    run: Run, workload: Workload, rows: int, settings: Mapping[str, str], threads: int = 2
+) -> Cost:
+    """An initial snapshot of ``rows`` rows, until all are in Kafka."""
+    with run.database.connect() as connection:
+        workload.create(connection, rows)
+        connection.execute(f"create publication {PUBLICATION} for table {workload.table}")
+    return _timed(run, workload, rows, {**chunked_snapshot(threads), **settings})
+
+
+def _timed(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
+    topic = f"{PREFIX}.public.{workload.table}"
+    counter = Counter(run.broker, topic)
+    table = {"table.include.list": f"public.{workload.table}"}
+    with Debezium(run, {**settings, **table}) as peer:
+        counter.wait(1, peer, timeout=120)
+        with Meter(peer.pid) as meter:
+            counter.wait(rows, peer, timeout=3600)
+    counter.close()
+    return meter.cost
+
+
+def latency(
+    run: Run, rate: int, seconds: float, settings: Mapping[str, str]
+) -> tuple[Latencies, Cost]:
+    """From commit to a consumer, for single-row commits at a steady rate."""
+    topic = f"{PREFIX}.public.ticks"
+    prepare(run.database.uri)
+    run.database.execute(f"create publication {PUBLICATION} for table ticks")
+    run.database.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+    run.broker.create_topic(topic)
+    settings = {"snapshot.mode": "no_data", "table.include.list": "public.ticks", **settings}
+    with Debezium(run, settings) as peer, Meter(peer.pid) as meter:
+        delays = measure(
+            run.database.uri,
+            run.broker.bootstrap,
+            topic,
+            rate=rate,
+            seconds=seconds,
+            check=peer.check,
+        )
+    return delays, meter.cost
+
+
+# ------------------------------------------------------------------------------- programs
+
+
+def _class_path() -> str:
+    """Debezium's jars, and the compiler among Spark's."""
+    jars = resolve(
+        f"debezium-{VERSION}-1",
+        [
+            Artifact("io.debezium", "debezium-embedded", VERSION),
+            Artifact("io.debezium", "debezium-connector-postgres", VERSION),
+            Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
+        ],
+    )
+    spark = find_spec("pyspark")
+    if spark is None or spark.origin is None:
+        raise LookupError("pyspark is not installed")
+    compiler = [
+        str(next((Path(spark.origin).parent / "jars").glob(pattern)))
+        for pattern in ("janino-*.jar", "commons-compiler-*.jar")
+    ]
+    return os.pathsep.join([f"{jars}/*", *compiler])
+
+
+@contextmanager
+def place() -> Iterator[Run]:
+    """A PostgreSQL, a database in it, and a broker, for one run."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(server_folder("peer"))
+        cluster = PostgresCluster.make(16, folder).start()
+        stack.callback(cluster.stop)
+        broker = KafkaBroker(folder / "kafka").start()
+        stack.callback(broker.stop)
+        database = stack.enter_context(cluster.database())
+        yield Run(database, broker, folder)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run one mode and print what it cost."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.debezium")
+    parser.add_argument("mode", choices=["drain", "scan", "latency"])
+    parser.add_argument("--table", choices=sorted(WORKLOADS), default="narrow")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 2)
+    parser.add_argument("--rate", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--defaults", action="store_true", help="without our tuning")
+    given = parser.parse_args(words)
+    settings = {} if given.defaults else TUNED
+    workload = WORKLOADS[given.table]
+    title = f"debezium {VERSION} {given.mode}{' (defaults)' if given.defaults else ''}"
+    with place() as run:
+        if given.mode == "latency":
+            delays, cost = latency(run, given.rate, given.seconds, settings)
+            share = cost.cpu_seconds / cost.wall_seconds
+            print(f"{title}, {given.rate}/s: {delays}, {share:.0%} of a core with its start")
+            return
+        if given.mode == "drain":
+            cost = drain(run, workload, given.rows, settings)
+        else:
+            cost = scan(run, workload, given.rows, settings, given.threads)
+        print(f"{title}, {given.table}, {given.rows:,} rows: {cost.per_row(given.rows)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except psycopg.Error as error:
+        raise SystemExit(f"benchmark failed: {error}") from error
