@@ -172,7 +172,7 @@ class JobSpec:
         targets: canonical SQL text of each target; SCHEMA and DATABASE targets keep their
             patterns, so that tables made later join.
         tables: the tables the targets mean now.
-        options: ``Options.to_dict()``: raw texts by name, None for a flag.
+        options: ``Options.to_dict()``: texts by name, the empty text for a flag. Holds secrets.
         statement: canonical SQL, redacted.
         cursor: start after this instant.
         end_time: stop at this instant.
@@ -184,7 +184,7 @@ class JobSpec:
     tables: tuple[TableProgress, ...]
     name: str | None = None
     sink_uri: str | None = None
-    options: Mapping[str, str | None] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     statement: str = ""
     cursor: Timestamp | None = None
     end_time: Timestamp | None = None
@@ -209,7 +209,7 @@ class Job:
     sink_uri: str | None
     redacted_sink_uri: str
     targets: tuple[str, ...]
-    options: Mapping[str, str | None]
+    options: Mapping[str, str]
     statement: str
     status: Status
     wanted: Wanted

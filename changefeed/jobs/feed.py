@@ -1,0 +1,127 @@
+"""One feed as its runner sees it: the job's row made into typed parts, and how far it is.
+
+Owned by the runner's thread; nothing here waits or does I/O except :meth:`Feed.save`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from changefeed.catalog import Catalog, Lease
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.model import Job, TableProgress, TableState
+from changefeed.options import Options
+from changefeed.plan.message import message_plan
+from changefeed.schema import TableName, TableSchema
+from changefeed.spark.plan import MessagePlan
+from sinks.base import Capabilities, Target
+from sinks.registry import capabilities, scheme_of
+
+
+def _abilities(catalog: Catalog, job: Job) -> Capabilities | None:
+    if not job.sink_uri:
+        return None
+    return capabilities(scheme_of(catalog.resolve_uri(job.sink_uri)))
+
+
+class Feed:
+    """A job, its options and tables, and the plans of its messages."""
+
+    def __init__(self, catalog: Catalog, job: Job, lease: Lease) -> None:
+        self._catalog = catalog
+        self.lease = lease
+        self.job = job
+        self.options = Options.from_dict(job.options, abilities=_abilities(catalog, job))
+        self.tables: dict[TableName, TableProgress] = {
+            t.table: t for t in catalog.tables(job.id)
+        }
+        self._changed: set[TableName] = set()
+        self._plans: dict[tuple[TableName, str], MessagePlan] = {}
+
+    # -- what to send ---------------------------------------------------------------------
+
+    def plan(self, schema: TableSchema) -> MessagePlan:
+        """How changes of this version of a table become messages (kept per version)."""
+        key = (schema.table, schema.fingerprint())
+        if key not in self._plans:
+            progress = self.tables[schema.table]
+            self._plans[key] = message_plan(self.job, self.options, progress, schema)
+        return self._plans[key]
+
+    def target(self, table: TableName) -> Target:
+        """The table as the sink sees it."""
+        return Target(table, self.tables[table].topic)
+
+    def targets(self) -> tuple[Target, ...]:
+        """All tables that have not failed."""
+        return tuple(
+            Target(t.table, t.topic)
+            for t in self.tables.values()
+            if t.state is not TableState.FAILED
+        )
+
+    # -- how far it is --------------------------------------------------------------------
+
+    def update(self, table: TableName, **changes: object) -> TableProgress:
+        """Change a table's progress in memory; :meth:`save` makes it durable."""
+        self.tables[table] = replace(self.tables[table], **changes)  # type: ignore[arg-type]
+        self._changed.add(table)
+        return self.tables[table]
+
+    def fail_table(self, table: TableName, error: ChangefeedError) -> None:
+        """Stop one table for good; the others go on."""
+        self.tables[table] = self.tables[table].failed(error)
+        self._changed.add(table)
+        self.save()
+        self._catalog.record_event(
+            self.job.id, "error", error.message, table=str(table), code=error.code.number
+        )
+
+    def in_state(self, *states: TableState) -> list[TableProgress]:
+        """The tables in one of ``states``."""
+        return [t for t in self.tables.values() if t.state in states]
+
+    def advance(self, names: Iterable[TableName], upto: Timestamp) -> None:
+        """Everything of these tables up to ``upto`` is durable in the sink."""
+        for name in names:
+            done = self.tables[name].done_upto
+            if done is None or done < upto:
+                self.tables[name] = replace(self.tables[name], done_upto=upto)
+
+    def count(self, table: TableName, rows: int, size: int) -> None:
+        """Add delivered rows and bytes."""
+        old = self.tables[table]
+        self.update(
+            table, emitted_rows=old.emitted_rows + rows, emitted_bytes=old.emitted_bytes + size
+        )
+
+    def high_water(self) -> Timestamp | None:
+        """Everything at or below is durable for every table that has not failed."""
+        live = [t.done_upto for t in self.tables.values() if t.state is not TableState.FAILED]
+        if not live or any(done is None for done in live):
+            return None
+        return min(done for done in live if done is not None)
+
+    def save(self) -> Timestamp | None:
+        """Make progress durable; returns the high-water it wrote.
+
+        A running table that is exactly at the high-water needs no row of its own (the catalog
+        raises it), so a feed of a thousand quiet tables writes one row.
+        """
+        high_water = self.high_water()
+        ahead = {
+            name
+            for name, t in self.tables.items()
+            if t.done_upto is not None and high_water is not None and t.done_upto > high_water
+        }
+        names = self._changed | ahead
+        self._catalog.save_progress(
+            self.job.id,
+            {name: self.tables[name] for name in names},
+            lease=self.lease,
+            high_water=high_water,
+        )
+        self._changed.clear()
+        return high_water

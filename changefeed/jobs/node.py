@@ -1,0 +1,322 @@
+"""The node: makes what runs equal to what the job table wants.
+
+Every loop it reads the job table (only when something changed) and then
+
+* watches the tables of all feeds of a source, and runs that source's capture,
+* starts a :class:`~changefeed.jobs.runner.FeedRunner` for each feed that should run,
+* stops those that should not, and removes what was dropped.
+
+A feed belongs to the node that holds its lease. A statement never talks to a runner: it
+changes the table, and the node follows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from changefeed.catalog import Catalog
+from changefeed.clock import Clock, SystemClock
+from changefeed.errors import Action, ChangefeedError
+from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.model import Job, Status, Wanted
+from changefeed.jobs.runner import FeedRunner
+from changefeed.jobs.share import SharedMessages
+from changefeed.schema import TableName
+from changefeed.spark.session import SparkEngine
+from changefeed.state import StateLayout
+from changefeed.telemetry import log
+
+LOOP_SECONDS = 0.1
+HEARTBEAT_SECONDS = 2.0
+LEASE_SECONDS = 15.0
+EXPAND_SECONDS = 10.0
+SOURCE_RETRY_SECONDS = 5.0
+
+
+class NodeLock:
+    """The lock that makes one process the node of a local state (``flock``: dies with it)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock; False when another process holds it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Node:
+    """Runs the feeds of a state in this process until :meth:`stop`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        state: str,
+        *,
+        engine: SparkEngine | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.id = uuid.uuid4().hex[:12]
+        self.clock: Clock = clock or SystemClock()
+        self._state = state
+        self._layout = StateLayout(Path(catalog.directory))
+        self._lock_file = NodeLock(self._layout.lock)
+        self.engine = engine or SparkEngine()
+        self.shared = SharedMessages()
+        self._keepers: dict[str, SourceKeeper] = {}
+        self._runners: dict[int, FeedRunner] = {}
+        self._failed_sources: dict[str, float] = {}
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seen_version: object = None
+        self._next_expand = 0.0
+        self._next_heartbeat = 0.0
+        self._mutex = threading.RLock()
+        self.is_node = False
+
+    # -- life -----------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Become the node of this state; False when another process is.
+
+        Spark starts in the background only when there is a feed to run.
+        """
+        if not self._lock_file.acquire():
+            return False
+        self.is_node = True
+        self._clean_work()
+        self.catalog.register_node(self.id, os.getpid(), socket.gethostname())
+        self._thread = threading.Thread(target=self._loop, name="node", daemon=True)
+        self._thread.start()
+        return True
+
+    def _clean_work(self) -> None:
+        self._layout.work.mkdir(parents=True, exist_ok=True)
+        for leftover in self._layout.work.iterdir():
+            if leftover.is_file():
+                leftover.unlink()
+
+    def stop(self) -> None:
+        """Stop all runners and captures, leave the jobs as they are, free the lock."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(30)
+        with self._mutex:
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.request_stop()
+        for keeper in list(self._keepers.values()):
+            keeper.wake()
+        for runner in runners:
+            runner.join(20)
+        for keeper in list(self._keepers.values()):
+            keeper.close()
+        self.engine.close()
+        if self.is_node:
+            self.catalog.unregister_node(self.id)
+        self._lock_file.release()
+
+    def wake(self) -> None:
+        """Look at the job table now."""
+        self._wake.set()
+
+    def node_running(self) -> bool:
+        """Whether some process runs the feeds of this state."""
+        return self.is_node or bool(self.catalog.live_nodes())
+
+    def keeper(self, source: str) -> SourceKeeper:
+        """The keeper of a source, made on first use."""
+        with self._mutex:
+            if source not in self._keepers:
+                self._keepers[source] = SourceKeeper(
+                    self.catalog, self._state, source, capturing=self.is_node
+                )
+            return self._keepers[source]
+
+    # -- the loop -------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(LOOP_SECONDS)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self._turn()
+            except ChangefeedError as error:
+                log.error("node: %s", error.message)
+            except Exception:
+                # The loop must outlive a surprise in one turn: all feeds hang on it.
+                log.exception("node: unexpected error in a turn")
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_SECONDS
+            self.catalog.heartbeat(self.id)
+            self._renew_leases()
+        version = self.catalog.version()
+        due = now >= self._next_expand
+        ended = any(not r.is_alive() for r in self._runners.values())
+        retry = any(at <= now for at in self._failed_sources.values())
+        if version == self._seen_version and not due and not ended and not retry:
+            return
+        self._seen_version = version
+        if due:
+            self._next_expand = now + EXPAND_SECONDS
+            self._expand_patterns()
+        jobs = self.catalog.jobs()
+        self._reap()
+        self._stop_unwanted(jobs)
+        self._remove_dropped(jobs)
+        jobs = [j for j in jobs if j.wanted is not Wanted.DROPPED]
+        self._watch_sources(jobs)
+        self._start_wanted(jobs)
+
+    def _renew_leases(self) -> None:
+        for runner in list(self._runners.values()):
+            if not runner.renew_lease(LEASE_SECONDS):
+                log.warning("feed %s: the lease was lost, stopping", runner.name)
+                runner.request_stop()
+
+    def _expand_patterns(self) -> None:
+        """Let tables made after a SCHEMA or DATABASE feed join it."""
+        from changefeed.plan.expand import expand_job, has_patterns
+
+        for job in self.catalog.jobs(include_finished=False):
+            if has_patterns(job) and job.wanted is Wanted.RUNNING:
+                try:
+                    added = expand_job(self.catalog, job, self.keeper(job.source).source)
+                except ChangefeedError as error:
+                    log.warning("feed %s: cannot list tables: %s", job.name, error.message)
+                    continue
+                for name in added:
+                    self.catalog.record_event(job.id, "table", "joined the feed", table=name)
+
+    # -- jobs -----------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        for job_id, runner in list(self._runners.items()):
+            if not runner.is_alive():
+                del self._runners[job_id]
+                runner.release_lease()
+
+    def _stop_unwanted(self, jobs: list[Job]) -> None:
+        by_id = {j.id: j for j in jobs}
+        for job_id, runner in list(self._runners.items()):
+            job = by_id.get(job_id)
+            if job is None or job.wanted is not Wanted.RUNNING:
+                runner.request_stop()
+            elif job.generation != runner.generation:
+                runner.request_reload()
+        for job in jobs:
+            idle = job.id not in self._runners and job.status.active
+            if job.wanted is Wanted.PAUSED and idle:
+                self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+
+    def _remove_dropped(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.wanted is Wanted.DROPPED and job.id not in self._runners:
+                self.catalog.delete_job(job.id)
+                log.info("feed %s dropped", job.name)
+
+    def _watch_sources(self, jobs: list[Job]) -> None:
+        wanted: dict[str, set[TableName]] = {}
+        for job in jobs:
+            if job.status.finished:
+                continue
+            names = {t.table for t in self.catalog.tables(job.id)}
+            wanted.setdefault(job.source, set()).update(names)
+        for name in set(self._keepers) | {s.name for s in self.catalog.source_states()}:
+            if name not in wanted:
+                self._forget_source(name)
+        for name, tables in wanted.items():
+            self._watch(name, tables)
+
+    def _watch(self, name: str, tables: set[TableName]) -> None:
+        if self._failed_sources.get(name, 0.0) > time.monotonic():
+            return
+        keeper = self.keeper(name)
+        try:
+            keeper.watch(tables)
+            self._failed_sources.pop(name, None)
+            if self.catalog.source_state(name).error:
+                self.catalog.save_source_state(name, error="")
+        except ChangefeedError as error:
+            self._failed_sources[name] = time.monotonic() + SOURCE_RETRY_SECONDS
+            self.catalog.save_source_state(name, error=error.message)
+            log.warning("source %s: %s %s", name, error.code.number, error.message)
+            if error.action is not Action.RETRY:
+                self._fail_waiting(name, error)
+
+    def _fail_waiting(self, source: str, error: ChangefeedError) -> None:
+        """The source refuses: feeds that never ran on it fail with its reason."""
+        for job in self.catalog.jobs(include_finished=False):
+            if job.source == source and job.status is Status.PENDING:
+                self.catalog.transition(
+                    job.id, Status.FAILED, reason="the source refused", error=error
+                )
+
+    def _forget_source(self, name: str) -> None:
+        if any(r.source == name for r in self._runners.values()):
+            return
+        if self._failed_sources.get(name, 0.0) > time.monotonic():
+            return
+        keeper = self.keeper(name)
+        try:
+            keeper.forget()
+        except ChangefeedError as error:
+            self._failed_sources[name] = time.monotonic() + SOURCE_RETRY_SECONDS
+            log.warning("source %s: cannot remove the slot yet: %s", name, error.message)
+            return
+        self._keepers.pop(name, None)
+        self._failed_sources.pop(name, None)
+
+    def _start_wanted(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            runnable = job.wanted is Wanted.RUNNING and job.status.active
+            if not runnable or job.id in self._runners or job.sinkless:
+                continue
+            if job.source in self._failed_sources:
+                continue
+            lease = self.catalog.acquire_lease(job.id, self.id, LEASE_SECONDS)
+            if lease is None:
+                continue
+            self.engine.start()
+            runner = FeedRunner(self, job, lease)
+            self._runners[job.id] = runner
+            runner.start()
+
+    # -- sinkless feeds -------------------------------------------------------------------
+
+    def runners(self) -> Iterator[FeedRunner]:
+        """The feeds that run here now."""
+        yield from list(self._runners.values())
