@@ -154,12 +154,14 @@ class _Builder(Transformer[Token, Any]):
     def schema_target(
         self, meta: Meta, name: QualifiedName, filtered: Any | None
     ) -> nodes.SchemaTarget:
-        return nodes.SchemaTarget(name, *(filtered or ()), span=_span(meta))
+        how, patterns = filtered or (None, ())
+        return nodes.SchemaTarget(name, how, patterns, span=_span(meta))
 
     def database_target(
         self, meta: Meta, name: QualifiedName, filtered: Any | None
     ) -> nodes.DatabaseTarget:
-        return nodes.DatabaseTarget(name, *(filtered or ()), span=_span(meta))
+        how, patterns = filtered or (None, ())
+        return nodes.DatabaseTarget(name, how, patterns, span=_span(meta))
 
     def table_name(self, meta: Meta, *parts: Token) -> QualifiedName:
         return QualifiedName(tuple(map(identifier, parts)), span=_span(meta))
@@ -233,9 +235,7 @@ class _Builder(Transformer[Token, Any]):
         return nodes.AlterChangefeed(feed, sum(actions, ()), span=_span(meta))
 
     def rename_changefeed(self, meta: Meta, feed: FeedRef, name: Token) -> Statement:
-        return nodes.RenameChangefeed(
-            feed, identifier(name), span=_span(meta), name_span=_at(name)
-        )
+        return nodes.RenameChangefeed(feed, identifier(name), span=_span(meta), name_span=_at(name))
 
     def alter_add(
         self,

@@ -19,7 +19,7 @@ class Span:
 
 
 def _span() -> Span | None:
-    return field(default=None, compare=False, repr=False, kw_only=True)  # type: ignore[return-value]
+    return field(default=None, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class SchemaTarget:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTarget:
-    """``DATABASE d [INCLUDE|EXCLUDE TABLES pattern, ..]``; ``d`` is a connection or its database."""
+    """``DATABASE d [INCLUDE|EXCLUDE TABLES pattern, ..]``: a connection or its database."""
 
     name: QualifiedName
     filter: Filter | None = None
@@ -287,7 +287,11 @@ class Ordering:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``column op literal``; op is one of ``= <> < <= > >= LIKE`` or ``IS NULL``/``IS NOT NULL``."""
+    """``column op literal``.
+
+    ``operator`` is one of ``= <> < <= > >= LIKE``, or ``IS NULL`` or ``IS NOT NULL``, which
+    have no value.
+    """
 
     column: str
     operator: str

@@ -16,11 +16,14 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 _PLAIN_PATTERN = re.compile(r"[a-z_*?][a-z0-9_$*?]*(?:\.[a-z0-9_$*?]+)?\Z")
 
 #: Words that a name could be mistaken for where names stand; as names they are quoted.
-RESERVED = frozenset(
-    "add alter and as by create database drop exclude exists for from if include into is job "
-    "jobs like limit not null options or order partition rename schema set show table tables "
-    "timeout unset values where with".split()
-)
+# fmt: off
+RESERVED = frozenset({
+    "add", "alter", "and", "as", "by", "create", "database", "drop", "exclude", "exists", "for",
+    "from", "if", "include", "into", "is", "job", "jobs", "like", "limit", "not", "null",
+    "options", "or", "order", "partition", "rename", "schema", "set", "show", "table", "tables",
+    "timeout", "unset", "values", "where", "with",
+})
+# fmt: on
 
 
 def to_sql(
@@ -190,9 +193,7 @@ class _Printer:
     def action(self, action: nodes.AlterAction) -> str:
         match action:
             case nodes.AlterAdd():
-                return _words(
-                    "ADD", self.targets(action.targets), self.options(action.options)
-                )
+                return _words("ADD", self.targets(action.targets), self.options(action.options))
             case nodes.AlterDrop():
                 return f"DROP {self.targets(action.targets)}"
             case nodes.AlterSet():

@@ -5,7 +5,6 @@ A message never quotes the inside of a string, because strings hold URIs with pa
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -13,8 +12,10 @@ from dataclasses import dataclass
 
 import lark
 from lark import Lark, Token
+from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from grammar.nodes import Span
+from grammar.spelling import did_you_mean
 from grammar.split import Kind, Lexeme
 
 
@@ -99,13 +100,6 @@ QUOTED_LENGTH = 40
 def keyword(terminal: str) -> str | None:
     """The keyword a terminal stands for, in capitals; None when it is no keyword."""
     return None if terminal in WORDS else terminal.removeprefix("_")
-
-
-def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that ``word`` was probably meant to be; None when none is near."""
-    by_fold = {candidate.casefold(): candidate for candidate in candidates}
-    near = difflib.get_close_matches(word.casefold(), by_fold, n=1, cutoff=0.6)
-    return by_fold[near[0]] if near else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +292,8 @@ def locate(parser: Lark, source: str) -> Failure:
         pass
     except lark.UnexpectedCharacters:
         pass
-    accepts = frozenset(steps.accepts())
-    if before and steps.result is None and _refused(steps.parser_state.value_stack, before[-1]):
+    accepts = accepted(steps)
+    if before and _refused(steps.parser_state.value_stack, before[-1]):
         before.pop()
     end = (before[-1].start_pos or 0) + len(before[-1]) if before else 0
     start = end + len(source[end:]) - len(source[end:].lstrip())
@@ -307,6 +301,11 @@ def locate(parser: Lark, source: str) -> Failure:
     text = found[0] if found else ""
     start = start if text else len(source.rstrip())
     return Failure(source, start, text, tuple(before), accepts)
+
+
+def accepted(steps: InteractiveParser) -> frozenset[str]:
+    """The terminals that would fit where the parser stands."""
+    return frozenset(steps.accepts())  # type: ignore[no-untyped-call]
 
 
 def _refused(stack: list[object], token: Token) -> bool:
@@ -333,7 +332,9 @@ def _message(failure: Failure) -> str:
     text = failure.text
     if len(text) > QUOTED_LENGTH:
         text = text[:QUOTED_LENGTH] + "…"
-    return f"syntax error at or near {text if text.startswith(chr(34)) else chr(34) + text + chr(34)}"
+    return (
+        f"syntax error at or near {text if text.startswith(chr(34)) else chr(34) + text + chr(34)}"
+    )
 
 
 _UNCLOSED = {

@@ -1,0 +1,216 @@
+"""What may come next at the cursor, and what a misspelt word was meant to be.
+
+The statement up to the cursor is cut back to its last whole token and parsed; what the parser
+accepts there names the kinds of things that fit, because each kind has a terminal of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import lark
+from lark import Token
+
+from grammar.build import identifier, string
+from grammar.parser import tables
+from grammar.problems import accepted, keyword
+from grammar.spelling import did_you_mean
+from grammar.split import Kind, Lexeme, blank_comments, lexemes
+
+__all__ = ["KINDS", "Suggestions", "complete", "did_you_mean"]
+
+#: Terminal -> the kind of thing it stands for.
+KINDS = {
+    "CONNECTION_NAME": "connection",
+    "NEW_CONNECTION": "new_name",
+    "FEED_NAME": "feed",
+    "NEW_FEED": "new_name",
+    "JOB_ID": "job_id",
+    "TABLE_PART": "table",
+    "TABLE_PATTERN": "table",
+    "PATTERN_STRING": "table",
+    "SCHEMA_PART": "schema",
+    "DATABASE_NAME": "database",
+    "TABLE_COLUMN": "column",
+    "PARTITION_NAME": "partition",
+    "TOPIC_NAME": "topic",
+    "TOPIC_STRING": "topic",
+    "RESULT_COLUMN": "result_column",
+    "OPTION_NAME": "option",
+    "CDC_OPTION_NAME": "cdc_option",
+    "OPTION_STRING": "option_value",
+    "OPTION_WORD": "option_value",
+    "OPTION_NUMBER": "option_value",
+    "OPTION_QUANTITY": "option_value",
+    "SINK_URI": "sink_uri",
+    "CONNECTION_URI": "connection_uri",
+    "STRING": "value",
+    "NUMBER": "value",
+    "COUNT": "value",
+}
+_STRINGS = frozenset(
+    {"SINK_URI", "CONNECTION_URI", "OPTION_STRING", "PATTERN_STRING", "TOPIC_STRING", "STRING"}
+)
+_PUNCTUATION = frozenset(
+    {"$END", "_SEMICOLON", "_COMMA", "_TARGET_COMMA", "_DOT", "_EQUAL", "_LPAR", "_RPAR"}
+)
+_TAIL = re.compile(r"[\w$]*\Z")
+_FEEDS = frozenset({"FEED_NAME", "NEW_FEED"})
+
+#: A character that no terminal matches: it stops the lexer without ending the text, so that a
+#: keyword that is a name when nothing follows stays a keyword.
+_STOP = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestions:
+    """What fits at the cursor.
+
+    Attributes:
+        kinds: of names and values that fit, out of the values of :data:`KINDS`.
+        words: keywords that fit and start with ``prefix``, in capitals.
+        prefix: the begun word before the cursor, without its opening quote.
+        option: whose value is being typed.
+        sink: the URI of the statement's INTO, as far as it stands before the cursor, or the
+            word after INTO of CREATE CDC.
+        quote: the open quote the cursor is in; empty outside one.
+        path: the parts before ``prefix`` in a dotted name: ``shop.public.or`` has two.
+        table: the parts of the last table named, for its columns.
+        source: the connection named after FROM.
+        feed: the feed named, for its options and tables.
+        given: options that already stand in the list.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    words: tuple[str, ...] = ()
+    prefix: str = ""
+    option: str | None = None
+    sink: str | None = None
+    quote: str = ""
+    path: tuple[str, ...] = ()
+    table: tuple[str, ...] = ()
+    source: str | None = None
+    feed: str | None = None
+    given: frozenset[str] = frozenset()
+
+
+def complete(text: str, cursor: int | None = None) -> Suggestions:
+    """What may come at ``cursor`` (the end of ``text`` when not given).
+
+    Only what stands before the cursor counts. Inside a comment, or after a mistake, nothing fits.
+    """
+    head = text if cursor is None else text[:cursor]
+    begun, opened = _current(head)
+    if opened is not None and opened.comment:
+        return Suggestions()
+    if opened is not None:
+        cut = opened.start
+        quote, prefix = begun[cut], begun[cut + 1 :]
+    else:
+        tail = _TAIL.search(begun)
+        cut = tail.start() if tail else len(begun)
+        quote, prefix = "", begun[cut:]
+    return _at(blank_comments(begun[:cut]), prefix, quote)
+
+
+def _current(head: str) -> tuple[str, Lexeme | None]:
+    """The statement that the end of ``head`` is in, and the quote or comment open there."""
+    start = 0
+    last: Lexeme | None = None
+    for lexeme in lexemes(head):
+        if lexeme.kind is Kind.SEMICOLON:
+            start = lexeme.end
+        last = lexeme
+    begun = head[start:]
+    if last is None or last.start < start:
+        return begun, None
+    open_line = last.kind is Kind.LINE_COMMENT and last.end == len(head)
+    if last.closed and not open_line:
+        return begun, None
+    return begun, Lexeme(last.kind, last.start - start, last.end - start, closed=False)
+
+
+def _at(whole: str, prefix: str, quote: str) -> Suggestions:
+    steps = tables().parse_interactive(whole + _STOP)
+    tokens: list[Token] = []
+    try:
+        for token in steps.iter_parse():
+            tokens.append(token)
+    except lark.UnexpectedToken:
+        return Suggestions(prefix=prefix, quote=quote)
+    except lark.UnexpectedCharacters as stop:
+        if stop.pos_in_stream != len(whole):
+            return Suggestions(prefix=prefix, quote=quote)
+    fits = accepted(steps)
+    if quote == "'":
+        fits &= _STRINGS
+    elif quote:
+        fits = frozenset(name for name in fits if name in KINDS and name not in _STRINGS)
+    kinds = frozenset(KINDS[name] for name in fits if name in KINDS)
+    return _described(tokens, kinds, _words(fits, prefix, quote), prefix, quote)
+
+
+def _words(fits: frozenset[str], prefix: str, quote: str) -> tuple[str, ...]:
+    if quote:
+        return ()
+    keywords = {
+        word for name in fits - _PUNCTUATION if name not in KINDS and (word := keyword(name))
+    }
+    return tuple(sorted(word for word in keywords if word.startswith(prefix.upper())))
+
+
+def _described(
+    tokens: list[Token],
+    kinds: frozenset[str],
+    words: tuple[str, ...],
+    prefix: str,
+    quote: str,
+) -> Suggestions:
+    names = [token for token in tokens if token.type in ("OPTION_NAME", "CDC_OPTION_NAME")]
+    return Suggestions(
+        kinds,
+        words,
+        prefix,
+        option=identifier(names[-1]) if names and "option_value" in kinds else None,
+        sink=_sink(tokens),
+        quote=quote,
+        path=_path(tokens),
+        table=_table(tokens),
+        source=_last(tokens, {"CONNECTION_NAME"}),
+        feed=_last(tokens, _FEEDS),
+        given=frozenset(map(identifier, names)),
+    )
+
+
+def _last(tokens: list[Token], types: frozenset[str] | set[str]) -> str | None:
+    found = [token for token in tokens if token.type in types]
+    return identifier(found[-1]) if found else None
+
+
+def _sink(tokens: list[Token]) -> str | None:
+    for token in reversed(tokens):
+        if token.type == "SINK_URI":
+            return string(token)
+        if token.type in ("KAFKA", "ELASTICSEARCH"):
+            return token.lower()
+    return None
+
+
+def _path(tokens: list[Token]) -> tuple[str, ...]:
+    """The names right before the cursor that a dot joins to what is being typed."""
+    parts: list[str] = []
+    rest = tokens
+    while len(rest) >= 2 and rest[-1].type == "_DOT":
+        parts.insert(0, identifier(rest[-2]))
+        rest = rest[:-2]
+    return tuple(parts)
+
+
+def _table(tokens: list[Token]) -> tuple[str, ...]:
+    parts: list[str] = []
+    for index, token in enumerate(tokens):
+        if token.type == "TABLE_PART":
+            joined = index > 0 and tokens[index - 1].type == "_DOT"
+            parts = [*parts, identifier(token)] if joined else [identifier(token)]
+    return tuple(parts)
