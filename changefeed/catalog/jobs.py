@@ -222,7 +222,7 @@ class Jobs(Store):
         *,
         sink_uri: str | _Keep | None = KEEP,
         targets: Sequence[str] | None = None,
-        options: Mapping[str, str | None] | None = None,
+        options: Mapping[str, str] | None = None,
         statement: str | None = None,
         cursor: Timestamp | _Keep | None = KEEP,
         end_time: Timestamp | _Keep | None = KEEP,

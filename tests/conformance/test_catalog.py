@@ -67,7 +67,7 @@ def spec(name: str | None = "f", *tables: TableName, sink: str | None = "null://
         tables=tuple(TableProgress(t, topic=t.name) for t in tables or (ORDERS,)),
         name=name,
         sink_uri=sink,
-        options={"updated": None, "resolved": "10s"},
+        options={"updated": "", "resolved": "10s"},
         statement="CREATE CHANGEFEED ...",
     )
 
@@ -327,7 +327,7 @@ def test_a_new_job(catalog: Catalog, state: State) -> None:
     )
     assert (job.status, job.wanted, job.generation) == (Status.PENDING, Wanted.RUNNING, 1)
     assert job.created == job.modified == state.clock.wall
-    assert job.options == {"updated": None, "resolved": "10s"}
+    assert job.options == {"updated": "", "resolved": "10s"}
     assert (job.cursor, job.end_time) == (Timestamp(1, 2), Timestamp(9))
     assert job.sink_uri == "kafka://u:s3cret@k" and "s3cret" not in job.redacted_sink_uri
     assert catalog.job("f") == catalog.job(job.id) == job
@@ -412,10 +412,10 @@ def test_listing(catalog: Catalog) -> None:
 def test_alter_raises_the_generation_and_checks_it(catalog: Catalog) -> None:
     job = catalog.create_job(spec())
     altered = catalog.alter_job(
-        job.id, options={"diff": None}, targets=("a", "SCHEMA s"), sink_uri="null://x", generation=1
+        job.id, options={"diff": ""}, targets=("a", "SCHEMA s"), sink_uri="null://x", generation=1
     )
     assert altered.generation == 2 and altered.has_patterns and not job.has_patterns
-    assert (altered.options, altered.sink_uri) == ({"diff": None}, "null://x")
+    assert (altered.options, altered.sink_uri) == ({"diff": ""}, "null://x")
     refused("CF1301", lambda: catalog.alter_job(job.id, options={}, generation=1))
     assert catalog.alter_job(job.id, sink_uri=None).sink_uri is None
 

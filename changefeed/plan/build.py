@@ -1,0 +1,479 @@
+"""CREATE CHANGEFEED -> :class:`~changefeed.plan.stages.FeedPlan`.
+
+Planning asks the source and the sink's own checks, changes nothing anywhere, and goes on after
+a problem as far as it can, so that all of them are told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from changefeed.catalog import Catalog, Connection, Job, SourceState
+from changefeed.clock import Clock
+from changefeed.errors import ChangefeedError, Problems, raise_all
+from changefeed.events import Position
+from changefeed.jobs.model import Status, TableProgress
+from changefeed.options import (
+    CURSOR,
+    DIFF,
+    HEADERS_JSON_COLUMN_NAME,
+    INITIAL_SCAN,
+    InitialScan,
+    Options,
+    parse_options,
+    to_span,
+)
+from changefeed.plan.message import source_members, table_messages
+from changefeed.plan.names import choose_source
+from changefeed.plan.sinking import Sinking, check_sink, find_sink
+from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
+from changefeed.plan.targets import (
+    Found,
+    look_up,
+    matching,
+    parse_targets,
+    qualified,
+    target_text,
+    wishes,
+)
+from changefeed.schema import TableName
+from changefeed.sources.base import Source, TableInfo, Watch
+from changefeed.sources.registry import open_source as open_registered
+from changefeed.uri import redact
+from grammar import nodes
+from grammar.printer import to_sql
+
+T = TypeVar("T")
+
+OpenSource = Callable[[str, str], Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What planning looks at: the state, the session's USE, the clock, how to open a source."""
+
+    catalog: Catalog
+    clock: Clock
+    text: str = ""
+    session_source: str | None = None
+    open_source: OpenSource = open_registered
+
+
+def plan_create(statement: nodes.CreateChangefeed, around: Surroundings) -> FeedPlan:
+    """The plan of a statement.
+
+    Raises:
+        ChangefeedError: every problem found, at once.
+    """
+    plan, problems = check_create(statement, around)
+    raise_all(problems)
+    if plan is None:
+        raise AssertionError("no plan and no problem")
+    return plan
+
+
+def check_create(
+    statement: nodes.CreateChangefeed, around: Surroundings
+) -> tuple[FeedPlan | None, list[ChangefeedError]]:
+    """The plan, if there can be one, and every problem, each tied to the statement's text."""
+    planner = Planner(statement, around)
+    plan = planner.plan()
+    problems = [problem.located(around.text) for problem in distinct(planner.problems)]
+    return (None if problems else plan), problems
+
+
+def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
+    """Flattened, in the order of the text, each once."""
+    flat = [each for p in problems for each in (p.problems if isinstance(p, Problems) else [p])]
+    seen: dict[tuple[str, str], ChangefeedError] = {}
+    for problem in flat:
+        seen.setdefault((problem.code.number, problem.message), problem)
+    return sorted(seen.values(), key=lambda p: p.span.start if p.span else -1)
+
+
+class Planner:
+    """One planning; collects problems in :attr:`problems`."""
+
+    def __init__(self, statement: nodes.CreateChangefeed, around: Surroundings) -> None:
+        self.statement = statement
+        self.around = around
+        self.catalog = around.catalog
+        self.problems: list[ChangefeedError] = []
+
+    def plan(self) -> FeedPlan | None:
+        """The plan; None (and problems) when too little is known to make one."""
+        self._check_name()
+        connection = self._attempt(self._connection)
+        sink = self._attempt(self._sink)
+        options = self._attempt(lambda: self._options(sink))
+        if sink is not None and options is not None:
+            self.problems += check_sink(sink, options)
+        source = self._attempt(lambda: self._open(connection)) if connection else None
+        if connection is None or source is None:
+            return None
+        state = self._state(connection)
+        found = self._attempt(lambda: self._found(source, state, bool(options and options[DIFF])))
+        if sink is None or options is None or self.problems:
+            return None
+        return self._attempt(
+            lambda: self._assemble(connection, state, source, sink, options, found or [])
+        )
+
+    def _attempt(self, step: Callable[[], T]) -> T | None:
+        """The step's result; its errors are problems."""
+        try:
+            return step()
+        except ChangefeedError as error:
+            self.problems.append(error)
+            return None
+
+    def _check_name(self) -> None:
+        name = self.statement.name
+        if name is not None and self.catalog.find_job(name) and not self.statement.if_not_exists:
+            self.problems.append(
+                ChangefeedError(
+                    "CF1102",
+                    f'changefeed "{name}" already exists',
+                    span=to_span(self.statement.name_span),
+                )
+            )
+
+    def _connection(self) -> Connection:
+        statement = self.statement
+        return choose_source(
+            self.catalog,
+            statement.targets,
+            statement.source,
+            statement.source_span,
+            self.around.session_source,
+        )
+
+    def _sink(self) -> Sinking:
+        literal = self.statement.sink
+        if literal is None:
+            return find_sink(self.catalog, None, None)
+        return find_sink(self.catalog, literal.text, to_span(literal.span))
+
+    def _options(self, sink: Sinking | None) -> Options:
+        return parse_options(
+            self.statement.options,
+            scheme=sink.scheme if sink else "",
+            capabilities=sink.capabilities if sink else None,
+            text=self.around.text,
+            clock=self.around.clock,
+        )
+
+    def _open(self, connection: Connection) -> Source:
+        return self.around.open_source(connection.name, connection.uri)
+
+    def _state(self, connection: Connection) -> SourceState:
+        state = self.catalog.source_state(connection.name)
+        slot = state.slot or self.catalog.slot_name(connection.name)
+        return replace(state, slot=slot, publication=state.publication or slot)
+
+    def _found(self, source: Source, state: SourceState, diff: bool) -> list[Found]:
+        """The tables, after every check the source makes of itself and of them."""
+        found, problems = find_tables(self.statement.targets, source, diff=diff)
+        self.problems += problems
+        watches = [
+            Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
+            for f in found
+        ]
+        self.problems += source.check(watches, slot=state.slot, publication=state.publication)
+        return found
+
+    def _assemble(
+        self,
+        connection: Connection,
+        state: SourceState,
+        source: Source,
+        sink: Sinking,
+        options: Options,
+        found: list[Found],
+    ) -> FeedPlan:
+        scan = options[INITIAL_SCAN]
+        start = None
+        if scan is InitialScan.NO and options[CURSOR] is None:
+            start = source.current_position()
+        self._check_cursor(options, connection.name, found)
+        tables = table_stages(found, source, sink, options, scan=scan, start=start)
+        for table, place in zip(tables, found, strict=True):
+            self.problems += check_table(table, options, place.target)
+        targets = tuple(
+            dict.fromkeys(target_text(t) for t in definite(self.statement.targets, found, source))
+        )
+        messages = None
+        if tables and not self.problems:
+            members = source_members(connection.name, 0, sink.scheme)
+            messages = table_messages(options, tables[0].progress, tables[0].schema, members)
+        return FeedPlan(
+            name=self.statement.name,
+            if_not_exists=self.statement.if_not_exists,
+            source=SourceStage(
+                connection.name,
+                connection.redacted,
+                state.slot,
+                state.publication,
+                fresh=not state.updated,
+            ),
+            tables=tuple(tables),
+            sink=SinkStage(
+                uri=sink.written,
+                real_uri=sink.real,
+                shown_uri=sink.shown,
+                scheme=sink.scheme,
+                capabilities=sink.capabilities,
+                options=options,
+                topics=tuple(dict.fromkeys(t.progress.topic for t in tables)),
+            ),
+            options=options,
+            targets=targets,
+            start=start,
+            statement=feed_sql(
+                self.statement.name, targets, connection.name, sink.written, options
+            ),
+            messages=messages,
+            notices=(*options.notes, *table_notices(tables, sink)),
+        )
+
+    def _check_cursor(self, options: Options, source: str, found: Sequence[Found]) -> None:
+        """A cursor needs a log that goes back to it; a scan of the past is not to be had."""
+        cursor = options[CURSOR]
+        if cursor is None:
+            return
+        span = next((to_span(o.span) for o in self.statement.options if o.name == "cursor"), None)
+        if options[INITIAL_SCAN] is not InitialScan.NO:
+            self.problems.append(
+                ChangefeedError(
+                    "CF1303",
+                    f"initial_scan='{options[INITIAL_SCAN]}' cannot be had with cursor",
+                    detail="the source cannot be read as it was at an instant in the past",
+                    hint="leave out one of the two.",
+                    span=span,
+                )
+            )
+            return
+        captured = self.catalog.captured(source)
+        for table in (f.schema.table for f in found):
+            since = captured.get(table)
+            if since is None or since > cursor:
+                begins = f"begins at {since}" if since else "has nothing of it yet"
+                self.problems.append(
+                    ChangefeedError(
+                        "CF3002",
+                        f"cursor {cursor} is before the change log of {table}, which {begins}",
+                        hint="leave cursor out for an initial scan, or take a later one.",
+                        span=span,
+                    )
+                )
+
+
+# ------------------------------------------------------------------- parts ALTER uses too
+
+
+def find_tables(
+    targets: Sequence[nodes.Target], source: Source, *, diff: bool
+) -> tuple[list[Found], list[ChangefeedError]]:
+    """The tables that targets mean now, and what is wrong with the targets."""
+    problems = [_no_partition(t) for t in targets if getattr(t, "partition", None) is not None]
+    asked, more = wishes(targets, source, diff=diff)
+    found, missing = look_up(asked, source)
+    return found, [*problems, *more, *missing]
+
+
+def _no_partition(target: nodes.Target) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1303",
+        "a feed of one PARTITION is not supported yet",
+        hint="watch the whole table, or a range of its key with VALUES FROM .. TO ..",
+        span=to_span(target.span),
+    )
+
+
+def table_stages(
+    found: Sequence[Found],
+    source: Source,
+    sink: Sinking,
+    options: Options,
+    *,
+    scan: InitialScan,
+    start: Position | None,
+) -> list[TableStage]:
+    """The stages of the tables, with topics and estimates."""
+    sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
+    stages = []
+    for place in found:
+        table = place.schema.table
+        target = place.target
+        own = target if isinstance(target, nodes.TableTarget) else None
+        info = sizes.get(table)
+        progress = TableProgress(
+            table,
+            topic=sink.topic(table, own.topic if own else None, options),
+            scan_wanted=scan is not InitialScan.NO,
+            start=start,
+            scan_total=info.rows_estimate if info else 0,
+            columns=own.columns if own else (),
+            values_from=tuple(v.text for v in own.values_from) if own else (),
+            values_to=tuple(v.text for v in own.values_to) if own else (),
+            joined=place.joined,
+        )
+        stages.append(
+            TableStage(
+                place.schema,
+                progress,
+                rows_estimate=info.rows_estimate if info else 0,
+                bytes_estimate=info.bytes if info else 0,
+                target=target_text(target),
+            )
+        )
+    return stages
+
+
+def check_table(table: TableStage, options: Options, target: nodes.Target) -> list[ChangefeedError]:
+    """What the target's columns and range, and the options, need of the table."""
+    problems = []
+    schema = table.schema
+    known = {column.name: column for column in schema.columns}
+    span = to_span(target.span)
+    for name in table.progress.columns:
+        if name not in known:
+            problems.append(_no_column(name, table, span))
+    for option in ("key_column", HEADERS_JSON_COLUMN_NAME.name):
+        name = options[option]
+        if name is not None and name not in known:
+            problems.append(_no_column(name, table, span))
+    headers = known.get(options[HEADERS_JSON_COLUMN_NAME] or "")
+    if headers is not None and headers.logical != "json":
+        problems.append(
+            ChangefeedError(
+                "CF1302",
+                f"column {headers.name} of {table.shown} is {headers.type_name}, not json: "
+                "it cannot hold headers",
+                span=span,
+            )
+        )
+    if max(len(table.progress.values_from), len(table.progress.values_to)) > len(schema.key):
+        key = ", ".join(column.name for column in schema.key_columns)
+        problems.append(
+            ChangefeedError(
+                "CF1302",
+                f"VALUES has more columns than the key of {table.shown}",
+                detail=f"the key is ({key})",
+                span=span,
+            )
+        )
+    elif schema.keyless and (table.progress.values_from or table.progress.values_to):
+        problems.append(
+            ChangefeedError(
+                "CF1302", f"{table.shown} has no key, so VALUES has no meaning", span=span
+            )
+        )
+    return problems
+
+
+def _no_column(name: str, table: TableStage, span: object) -> ChangefeedError:
+    listed = ", ".join(column.name for column in table.schema.columns[:20])
+    return ChangefeedError(
+        "CF1101",
+        f"required column {name} not present on table {table.schema.table.name}",
+        hint=f"its columns are: {listed}.",
+        span=span,  # type: ignore[arg-type]
+    )
+
+
+def definite(
+    targets: Sequence[nodes.Target], found: Sequence[Found], source: Source
+) -> list[nodes.Target]:
+    """The targets with names that mean the same in every session."""
+    tables = {id(f.target): f.schema.table for f in found if not f.joined}
+    return [qualified(target, source.name, tables.get(id(target))) for target in targets]
+
+
+def table_notices(tables: Sequence[TableStage], sink: Sinking) -> list[str]:
+    """What is allowed but deserves a word."""
+    notices = [
+        f"table {t.shown} has no primary key: all its columns are the key of its messages"
+        for t in tables
+        if t.schema.keyless
+    ]
+    if sink.written is not None and "topic_name=" not in sink.real:
+        by_topic: dict[str, list[str]] = {}
+        for table in tables:
+            by_topic.setdefault(table.progress.topic, []).append(table.shown)
+        notices += [
+            f"{' and '.join(names)} share the topic {topic}; full_table_name keeps them apart"
+            for topic, names in by_topic.items()
+            if len(names) > 1
+        ]
+    return notices
+
+
+def feed_sql(
+    name: str | None,
+    targets: Sequence[str],
+    source: str,
+    sink_uri: str | None,
+    options: Options,
+) -> str:
+    """The statement that makes a feed, canonical and without secrets."""
+    statement = nodes.CreateChangefeed(
+        targets=parse_targets(targets),
+        name=name,
+        source=source,
+        sink=None if sink_uri is None else nodes.Literal(sink_uri),
+        options=options.nodes(),
+    )
+    return to_sql(statement, redact=redact)
+
+
+# ------------------------------------------------------------------- a job that runs
+
+
+def job_options(catalog: Catalog, job: Job) -> tuple[Sinking, Options]:
+    """The sink and the typed options of a stored job.
+
+    Raises:
+        ChangefeedError: CF1101 its connection is gone, CF1203 an option of another version.
+    """
+    sink = find_sink(catalog, job.sink_uri, None)
+    return sink, Options.from_dict(job.options, abilities=sink.capabilities)
+
+
+def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
+    """Let tables made since join a feed of a SCHEMA or DATABASE; gives their names.
+
+    They are scanned: all their rows came after the feed began. A feed that only scans, or
+    has ended, takes no more. A table that cannot be described now waits for the next call.
+    """
+    if not job.has_patterns or job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
+        return []
+    sink, options = job_options(catalog, job)
+    if options[INITIAL_SCAN] is InitialScan.ONLY:
+        return []
+    watched = {table.table for table in catalog.tables(job.id)}
+    found: dict[TableName, Found] = {}
+    for target in parse_targets(job.targets):
+        if isinstance(target, nodes.TableTarget):
+            continue
+        for name in matching(target, source):
+            if name in watched or name in found:
+                continue
+            try:
+                schema = source.describe(name.schema, name.name)
+            except ChangefeedError as error:
+                # Dropped again meanwhile, or not for us: it is not part of the feed yet.
+                catalog.record_event(
+                    job.id, "notice", error.message, table=str(name), code=error.code.number
+                )
+                continue
+            found[name] = Found(target, schema, joined=True)
+    if not found:
+        return []
+    stages = table_stages(
+        list(found.values()), source, sink, options, scan=InitialScan.YES, start=None
+    )
+    catalog.add_tables(job.id, [stage.progress for stage in stages])
+    return [str(name) for name in found]

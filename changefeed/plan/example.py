@@ -1,0 +1,125 @@
+"""A message as EXPLAIN shows it: the real shape with made-up values.
+
+The members and their order are those of :mod:`changefeed.spark.envelope`, which makes the
+real ones inside Spark; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from changefeed.schema import Column, Form
+from changefeed.spark.plan import Envelope, Format, MessagePlan
+
+#: Made-up values by logical type, as JSON.
+_VALUES = {
+    "bool": "true",
+    "float32": "1.5",
+    "float64": "1.5",
+    "decimal": "1.50",
+    "bytes": '"\\\\x01"',
+    "date": '"2024-03-31"',
+    "time": '"01:02:03"',
+    "timetz": '"01:02:03+00"',
+    "timestamp": '"2024-03-31T01:02:03.5"',
+    "timestamptz": '"2024-03-31T01:02:03.5Z"',
+    "interval": '"1 day"',
+    "json": "{}",
+    "uuid": '"6a2f4c1e-0d5b-4f0e-9a57-0c1f5f1f0c11"',
+}
+
+_WHEN = '"1536242855577149065.0000000000"'
+
+#: Rows with more columns are cut with dots: the shape is what matters.
+SHOWN_COLUMNS = 6
+
+
+def example(plan: MessagePlan) -> tuple[str, str]:
+    """Key and value of an update."""
+    if plan.format is Format.CSV:
+        return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
+    return _key(plan), _SHAPES[plan.envelope](plan)
+
+
+def _value(column: Column) -> str:
+    kind = column.logical.partition("(")[0]
+    if column.form is Form.NATIVE and kind != "bool":
+        return "1"
+    if kind.startswith("array"):
+        return "[]"
+    known = _VALUES.get(kind)
+    if known is not None:
+        return known
+    return "1" if column.form is Form.RAW else '"x"'
+
+
+def _object(members: Iterable[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in members) + "}"
+
+
+def _columns(plan: MessagePlan, columns: Iterable[int]) -> list[tuple[str, str]]:
+    every = [(plan.schema.columns[i].name, _value(plan.schema.columns[i])) for i in columns]
+    if len(every) <= SHOWN_COLUMNS:
+        return every
+    return [*every[:SHOWN_COLUMNS], ("...", "...")]
+
+
+def _key(plan: MessagePlan) -> str:
+    if plan.envelope is Envelope.ENRICHED:
+        return _object(_columns(plan, plan.message_key))
+    return "[" + ", ".join(_value(plan.schema.columns[i]) for i in plan.message_key) + "]"
+
+
+def _times(plan: MessagePlan) -> dict[str, str]:
+    wanted = {"updated": plan.updated, "mvcc_timestamp": plan.mvcc_timestamp}
+    return {name: _WHEN for name, shown in wanted.items() if shown}
+
+
+def _topic(plan: MessagePlan) -> dict[str, str]:
+    return {"topic": f'"{plan.topic}"'} if plan.topic_in_value else {}
+
+
+def _around(plan: MessagePlan) -> dict[str, str]:
+    members = {"after": _object(_columns(plan, plan.columns)), **_topic(plan)}
+    if plan.shows_before:
+        members["before"] = _object(_columns(plan, plan.before_columns))
+    if plan.key_in_value:
+        members["key"] = _key(plan)
+    return members
+
+
+def _wrapped(plan: MessagePlan) -> str:
+    return _object(sorted((_around(plan) | _times(plan)).items()))
+
+
+def _enriched(plan: MessagePlan) -> str:
+    members = _around(plan) | {"op": '"u"', "ts_ns": "1536242855577149065"}
+    if plan.source is not None:
+        members["source"] = "{...}"
+    return _object(sorted(members.items()))
+
+
+def _flat(plan: MessagePlan, meta: dict[str, str]) -> str:
+    row = _columns(plan, plan.columns)
+    return _object([("__crdb__", _object(sorted(meta.items()))), *row] if meta else row)
+
+
+def _row(plan: MessagePlan) -> str:
+    return _flat(plan, _times(plan) | _topic(plan))
+
+
+def _bare(plan: MessagePlan) -> str:
+    return _flat(plan, {"key": _key(plan)} | _times(plan) | _topic(plan))
+
+
+def _nothing(_plan: MessagePlan) -> str:
+    return ""
+
+
+_SHAPES = {
+    Envelope.WRAPPED: _wrapped,
+    Envelope.ENRICHED: _enriched,
+    Envelope.ROW: _row,
+    Envelope.BARE: _bare,
+    Envelope.KEY_ONLY: _nothing,
+}

@@ -1,0 +1,74 @@
+"""The sink of a statement as far as its URI tells: nothing here connects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from changefeed.catalog import Catalog, external_name
+from changefeed.errors import ChangefeedError, Span
+from changefeed.options import FULL_TABLE_NAME, Options
+from changefeed.schema import TableName
+from changefeed.uri import redact
+from sinks import registry
+from sinks.base import Capabilities
+
+#: Scheme of a feed without a sink, in the sink registry.
+SINKLESS = "sinkless"
+
+
+@dataclass(frozen=True, slots=True)
+class Sinking:
+    """A sink URI as ``written`` (None: sinkless) and ``real``, with ``external://`` resolved."""
+
+    written: str | None = field(repr=False)
+    real: str = field(repr=False)
+    scheme: str
+    capabilities: Capabilities
+    span: Span | None = None
+
+    @property
+    def shown(self) -> str:
+        """Without secrets; a named connection also says what it stands for."""
+        if self.written is None:
+            return ""
+        if external_name(self.written) is None:
+            return redact(self.real)
+        return f"{redact(self.written)} ({redact(self.real)})"
+
+    def topic(self, table: TableName, named: str | None, options: Options) -> str:
+        """The finished topic of a table; ``named`` is the target's ``AS topic``."""
+        name = named or (str(table) if options[FULL_TABLE_NAME] else table.name)
+        if self.written is None:
+            return name
+        return registry.topic_name(self.real, name, options)
+
+
+def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Sinking:
+    """The sink behind a URI.
+
+    Raises:
+        ChangefeedError: CF1201 no URI or unknown scheme, CF1101 unknown connection, CF5005.
+    """
+    if written is None:
+        return Sinking(None, f"{SINKLESS}://", SINKLESS, registry.capabilities(SINKLESS), span)
+    try:
+        if not written.strip():
+            registry.scheme_of("")
+        real = catalog.resolve_uri(written)
+        scheme = registry.scheme_of(real)
+        if scheme == SINKLESS:
+            raise ChangefeedError("CF1201", f"unsupported sink: {SINKLESS}", hint="leave INTO out.")
+        return Sinking(written, real, scheme, registry.capabilities(scheme), span)
+    except ChangefeedError as error:
+        error.span = error.span or span
+        raise
+
+
+def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
+    """Every problem of the URI and its parameters that shows without connecting."""
+    if sink.written is None:
+        return []
+    problems = registry.check(sink.real, options)
+    for problem in problems:
+        problem.span = problem.span or sink.span
+    return problems

@@ -1,0 +1,317 @@
+"""The stages of a feed as data: EXPLAIN prints them, VALIDATE checks them, RUN stores them.
+
+::
+
+    source -> table* -> scan -> log -> select -> envelope -> encode -> sink -> resolved
+
+A stage tells its facts in :meth:`Stage.lines`; secrets are out of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from changefeed.clock import Timestamp
+from changefeed.events import Position
+from changefeed.jobs.model import JobSpec, TableProgress
+from changefeed.options import (
+    DELETES,
+    DIFF,
+    END_TIME,
+    ENVELOPE,
+    FORMAT,
+    INITIAL_SCAN,
+    MIN_CHECKPOINT_FREQUENCY,
+    MVCC_TIMESTAMP,
+    ON_ERROR,
+    RESOLVED,
+    RETRY_FOR,
+    SCHEMA_CHANGE_POLICY,
+    UPDATED,
+    InitialScan,
+    Options,
+)
+from changefeed.plan.example import example
+from changefeed.plan.words import duration_text, names_text, size_text
+from changefeed.schema import TableSchema
+from changefeed.spark.plan import MessagePlan
+from sinks.base import Capabilities
+
+#: EXPLAIN shows this many tables and topics one by one.
+SHOWN_TABLES = 20
+
+
+class Stage(Protocol):
+    """One step of a row's way."""
+
+    @property
+    def name(self) -> str:
+        """In one word."""
+        ...
+
+    def lines(self) -> Iterator[str]:
+        """What it does, one fact a line."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStage:
+    """Where rows come from. ``fresh``: slot and publication are made by this statement."""
+
+    source: str
+    shown_uri: str
+    slot: str
+    publication: str
+    fresh: bool
+    name: str = "source"
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.source}: {self.shown_uri}"
+        made = "will be made" if self.fresh else "shared with the other feeds of this source"
+        yield f"slot {self.slot}, publication {self.publication} ({made})"
+
+
+@dataclass(frozen=True, slots=True)
+class TableStage:
+    """One table of the feed.
+
+    Attributes:
+        schema: its shape now.
+        progress: what the job table will hold of it.
+        rows_estimate: by the source's statistics; 0 when it does not say.
+        bytes_estimate: size at the source.
+        target: canonical text of the target it came by.
+    """
+
+    schema: TableSchema
+    progress: TableProgress
+    rows_estimate: int = 0
+    bytes_estimate: int = 0
+    target: str = ""
+    name: str = "table"
+
+    @property
+    def shown(self) -> str:
+        """``schema.table``."""
+        return f"{self.schema.table.schema}.{self.schema.table.name}"
+
+    def lines(self) -> Iterator[str]:
+        schema, progress = self.schema, self.progress
+        key = names_text(c.name for c in schema.key_columns)
+        key = "no key: all columns stand in" if schema.keyless else f"key ({key})"
+        size = f"about {self.rows_estimate} rows, {size_text(self.bytes_estimate)}"
+        yield f"{self.shown}: {key}, replica identity {schema.identity}, {size}"
+        if progress.joined:
+            yield f"{self.shown}: by {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanStage:
+    """The initial scan, or why there is none."""
+
+    mode: InitialScan
+    cursor: Timestamp | None
+    rows: int
+    bytes: int
+    tables: int
+    name: str = "scan"
+
+    def lines(self) -> Iterator[str]:
+        if self.mode is InitialScan.NO:
+            start = f"the cursor {self.cursor}" if self.cursor else "this statement"
+            yield f"none: the feed begins after {start}"
+            return
+        only = "; the feed ends after it" if self.mode is InitialScan.ONLY else ""
+        yield (
+            f"{self.tables} {'table' if self.tables == 1 else 'tables'}, about {self.rows} rows, "
+            f"{size_text(self.bytes)}, at one timestamp, in parallel{only}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogStage:
+    """The part of the change log the feed reads."""
+
+    source: str
+    options: Options
+    scan_only: bool
+    name: str = "log"
+
+    def lines(self) -> Iterator[str]:
+        if self.scan_only:
+            yield "not read"
+            return
+        end = self.options[END_TIME]
+        upto = f" up to {end}, then the feed ends" if end else ""
+        yield f"change log of {self.source}, one reader for all its feeds{upto}"
+        yield f"a schema change: {self.options[SCHEMA_CHANGE_POLICY]}"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectStage:
+    """Which columns and rows of the tables become messages."""
+
+    tables: Sequence[TableStage]
+    options: Options
+    name: str = "select"
+
+    def lines(self) -> Iterator[str]:
+        plain = True
+        for table in self.tables:
+            for fact in _selection(table.progress):
+                plain = False
+                yield f"{table.shown}: {fact}"
+        if plain:
+            yield "all columns, all rows"
+        if DELETES.name in self.options.given:
+            yield f"deletes: {self.options[DELETES]}"
+        yield "several writes of a row in one transaction become the last"
+
+
+def _selection(progress: TableProgress) -> Iterator[str]:
+    if progress.columns:
+        yield f"columns {names_text(progress.columns)} and the key"
+    if progress.values_from or progress.values_to:
+        low = names_text(progress.values_from)
+        yield f"key from ({low}) to below ({names_text(progress.values_to)})"
+    if progress.partition is not None:
+        yield f"partition {progress.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeStage:
+    """The shape and the writing of messages, with one made up for the first table."""
+
+    options: Options
+    sample: MessagePlan | None
+    name: str = "encode"
+
+    def lines(self) -> Iterator[str]:
+        options = self.options
+        flags = [row.name for row in (DIFF, UPDATED, MVCC_TIMESTAMP) if options[row]]
+        with_flags = f" with {names_text(flags)}" if flags else ""
+        yield f"envelope {options[ENVELOPE]}{with_flags}, format {options[FORMAT]}"
+        if self.sample is not None:
+            key, value = example(self.sample)
+            table = self.sample.schema.table
+            yield f"{table.schema}.{table.name}, for example: {key} -> {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStage:
+    """Where messages go. ``uri`` is as written, ``real_uri`` with ``external://`` resolved."""
+
+    uri: str | None = field(repr=False)
+    real_uri: str = field(repr=False)
+    shown_uri: str
+    scheme: str
+    capabilities: Capabilities
+    options: Options
+    topics: tuple[str, ...]
+    name: str = "sink"
+
+    def lines(self) -> Iterator[str]:
+        if self.uri is None:
+            yield "none: rows go to this client until it stops; nothing is stored"
+            return
+        yield self.shown_uri
+        for topic in self.topics[:SHOWN_TABLES]:
+            yield f"topic {topic}"
+        if len(self.topics) > SHOWN_TABLES:
+            yield f"and {len(self.topics) - SHOWN_TABLES} topics more"
+        retry = duration_text(self.options[RETRY_FOR])
+        yield (
+            "delivery at least once, in order per row; retried for "
+            f"{retry}, then {self.options[ON_ERROR]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedStage:
+    """Progress and what the reader hears of it."""
+
+    options: Options
+    name: str = "resolved"
+
+    def lines(self) -> Iterator[str]:
+        every = self.options[RESOLVED]
+        if every is None:
+            yield "not emitted"
+        elif every == 0:
+            yield "at every advance, to every partition of every topic"
+        else:
+            yield f"every {duration_text(every)} at most, to every partition of every topic"
+        often = duration_text(self.options[MIN_CHECKPOINT_FREQUENCY])
+        yield f"progress is durable at least every {often}"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPlan:
+    """A feed that can be made: everything RUN needs, checked.
+
+    Attributes:
+        name: as written, None to make one up.
+        if_not_exists: an existing feed of that name is fine.
+        source, tables, sink: the stages that hold facts.
+        options: typed.
+        targets: canonical texts; patterns kept.
+        start: the source's position when this was planned.
+        statement: canonical SQL without secrets.
+        notices: what is allowed but deserves a word.
+    """
+
+    name: str | None
+    if_not_exists: bool
+    source: SourceStage
+    tables: tuple[TableStage, ...]
+    sink: SinkStage
+    options: Options
+    targets: tuple[str, ...]
+    start: Position | None
+    statement: str
+    messages: MessagePlan | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def sinkless(self) -> bool:
+        """Its rows stream to the client."""
+        return self.sink.uri is None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In the order a row takes."""
+        scan = self.options[INITIAL_SCAN]
+        only = scan is InitialScan.ONLY
+        return (
+            self.source,
+            *self.tables,
+            ScanStage(
+                scan,
+                self.options["cursor"],
+                sum(t.rows_estimate for t in self.tables),
+                sum(t.bytes_estimate for t in self.tables),
+                len(self.tables),
+            ),
+            LogStage(self.source.source, self.options, only),
+            SelectStage(self.tables, self.options),
+            EncodeStage(self.options, self.messages),
+            self.sink,
+            ResolvedStage(self.options),
+        )
+
+    def spec(self) -> JobSpec:
+        """What the job table gets."""
+        return JobSpec(
+            source=self.source.source,
+            targets=self.targets,
+            tables=tuple(table.progress for table in self.tables),
+            name=self.name,
+            sink_uri=self.sink.uri,
+            options=self.options.to_dict(),
+            statement=self.statement,
+            cursor=self.options["cursor"],
+            end_time=self.options["end_time"],
+            sinkless=self.sinkless,
+        )

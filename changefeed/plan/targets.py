@@ -1,0 +1,187 @@
+"""Targets of a statement -> tables of the source.
+
+A SCHEMA or DATABASE target means the tables that fit now and those made later: the job keeps
+the target's text, and :func:`matching` is asked again while the feed runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from changefeed.errors import ChangefeedError
+from changefeed.options import to_span
+from changefeed.schema import TableName, TableSchema
+from changefeed.sources.base import Source, Watch
+from grammar import nodes
+from grammar.parser import parse
+from grammar.printer import to_sql
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A table that a statement asks for.
+
+    ``joined``: it came by a pattern. ``fallback``: ``a.t`` may mean table t of source a.
+    """
+
+    target: nodes.Target
+    watch: Watch
+    joined: bool = False
+    fallback: Watch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table that is there."""
+
+    target: nodes.Target
+    schema: TableSchema
+    joined: bool
+
+
+def target_text(target: nodes.Target) -> str:
+    """The canonical SQL of a target, as the job keeps it."""
+    return to_sql(target)
+
+
+def parse_targets(texts: Sequence[str]) -> tuple[nodes.Target, ...]:
+    """The inverse of :func:`target_text`, for the texts of one job."""
+    targets: list[nodes.Target] = []
+    for text in texts:
+        # One at a time: a list of patterns would swallow the table after it.
+        statement = parse(f"CREATE CHANGEFEED FOR {text}")
+        if not isinstance(statement, nodes.CreateChangefeed):
+            raise AssertionError("a target makes a CREATE CHANGEFEED")
+        targets += statement.targets
+    return tuple(targets)
+
+
+def qualified(target: nodes.Target, source: str, table: TableName | None = None) -> nodes.Target:
+    """The target with its name made definite, so that it means the same in every session."""
+    name = target.name
+    if isinstance(target, nodes.TableTarget) and table is not None:
+        parts: tuple[str, ...] = (table.schema, table.name)
+    elif isinstance(target, nodes.SchemaTarget):
+        parts = name.parts[-1:]
+    elif isinstance(target, nodes.DatabaseTarget):
+        parts = (source,)
+    else:
+        parts = name.parts
+    return _renamed(target, nodes.QualifiedName(parts, span=name.span))
+
+
+def _renamed(target: nodes.Target, name: nodes.QualifiedName) -> nodes.Target:
+    match target:
+        case nodes.TableTarget():
+            return nodes.TableTarget(
+                name,
+                target.columns,
+                target.values_from,
+                target.values_to,
+                target.partition,
+                target.topic,
+                span=target.span,
+            )
+        case nodes.SchemaTarget():
+            return nodes.SchemaTarget(name, target.filter, target.patterns, span=target.span)
+        case nodes.DatabaseTarget():
+            return nodes.DatabaseTarget(name, target.filter, target.patterns, span=target.span)
+
+
+def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) -> list[TableName]:
+    """The tables a pattern target means now, by name."""
+    schema = target.name.parts[-1] if isinstance(target, nodes.SchemaTarget) else None
+    if target.filter is nodes.Filter.INCLUDE:
+        return source.matching(schema, target.patterns)
+    every = source.matching(schema)
+    if target.filter is nodes.Filter.EXCLUDE:
+        out = set(source.matching(schema, target.patterns))
+        return [name for name in every if name not in out]
+    return every
+
+
+def wishes(
+    targets: Sequence[nodes.Target], source: Source, *, diff: bool
+) -> tuple[list[Wish], list[ChangefeedError]]:
+    """What is asked for, table by table; a name given twice is a problem.
+
+    A table named by itself counts before a pattern that fits it too; of two patterns the
+    first counts.
+    """
+    found: list[Wish] = []
+    problems: list[ChangefeedError] = []
+    for target in targets:
+        if isinstance(target, nodes.TableTarget):
+            found.append(_table_wish(target, source.name, diff))
+            continue
+        try:
+            names = matching(target, source)
+        except ChangefeedError as error:
+            error.span = error.span or to_span(target.name.span or target.span)
+            problems.append(error)
+            continue
+        if not names:
+            problems.append(_matches_nothing(target))
+        for name in names:
+            watch = Watch(name.name, name.schema, diff, to_span(target.span))
+            found.append(Wish(target, watch, joined=True))
+    return found, problems
+
+
+def _table_wish(target: nodes.TableTarget, source: str, diff: bool) -> Wish:
+    parts = target.name.parts
+    span = to_span(target.name.span or target.span)
+    schema = parts[-2] if len(parts) > 1 else None
+    watch = Watch(parts[-1], schema, diff, span)
+    other = Watch(parts[-1], None, diff, span) if schema == source and len(parts) == 2 else None
+    return Wish(target, watch, fallback=other)
+
+
+def _matches_nothing(target: nodes.SchemaTarget | nodes.DatabaseTarget) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1302",
+        f"no table fits {target_text(target)}",
+        hint="SHOW TABLES lists what can be watched.",
+        span=to_span(target.span),
+    )
+
+
+def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[ChangefeedError]]:
+    """The shapes of the tables asked for, each table once."""
+    found: dict[TableName, Found] = {}
+    problems: list[ChangefeedError] = []
+    # Tables named by themselves first: they win over patterns.
+    for wish in sorted(asked, key=lambda wish: wish.joined):
+        try:
+            schema = _describe(wish, source)
+        except ChangefeedError as error:
+            error.span = error.span or wish.watch.span
+            problems.append(error)
+            continue
+        known = found.get(schema.table)
+        if known is None:
+            found[schema.table] = Found(wish.target, schema, wish.joined)
+        elif not wish.joined:
+            problems.append(_duplicate(schema.table, wish))
+    order = {id(wish.target): place for place, wish in enumerate(asked)}
+    return sorted(found.values(), key=lambda f: order[id(f.target)]), problems
+
+
+def _describe(wish: Wish, source: Source) -> TableSchema:
+    try:
+        return source.describe(wish.watch.schema, wish.watch.name)
+    except ChangefeedError as error:
+        if wish.fallback is None or error.code.number != "CF1101":
+            raise
+    return source.describe(wish.fallback.schema, wish.fallback.name)
+
+
+def _duplicate(table: TableName, wish: Wish) -> ChangefeedError:
+    name = table.name
+    return ChangefeedError(
+        "CF1302",
+        f"CHANGEFEED targets TABLE {name} and TABLE {name} are duplicates",
+        hint="name each table once.",
+        span=wish.watch.span,
+    )
