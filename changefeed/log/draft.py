@@ -1,0 +1,270 @@
+"""The frame of one flush while it is built: inline rows, segments on disk, header entries.
+
+A draft changes nothing that anybody reads: the schemas it declares and the segments it wrote
+count only once the writer has put its frame into the journal; :meth:`Draft.discard` undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from changefeed.events import ChangeBatch, Commits, Event, Frontier, SchemaChange, Truncate
+from changefeed.log.frame import (
+    BOTH,
+    COMMIT_SCHEMA,
+    encode_frontier,
+    encode_run,
+    encode_segment,
+    stamp_of,
+)
+from changefeed.log.journal import Frame, encode_frame, segment_name
+from changefeed.log.rows import Measure, Shape, Stamp, measure, pack
+from changefeed.log.segment import SegmentWriter, group_size
+from changefeed.log.settings import LogSettings
+from changefeed.schema import TableName, TableSchema
+
+#: Up to this many commits are written as JSON in the header, more as a batch in the body.
+_FEW_COMMITS: Final = 16
+
+#: Commits in one stored batch: a lookup reads one or two of them.
+COMMIT_GROUP: Final = 65_536
+
+
+class Declared:
+    """The schemas a journal file has declared, and their numbers in it."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[TableName, int], tuple[int, Shape]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, schema: TableSchema) -> tuple[int, Shape] | None:
+        """Number and shape of a schema declared before.
+
+        Raises:
+            ValueError: this version of the table had another shape.
+        """
+        found = self._known.get((schema.table, schema.version))
+        if found and found[1].schema is not schema and found[1].schema != schema:
+            raise ValueError(f"version {schema.version} of {schema.table} had another shape before")
+        return found
+
+    def add(self, number: int, shape: Shape) -> None:
+        """Remember a declaration."""
+        self._known[shape.schema.table, shape.schema.version] = (number, shape)
+
+    def replay(self, frame: Frame) -> None:
+        """Remember what a frame of this file declares."""
+        for number, version, text in frame.header.get("s", ()):
+            self.add(number, Shape(TableSchema.from_json(text, version)))
+
+    def cut(self, size: int) -> None:
+        """Forget all but the first ``size`` declarations."""
+        for key in list(self._known)[size:]:
+            del self._known[key]
+
+
+class Draft:
+    """One frame in the making."""
+
+    def __init__(
+        self, root: Path, number: int, ordinal: int, declared: Declared, settings: LogSettings
+    ) -> None:
+        self.rows = 0
+        self.events = 0
+        self.segments: list[tuple[str, int]] = []
+        self.new: list[tuple[int, Shape]] = []
+        self.first: Stamp | None = None
+        self.last: Stamp | None = None
+        #: By table: timestamp and sequence number that later rows must be above.
+        self.fences: dict[TableName, tuple[Stamp, int]] = {}
+        self._root = root
+        self._number = number
+        self._ordinal = ordinal
+        self._declared = declared
+        self._settings = settings
+        self._header: dict[str, Any] = {}
+        self._entries: list[list[Any]] = []
+        self._body: list[bytes] = []
+        self._length = 0
+
+    @property
+    def body_length(self) -> int:
+        """Bytes of the body so far."""
+        return self._length
+
+    # ------------------------------------------------------------------------------ content
+
+    def add(self, event: Event) -> None:
+        """Take the next event in log order.
+
+        Raises:
+            ValueError: rows are out of order or do not fit their schema.
+            OSError: a segment cannot be written.
+        """
+        _ADDERS[type(event)](self, event)
+        self.events += 1
+
+    def _batch(self, batch: ChangeBatch) -> None:
+        rows = batch.rows
+        if not len(rows):
+            return
+        number, shape = self.declare(batch.schema)
+        settings = self._settings
+        size = rows.nbytes
+        if len(rows) >= settings.segment_rows or size >= settings.segment_bytes:
+            step = group_size(len(rows), size, settings)
+            parts = [rows.slice(at, step) for at in range(0, len(rows), step)]
+            measures = [measure(shape, part) for part in parts]
+            self._write_segment(number, shape, parts, measures)
+        else:
+            measures = [measure(shape, rows)]
+            self.inline(number, rows, measures[0])
+        self.rows += len(rows)
+        first, last = measures[0], measures[-1]
+        self._follow(batch.schema.table, (first.first, first.first_seq), (last.last, last.last_seq))
+
+    def inline(self, number: int, rows: pa.RecordBatch, measured: Measure) -> None:
+        """Put rows into the body."""
+        self._entries.append(encode_run(number, measured, self._store(*pack(rows))))
+
+    def _store(self, data: bytes, sizes: list[int]) -> list[int]:
+        place = [self._length, *sizes]
+        self._body.append(data)
+        self._length += len(data)
+        return place
+
+    def _write_segment(
+        self, number: int, shape: Shape, parts: list[pa.RecordBatch], measures: list[Measure]
+    ) -> None:
+        writer = self.open_segment(shape)
+        try:
+            for part, measured in zip(parts, measures, strict=True):
+                writer.add(pa.Table.from_batches([part]), measured)
+            self.close_segment(number, writer)
+        except BaseException:
+            writer.discard()
+            raise
+
+    def open_segment(self, shape: Shape) -> SegmentWriter:
+        """A new Parquet file that belongs to this journal."""
+        writer = SegmentWriter(self._root, segment_name(self._number, self._ordinal), shape)
+        self._ordinal += 1
+        return writer
+
+    def close_segment(self, number: int, writer: SegmentWriter) -> None:
+        """Finish a file and name it in the frame."""
+        writer.close()
+        self.segments.append((writer.name, writer.size))
+        self._entries.append(encode_segment(number, writer.name, writer.size, writer.groups))
+
+    def keep_segment(self, number: int, file: str, size: int, groups: list[Measure]) -> None:
+        """Name a file that is there already (compaction keeps large ones)."""
+        self._entries.append(encode_segment(number, file, size, groups))
+
+    def _truncate(self, mark: Truncate) -> None:
+        self.truncate(mark)
+        self._mark(mark.schema.table, stamp_of(mark.at))
+
+    def truncate(self, mark: Truncate) -> None:
+        """Put a truncation among the entries."""
+        number, _ = self.declare(mark.schema)
+        self._entries.append(["t", number, mark.at.wall, mark.at.logical, mark.seq])
+
+    def _schema_change(self, mark: SchemaChange) -> None:
+        self.schema_change(mark, BOTH)
+        self._mark(mark.new.table, stamp_of(mark.at))
+
+    def schema_change(self, mark: SchemaChange, side: int) -> None:
+        """Put a schema change among the entries of the old table name, the new one, or both."""
+        old, _ = self.declare(mark.old)
+        new, _ = self.declare(mark.new)
+        rewritten = int(mark.rewritten)
+        self._entries.append(
+            ["s", old, new, mark.at.wall, mark.at.logical, mark.seq, rewritten, side]
+        )
+
+    def declare(self, schema: TableSchema) -> tuple[int, Shape]:
+        """Number and shape of a schema, declared in this frame when it is new to the file."""
+        known = self._declared.get(schema)
+        if known is None:
+            known = (len(self._declared) + 1, Shape(schema))
+            self._declared.add(*known)
+            self.new.append(known)
+        return known
+
+    def commits(self, commits: Commits) -> None:
+        """Take the transactions that ended in this flush."""
+        count = len(commits.wall)
+        if not count:
+            return
+        lists = (commits.wall, commits.logical, commits.position, commits.xid)
+        if len({len(values) for values in lists}) != 1:
+            raise ValueError("the lists of Commits differ in length")
+        if count <= _FEW_COMMITS:
+            wall, logical, xid = ([int(v) for v in lists[i]] for i in (0, 1, 3))
+            self._header["k"] = [wall, logical, [str(p) for p in commits.position], xid]
+            return
+        self.commit_batch(commit_batch(lists))
+
+    def commit_batch(self, batch: pa.RecordBatch) -> None:
+        """Store commits in the body."""
+        stored = self._header.setdefault("c", [])
+        for at in range(0, len(batch), COMMIT_GROUP):
+            part = batch.slice(at, COMMIT_GROUP)
+            last = part.column(2)[len(part) - 1].as_py()
+            stored.append([len(part), last, *self._store(*pack(part))])
+
+    def _mark(self, table: TableName, at: Stamp) -> None:
+        # A mark may share the sequence number of a row; only its place among the rows counts.
+        seq = self.fences[table][1] if table in self.fences else -1
+        self._follow(table, (at, seq + 1), (at, seq))
+
+    def _follow(self, table: TableName, first: tuple[Stamp, int], last: tuple[Stamp, int]) -> None:
+        fence = self.fences.get(table)
+        if fence and (first[0] < fence[0] or first[1] <= fence[1]):
+            raise ValueError(f"events of {table} are not in log order")
+        self.fences[table] = last
+        self.first = first[0] if self.first is None else min(self.first, first[0])
+        self.last = last[0] if self.last is None else max(self.last, last[0])
+
+    # ------------------------------------------------------------------------------- result
+
+    def encode(self, sync: bytes, frontier: Frontier | None, after: Stamp | None) -> list[bytes]:
+        """The bytes of the frame. ``after`` only in the first frame of a new log."""
+        header: dict[str, Any] = {}
+        if frontier is not None:
+            header["f"] = encode_frontier(frontier)
+        if after is not None:
+            header["a"] = after
+        if self.new:
+            header["s"] = [[n, s.schema.version, s.schema.to_json()] for n, s in self.new]
+        if self._entries:
+            header["e"] = self._entries
+        return encode_frame(sync, header | self._header, self._body)
+
+    def discard(self) -> None:
+        """Undo: the segments are removed, the declarations forgotten."""
+        self._declared.cut(len(self._declared) - len(self.new))
+        for name, _ in self.segments:
+            (self._root / name).unlink(missing_ok=True)
+
+
+_ADDERS: Final[dict[type, Callable[[Draft, Any], None]]] = {
+    ChangeBatch: Draft._batch,
+    Truncate: Draft._truncate,
+    SchemaChange: Draft._schema_change,
+}
+
+
+def commit_batch(lists: Sequence[Any]) -> pa.RecordBatch:
+    """Four equally long lists as rows of :data:`COMMIT_SCHEMA`."""
+    columns = [pa.array(v, f.type) for v, f in zip(lists, COMMIT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=COMMIT_SCHEMA)

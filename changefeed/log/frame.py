@@ -1,0 +1,277 @@
+"""The header of a frame: what a flush holds and where, and the units readers see.
+
+A header is a JSON object::
+
+    f   [wall, logical, position, seq]     the frontier; absent while a large transaction is
+                                           only partly in the log
+    a   [wall, logical]                    everything above this is in the log (first frame of
+                                           a log only)
+    s   [[id, version, schema text], ...]  schemas this file uses from here on, under a number
+                                           of the file's own
+    e   entries in log order:
+        ["b", id, rows, bytes, first, last, first seq, last seq, clean, superseded,
+              offset, length, raw, crc]                       rows stored in the body
+        ["p", id, file, size, clean, superseded, [[rows, bytes, first, last, first seq,
+              last seq], ...]]                                a Parquet file, by row group
+        ["t", id, wall, logical, seq]                         TRUNCATE
+        ["s", old id, new id, wall, logical, seq, rewritten, side]
+                 schema change, shown to readers of the old table name, the new one or both
+    k   [[wall], [logical], [position], [xid]]                few commits
+    c   [[rows, last position, offset, length, raw, crc], ..] many commits, in the body
+
+A *unit* is the frames up to and including the next one with a frontier: the smallest step a
+reader can see. Its timestamps lie in ``(after, upto]``, and units follow each other without
+a gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from changefeed.clock import Timestamp
+from changefeed.events import Frontier, Position, SchemaChange, Truncate
+from changefeed.log.journal import Frame
+from changefeed.log.rows import Extent, Measure, Shape, Stamp
+from changefeed.schema import TableName, TableSchema
+
+COMMIT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("wall", pa.int64(), nullable=False),
+        pa.field("logical", pa.int32(), nullable=False),
+        pa.field("position", pa.string(), nullable=False),
+        pa.field("xid", pa.int64(), nullable=False),
+    ]
+)
+
+
+#: Which names of a renamed table a schema change belongs to. Both in a flush; a merged journal
+#: has the entries table by table, so each list has its own.
+BOTH, OLD, NEW = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of a Parquet segment."""
+
+    file: str
+    index: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Stored rows of one table and schema version, in log order."""
+
+    shape: Shape
+    where: Extent | RowGroup
+    measure: Measure
+
+    @property
+    def schema(self) -> TableSchema:
+        """The schema of the rows."""
+        return self.shape.schema
+
+
+Mark = Truncate | SchemaChange
+Entry = Run | Mark
+
+#: Few commits: (wall, logical, position, xid) lists. Many: where they lie, and the last position.
+CommitList = tuple[list[int], list[int], list[Position], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitExtent:
+    """Where a batch of commits lies, and what is needed to skip it."""
+
+    extent: Extent
+    rows: int
+    last_position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What becomes visible at once: rows and marks with timestamps in ``(after, upto]``."""
+
+    after: Stamp
+    upto: Stamp
+    frontier: Frontier
+    tables: dict[TableName, list[Entry]]
+    commits: tuple[CommitList | CommitExtent, ...]
+
+    def commit_at(
+        self, position: Position, load: Callable[[CommitExtent], pa.RecordBatch]
+    ) -> Stamp | None:
+        """The timestamp of the last commit of this unit at or below ``position``."""
+        for at in range(len(self.commits) - 1, -1, -1):
+            commits = self.commits[at]
+            if at and _last_position(self.commits[at - 1]) > position:
+                continue
+            if isinstance(commits, CommitExtent):
+                batch = load(commits)
+                lists = tuple(batch.column(i).to_pylist() for i in range(3))
+            else:
+                lists = commits[:3]
+            count = bisect_right(lists[2], position)
+            if count:
+                return lists[0][count - 1], lists[1][count - 1]
+        return None
+
+
+def _last_position(commits: CommitList | CommitExtent) -> Position:
+    return commits.last_position if isinstance(commits, CommitExtent) else commits[2][-1]
+
+
+def encode_run(schema_id: int, m: Measure, place: list[int]) -> list[Any]:
+    """Header entry of rows in the body; ``place`` is ``[offset, length, raw, crc]``."""
+    return [
+        "b", schema_id, m.rows, m.bytes, m.first, m.last, m.first_seq, m.last_seq, m.clean,
+        int(m.superseded), *place,
+    ]  # fmt: skip
+
+
+def encode_segment(schema_id: int, file: str, size: int, groups: list[Measure]) -> list[Any]:
+    """Header entry of a Parquet file."""
+    clean = groups[0].clean
+    for m in groups:
+        clean &= m.clean
+    superseded = any(m.superseded for m in groups)
+    rows = [[m.rows, m.bytes, m.first, m.last, m.first_seq, m.last_seq] for m in groups]
+    return ["p", schema_id, file, size, clean, int(superseded), rows]
+
+
+def encode_frontier(frontier: Frontier) -> list[Any]:
+    """``[wall, logical, position, seq]``."""
+    return [frontier.at.wall, frontier.at.logical, frontier.position, frontier.seq]
+
+
+def decode_frontier(fields: list[Any]) -> Frontier:
+    """The inverse of :func:`encode_frontier`."""
+    return Frontier(Timestamp(fields[0], fields[1]), fields[2], fields[3])
+
+
+#: Schemas by (version, text), shared by all files a reader has open.
+ShapeCache = dict[tuple[int, str], Shape]
+
+
+class UnitReader:
+    """Turns the frames of one journal file into units; keeps the file's schema numbers."""
+
+    __slots__ = ("_cache", "_commits", "_file", "_shapes", "_tables", "after")
+
+    def __init__(self, file: int, after: Stamp | None, cache: ShapeCache) -> None:
+        self._file = file
+        self._cache = cache
+        self._shapes: dict[int, Shape] = {}
+        self._tables: dict[TableName, list[Entry]] = {}
+        self._commits: list[CommitList | CommitExtent] = []
+        #: Where the next unit begins; None until the first frame of a new log says it.
+        self.after = after
+
+    def units(self, frames: Iterable[Frame]) -> Iterator[Unit]:
+        """The units the frames complete; what is left over is kept for the next call."""
+        for frame in frames:
+            unit = self.add(frame)
+            if unit is not None:
+                yield unit
+
+    def add(self, frame: Frame) -> Unit | None:
+        """Take one frame; the unit when it completes one."""
+        header = frame.header
+        if "a" in header and self.after is None:
+            self.after = (header["a"][0], header["a"][1])
+        for number, version, text in header.get("s", ()):
+            self._shapes[number] = self._shape(version, text)
+        for entry in header.get("e", ()):
+            _DECODERS[entry[0]](self, frame.body, entry)
+        if "k" in header:
+            self._commits.append(tuple(header["k"]))
+        for rows, last, offset, length, raw, crc in header.get("c", ()):
+            extent = Extent(self._file, frame.body + offset, length, raw, crc)
+            self._commits.append(CommitExtent(extent, rows, last))
+        if "f" not in header:
+            return None
+        frontier = decode_frontier(header["f"])
+        upto = (frontier.at.wall, frontier.at.logical)
+        unit = Unit(self.after or upto, upto, frontier, self._tables, tuple(self._commits))
+        self._tables, self._commits, self.after = {}, [], upto
+        return unit
+
+    def _shape(self, version: int, text: str) -> Shape:
+        known = self._cache.get((version, text))
+        if known is None:
+            known = Shape(TableSchema.from_json(text, version))
+            self._cache[version, text] = known
+        return known
+
+    def _put(self, table: TableName, entry: Entry) -> None:
+        self._tables.setdefault(table, []).append(entry)
+
+    def _run(self, body: int, e: list[Any]) -> None:
+        shape = self._shapes[e[1]]
+        m = Measure(e[2], e[3], tuple(e[4]), tuple(e[5]), e[6], e[7], e[8], bool(e[9]))
+        where = Extent(self._file, body + e[10], *e[11:14])
+        self._put(shape.schema.table, Run(shape, where, m))
+
+    def _segment(self, body: int, e: list[Any]) -> None:
+        shape = self._shapes[e[1]]
+        for index, (rows, size, first, last, first_seq, last_seq) in enumerate(e[6]):
+            m = Measure(
+                rows, size, tuple(first), tuple(last), first_seq, last_seq, e[4], bool(e[5])
+            )
+            self._put(shape.schema.table, Run(shape, RowGroup(e[2], index, e[3]), m))
+
+    def _truncate(self, body: int, e: list[Any]) -> None:
+        schema = self._shapes[e[1]].schema
+        self._put(schema.table, Truncate(schema, Timestamp(e[2], e[3]), e[4]))
+
+    def _schema_change(self, body: int, e: list[Any]) -> None:
+        old, new = self._shapes[e[1]].schema, self._shapes[e[2]].schema
+        mark = SchemaChange(old, new, Timestamp(e[3], e[4]), e[5], bool(e[6]))
+        if e[7] != NEW:
+            self._put(old.table, mark)
+        if e[7] == NEW or (e[7] == BOTH and new.table != old.table):
+            self._put(new.table, mark)
+
+
+_DECODERS: Final[dict[str, Callable[[UnitReader, int, list[Any]], None]]] = {
+    "b": UnitReader._run,
+    "p": UnitReader._segment,
+    "t": UnitReader._truncate,
+    "s": UnitReader._schema_change,
+}
+
+
+def frame_extents(frame: Frame, file: int) -> Iterator[Extent]:
+    """Every stored run of bytes of a frame: what recovery verifies."""
+    for e in frame.header.get("e", ()):
+        if e[0] == "b":
+            yield Extent(file, frame.body + e[10], *e[11:14])
+    for c in frame.header.get("c", ()):
+        yield Extent(file, frame.body + c[2], *c[3:6])
+
+
+def frame_segments(frame: Frame) -> Iterator[tuple[str, int]]:
+    """Name and size of every Parquet file a frame refers to."""
+    for e in frame.header.get("e", ()):
+        if e[0] == "p":
+            yield e[2], e[3]
+
+
+def stamp_of(at: Timestamp) -> Stamp:
+    """A timestamp as a tuple."""
+    return at.wall, at.logical
+
+
+def first_after(units: list[Unit], stamp: Stamp) -> int:
+    """Index of the first unit that can hold something above ``stamp``."""
+    return bisect_right(units, stamp, key=lambda u: u.upto)
+
+
+def first_reaching(units: list[Unit], position: Position) -> int:
+    """Index of the first unit whose frontier is above ``position``."""
+    return bisect_right(units, position, key=lambda u: u.frontier.position)

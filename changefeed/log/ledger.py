@@ -1,0 +1,219 @@
+"""The two index files of a log directory, LEDGER and HEAD, and how each changes atomically.
+
+``LEDGER`` (JSON, replaced by rename) lists the sealed journals in time order with the segments
+they use, the live journal, and files that wait for removal. It changes only when a journal is
+sealed, merged or dropped: a few times an hour.
+
+``HEAD`` (40 bytes, overwritten in place after each fsync of the journal) says how far the live
+journal is durable and complete. Readers look at nothing else while nothing happens, and
+see neither torn nor unsynced frames. It is a hint that may be old after a crash, never
+ahead: the writer publishes it anew when it opens the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from changefeed import faults
+from changefeed.events import Frontier
+from changefeed.log.frame import decode_frontier, encode_frontier
+from changefeed.log.journal import damaged
+from changefeed.log.rows import Stamp
+
+LEDGER_NAME: Final = "LEDGER"
+HEAD_NAME: Final = "HEAD"
+FORMAT: Final = 1
+
+_HEAD = struct.Struct("<8sQQQI")
+_HEAD_MAGIC: Final = b"CFHEAD\x00\x01"
+
+
+def sync_directory(root: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A journal that will not change: the range it covers and the files it is made of.
+
+    Attributes:
+        length: end of its last frame.
+        segments: Parquet files its frames name, with their sizes.
+        level: 0 as written, n + 1 made by compaction of level n (1 for fresh journals).
+    """
+
+    number: int
+    after: Stamp
+    frontier: Frontier
+    length: int
+    rows: int
+    segments: tuple[tuple[str, int], ...] = ()
+    level: int = 0
+
+    @property
+    def upto(self) -> Stamp:
+        """The last timestamp it covers."""
+        return self.frontier.at.wall, self.frontier.at.logical
+
+    @property
+    def bytes(self) -> int:
+        """Its size on disk, segments included."""
+        return self.length + sum(size for _, size in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A file that no new reader needs, since ``since`` (wall ns)."""
+
+    name: str
+    size: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The state of a log directory. A change is a new object, written whole."""
+
+    generation: int
+    next: int
+    live: int
+    base: Frontier | None = None
+    sealed: tuple[Sealed, ...] = ()
+    garbage: tuple[Garbage, ...] = field(default=())
+
+    def changed(self, **fields: Any) -> Ledger:
+        """The next generation."""
+        return replace(self, generation=self.generation + 1, **fields)
+
+    @property
+    def last(self) -> Frontier | None:
+        """The frontier at which the live journal begins."""
+        return self.sealed[-1].frontier if self.sealed else self.base
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "generation": self.generation,
+                "next": self.next,
+                "live": self.live,
+                "base": encode_frontier(self.base) if self.base else None,
+                "sealed": [
+                    {
+                        "number": s.number,
+                        "level": s.level,
+                        "after": s.after,
+                        "frontier": encode_frontier(s.frontier),
+                        "length": s.length,
+                        "rows": s.rows,
+                        "segments": s.segments,
+                    }
+                    for s in self.sealed
+                ],
+                "garbage": [[g.name, g.size, g.since] for g in self.garbage],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Ledger:
+        """The inverse.
+
+        Raises:
+            ChangefeedError: CF3001, it is not a ledger of this format.
+        """
+        try:
+            data = json.loads(text)
+            if data["format"] != FORMAT:
+                raise damaged(LEDGER_NAME, "another format", format=data["format"])
+            return cls(
+                generation=data["generation"],
+                next=data["next"],
+                live=data["live"],
+                base=decode_frontier(data["base"]) if data["base"] else None,
+                sealed=tuple(_sealed(s) for s in data["sealed"]),
+                garbage=tuple(Garbage(*g) for g in data["garbage"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(LEDGER_NAME, "not a ledger") from error
+
+
+def _sealed(data: dict[str, Any]) -> Sealed:
+    return Sealed(
+        number=data["number"],
+        level=data["level"],
+        after=(data["after"][0], data["after"][1]),
+        frontier=decode_frontier(data["frontier"]),
+        length=data["length"],
+        rows=data["rows"],
+        segments=tuple((name, size) for name, size in data["segments"]),
+    )
+
+
+def read_ledger(root: Path) -> Ledger | None:
+    """The ledger of a directory, None when it has none."""
+    try:
+        return Ledger.from_json((root / LEDGER_NAME).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def write_ledger(root: Path, ledger: Ledger) -> None:
+    """Replace the ledger; durable on return.
+
+    Raises:
+        OSError: nothing has changed (the rename is the last step that can fail for want of
+            room).
+    """
+    faults.fault_point(faults.LOG_LEDGER_WRITE)
+    temporary = root / f"{LEDGER_NAME}.tmp"
+    try:
+        with temporary.open("w") as file:
+            file.write(ledger.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        faults.fault_point(faults.LOG_LEDGER_WRITTEN)
+        temporary.replace(root / LEDGER_NAME)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(root)
+    faults.fault_point(faults.LOG_LEDGER_RENAMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far the log may be read: ``length`` bytes of journal ``live``."""
+
+    generation: int
+    live: int
+    length: int
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file."""
+        head = _HEAD.pack(_HEAD_MAGIC, self.generation, self.live, self.length, 0)[:-4]
+        return head + struct.pack("<I", zlib.crc32(head))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Head | None:
+        """The inverse; None when the bytes are not whole (read while being written)."""
+        if len(data) != _HEAD.size:
+            return None
+        magic, generation, live, length, crc = _HEAD.unpack(data)
+        if magic != _HEAD_MAGIC or zlib.crc32(data[:-4]) != crc:
+            return None
+        return cls(generation, live, length)
+
+
+HEAD_SIZE: Final = _HEAD.size

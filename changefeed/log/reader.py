@@ -1,0 +1,418 @@
+"""The reading side of a change log: any number of processes, no lock, no state of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Frontier, Position
+from changefeed.log.cut import Part, last_fitting, select
+from changefeed.log.frame import (
+    Run,
+    ShapeCache,
+    Unit,
+    UnitReader,
+    first_after,
+    first_reaching,
+    stamp_of,
+)
+from changefeed.log.journal import FIRST_FRAME, damaged
+from changefeed.log.ledger import HEAD_NAME, HEAD_SIZE, Head, Ledger, read_ledger
+from changefeed.log.rows import Stamp
+from changefeed.log.slice import Assembly, Piece, Slice, load_parts
+from changefeed.log.store import Store
+from changefeed.schema import TableName
+
+T = TypeVar("T")
+
+#: How often a HEAD that is being overwritten is read again before we wait for the next call.
+_HEAD_ATTEMPTS: Final = 20
+
+#: How often work starts over because compaction moved a file under it.
+_MOVED_ATTEMPTS: Final = 10
+
+#: Units of sealed journals kept in memory; about 1 kB each.
+_KEPT_UNITS: Final = 50_000
+
+
+class _Journal:
+    """The index of one journal file, read as far as somebody asked."""
+
+    __slots__ = ("_file", "_parsed", "_reader", "length", "number", "units")
+
+    def __init__(self, number: int, after: Stamp | None, shapes: ShapeCache) -> None:
+        self.number = number
+        self.length = FIRST_FRAME
+        self.units: list[Unit] = []
+        self._parsed = FIRST_FRAME
+        self._reader = UnitReader(number, after, shapes)
+
+    def read(self, store: Store) -> list[Unit]:
+        """All units up to ``length``.
+
+        Raises:
+            FileNotFoundError: compaction or retention removed the file.
+        """
+        if self._parsed < self.length:
+            frames = store.journal(self.number).frames(self._parsed, self.length)
+            for frame in frames:
+                unit = self._reader.add(frame)
+                self._parsed = frame.end
+                if unit is not None:
+                    self.units.append(unit)
+        return self.units
+
+
+class LogReader:
+    """Reads the change log of one source; may be shared by threads.
+
+    Nothing changes between two calls of :meth:`refresh`: a reader sees the log as of the last.
+    """
+
+    def __init__(self, root: Path, cache_bytes: int = 64 * 1024 * 1024) -> None:
+        """Look at the log in ``root``, which need not exist yet.
+
+        Args:
+            cache_bytes: decoded rows kept in memory for the next feed that asks for them.
+        """
+        self.root = root
+        self._store = Store(root, cache_bytes)
+        self._lock = threading.RLock()
+        self._shapes: ShapeCache = {}
+        self._journals: dict[int, _Journal] = {}
+        self._ledger: Ledger | None = None
+        self._head_fd = -1
+        self._head = b""
+        self._frontier: Frontier | None = None
+        self.refresh()
+
+    # ------------------------------------------------------------------------------ refresh
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """Up to where this reader sees the log; None while it is empty."""
+        return self._frontier
+
+    @property
+    def oldest(self) -> Timestamp:
+        """Everything above this is in the log; MAX while it is empty."""
+        with self._lock:
+            first = self._first_after()
+        return Timestamp(*first) if first is not None else Timestamp.MAX
+
+    @property
+    def bytes(self) -> int:
+        """Size of the log on disk: sealed journals with their segments, and the live one."""
+        with self._lock:
+            if self._ledger is None:
+                return 0
+            waiting = sum(g.size for g in self._ledger.garbage)
+            sealed = sum(s.bytes for s in self._ledger.sealed)
+            return sealed + waiting + self._journals[self._ledger.live].length
+
+    def refresh(self) -> Frontier | None:
+        """See what the writer has completed since; returns the frontier.
+
+        One read of 40 bytes when nothing happened, else the headers of the new frames.
+
+        Raises:
+            ChangefeedError: CF3001, the log is damaged.
+        """
+        with self._lock:
+            head = self._read_head()
+            if head is None:
+                return self._frontier
+            for _ in range(_MOVED_ATTEMPTS):
+                try:
+                    self._adopt(head)
+                    return self._frontier
+                except FileNotFoundError:
+                    # The journal was sealed, merged and removed since HEAD was read.
+                    head = self._read_head(again=True) or head
+            raise damaged(self.root.name, "journal is gone")
+
+    def _read_head(self, *, again: bool = False) -> Head | None:
+        """HEAD if it has changed (or ``again``), else None."""
+        if self._head_fd < 0:
+            try:
+                self._head_fd = os.open(self.root / HEAD_NAME, os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+        for _ in range(_HEAD_ATTEMPTS):
+            data = os.pread(self._head_fd, HEAD_SIZE, 0)
+            if data == self._head and not again:
+                return None
+            head = Head.from_bytes(data)
+            if head is not None:
+                self._head = data
+                return head
+        return None
+
+    def _adopt(self, head: Head) -> None:
+        ledger = self._ledger
+        if ledger is None or ledger.generation != head.generation:
+            ledger = read_ledger(self.root)
+            if ledger is None:
+                raise damaged("LEDGER", "gone, but there is a HEAD")
+            self._load(ledger)
+        live = self._journals[ledger.live]
+        if head.live == ledger.live:
+            live.length = max(live.length, head.length)
+        # Otherwise the writer has just sealed what HEAD speaks of, and will publish soon.
+        units = live.read(self._store)
+        self._frontier = units[-1].frontier if units else ledger.last
+
+    def _load(self, ledger: Ledger) -> None:
+        """Take a new ledger; what was read of its journals before is kept."""
+        before = self._journals
+        last = ledger.last
+        journals: dict[int, _Journal] = {}
+        for sealed in ledger.sealed:
+            journal = before.get(sealed.number)
+            if journal is None:
+                journal = _Journal(sealed.number, sealed.after, self._shapes)
+            journal.length = sealed.length
+            journals[sealed.number] = journal
+        live = before.get(ledger.live)
+        if live is None:
+            after = stamp_of(last.at) if last else None
+            live = _Journal(ledger.live, after, self._shapes)
+        journals[ledger.live] = live
+        self._journals = journals
+        self._ledger = ledger
+
+    def _first_after(self) -> Stamp | None:
+        if self._ledger is None:
+            return None
+        if self._ledger.sealed:
+            return self._ledger.sealed[0].after
+        units = self._journals[self._ledger.live].units
+        if units:
+            return units[0].after
+        return stamp_of(self._ledger.base.at) if self._ledger.base else None
+
+    # -------------------------------------------------------------------------------- units
+
+    def _units(self, after: Stamp) -> Iterator[Unit]:
+        """All units that reach above ``after``, in order; call with the lock held."""
+        ledger = self._ledger
+        if ledger is None:
+            return
+        first = bisect_left(ledger.sealed, True, key=lambda s: s.upto > after)
+        for sealed in ledger.sealed[first:]:
+            units = self._read(sealed.number)
+            yield from units[first_after(units, after) :]
+        units = self._journals[ledger.live].units
+        for at in range(first_after(units, after), len(units)):
+            yield units[at]
+
+    def _read(self, number: int) -> list[Unit]:
+        """The units of a sealed journal; the ones least recently read are forgotten."""
+        journal = self._journals.pop(number)
+        self._journals[number] = journal
+        units = journal.read(self._store)
+        held = sum(len(j.units) for j in self._journals.values())
+        if held > _KEPT_UNITS and self._ledger is not None:
+            self._forget(held - _KEPT_UNITS, keep={number, self._ledger.live})
+        return units
+
+    def _forget(self, excess: int, keep: set[int]) -> None:
+        ledger = self._ledger
+        if ledger is None:
+            return
+        after = {s.number: (s.after, s.length) for s in ledger.sealed}
+        for number, journal in list(self._journals.items()):
+            if excess <= 0:
+                return
+            if number in keep or not journal.units:
+                continue
+            excess -= len(journal.units)
+            fresh = _Journal(number, after[number][0], self._shapes)
+            fresh.length = after[number][1]
+            self._journals[number] = fresh
+
+    def _retrying(self, work: Callable[[], T]) -> T:
+        """Do something again with a new index when compaction has moved a file under it."""
+        for _ in range(_MOVED_ATTEMPTS):
+            try:
+                return work()
+            except FileNotFoundError:
+                self.refresh()
+        raise damaged(self.root.name, "file is gone")
+
+    # -------------------------------------------------------------------------------- slice
+
+    def slice(
+        self,
+        tables: Mapping[TableName, Timestamp],
+        upto: Timestamp,
+        max_rows: int,
+        max_bytes: int,
+    ) -> Slice:
+        """The rows and marks of ``tables`` above their own (exclusive) bounds, up to ``upto``.
+
+        Stops earlier at the limits, but only between transactions; a first transaction that is
+        larger than the limits comes alone and whole (in pieces of bounded size). What is above
+        the frontier is not there yet. Rows are not read before :meth:`Piece.load`.
+
+        Raises:
+            ChangefeedError: CF3002, some table's bound is below ``oldest``; CF3001.
+        """
+        bounds = {name: stamp_of(at) for name, at in tables.items()}
+        return self._retrying(lambda: self._slice(bounds, stamp_of(upto), max_rows, max_bytes))
+
+    def _slice(
+        self, bounds: dict[TableName, Stamp], upto: Stamp, max_rows: int, max_bytes: int
+    ) -> Slice:
+        with self._lock:
+            frontier = self._frontier
+            goal = min(upto, stamp_of(frontier.at) if frontier else (0, 0))
+            floor = min(bounds.values(), default=goal)
+            if frontier is None:
+                return Slice(Timestamp(*floor))
+            if bounds:
+                self._check_kept(floor)
+            assembly = Assembly(self._store, self)
+            reached = self._fill(assembly, bounds, floor, goal, max_rows, max_bytes)
+            return Slice(Timestamp(*reached), tuple(assembly.events()))
+
+    def _check_kept(self, floor: Stamp) -> None:
+        first = self._first_after()
+        if first is not None and floor < first:
+            raise ChangefeedError(
+                "CF3002",
+                "position is older than the change log keeps",
+                detail=f"asked for changes after {Timestamp(*floor)}, "
+                f"the log begins at {Timestamp(*first)}",
+            )
+
+    def _fill(
+        self,
+        assembly: Assembly,
+        bounds: dict[TableName, Stamp],
+        floor: Stamp,
+        goal: Stamp,
+        max_rows: int,
+        max_bytes: int,
+    ) -> Stamp:
+        """Take units until the goal or a limit; returns the timestamp reached."""
+        rows = size = 0
+        reached = floor
+        for unit in self._units(floor):
+            if unit.after >= goal:
+                break
+            end = min(unit.upto, goal)
+            taken = list(select(unit, bounds, end, self._store))
+            parts = [t for _, t in taken if isinstance(t, Part)]
+            more, larger = sum(p.rows for p in parts), sum(p.bytes for p in parts)
+            if parts and (rows + more > max_rows or size + larger > max_bytes):
+                if rows:
+                    return reached
+                end = last_fitting(parts, max_rows, max_bytes, self._store)
+                for name, item in select(unit, bounds, end, self._store):
+                    assembly.add(name, item)
+                return end
+            for name, item in taken:
+                assembly.add(name, item)
+            rows, size, reached = rows + more, size + larger, end
+        return max(reached, goal)
+
+    def find(self, piece: Piece) -> pa.Table:
+        """The rows of a piece whose file was merged into another since.
+
+        Raises:
+            ChangefeedError: CF3002, retention removed them.
+        """
+        self.refresh()
+        return self._retrying(lambda: self._find(piece))
+
+    def _find(self, piece: Piece) -> pa.Table:
+        table, before = piece.schema.table, stamp_of(piece.first.previous())
+        with self._lock:
+            self._check_kept(before)
+            parts = []
+            for unit in self._units(before):
+                if unit.after >= stamp_of(piece.last):
+                    break
+                for entry in unit.tables.get(table, ()):
+                    if isinstance(entry, Run) and _overlaps(entry, piece):
+                        parts.append(self._within(entry, piece))
+        rows = load_parts(parts, self._store) if parts else None
+        if rows is None or len(rows) != piece.rows:
+            raise damaged(self.root.name, "rows are gone", table=table, rows=piece.rows)
+        return rows
+
+    def _within(self, run: Run, piece: Piece) -> Part:
+        seq = self._store.stamps(run).column("seq").to_numpy()
+        start = int(seq.searchsorted(piece.first_seq, side="left"))
+        stop = int(seq.searchsorted(piece.last_seq, side="right"))
+        return Part(run, start, stop)
+
+    # ---------------------------------------------------------------------------- positions
+
+    def timestamp_at(self, position: Position) -> Timestamp | None:
+        """The timestamp that parts the log at ``position`` of the source.
+
+        Every commit at or below ``position`` is at or below it, every later one above. None when
+        ``position`` is older than the log.
+
+        Raises:
+            ValueError: the frontier has not reached ``position`` yet: wait for it.
+        """
+        return self._retrying(lambda: self._timestamp_at(position))
+
+    def _timestamp_at(self, position: Position) -> Timestamp | None:
+        with self._lock:
+            ledger, frontier = self._ledger, self._frontier
+            if ledger is None or frontier is None or position > frontier.position:
+                raise ValueError(f"the log has not reached {position}")
+            count = bisect_left(ledger.sealed, True, key=lambda s: s.frontier.position > position)
+            if count < len(ledger.sealed):
+                units = self._read(ledger.sealed[count].number)
+            else:
+                units = self._journals[ledger.live].units
+            found = _commit_before(units, position, self._store)
+            if found is not None:
+                return Timestamp(*found)
+            start = ledger.sealed[count - 1].frontier if count else ledger.base
+            return start.at if start is not None and start.position <= position else None
+
+    def close(self) -> None:
+        """Let go of HEAD; journal files close with the last piece that uses them."""
+        with self._lock:
+            if self._head_fd >= 0:
+                os.close(self._head_fd)
+                self._head_fd = -1
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _overlaps(run: Run, piece: Piece) -> bool:
+    m = run.measure
+    return (
+        run.schema.version == piece.schema.version
+        and m.first_seq <= piece.last_seq
+        and m.last_seq >= piece.first_seq
+    )
+
+
+def _commit_before(units: list[Unit], position: Position, store: Store) -> Stamp | None:
+    """Timestamp of the last commit or frontier in ``units`` at or below ``position``."""
+    at = first_reaching(units, position)
+    if at < len(units):
+        found = units[at].commit_at(position, store.commits)
+        if found is not None:
+            return found
+    return units[at - 1].upto if at else None

@@ -1,0 +1,237 @@
+"""What a feed gets: pieces of rows and marks, table by table in log order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from changefeed.clock import Timestamp
+from changefeed.events import SchemaChange, Truncate
+from changefeed.log.cut import Part
+from changefeed.log.frame import Mark, RowGroup
+from changefeed.log.settings import LogSettings
+from changefeed.log.store import Store
+from changefeed.schema import TableName, TableSchema
+
+_LIMITS = LogSettings()
+
+
+class Finder(Protocol):
+    """Finds the rows of a piece again after compaction has moved them."""
+
+    def find(self, piece: Piece) -> pa.Table:
+        """The rows of ``piece``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one table and schema version: at most 128k rows and 64 MB.
+
+    Rows in a Parquet segment have ``path`` and ``row_group``; Spark reads them with the filter
+    ``seq BETWEEN first_seq AND last_seq``, which is exact (sequence numbers rise through a
+    table's log). :func:`by_file` joins pieces of one file. Rows inside the journal have no
+    path. :meth:`load` works for both, also after the file was merged into another.
+
+    Attributes:
+        schema: their schema version.
+        rows: how many.
+        bytes: size in memory, roughly.
+        has_superseded: some row may have ``last`` false.
+        clean: ``a*``/``b*`` columns of text form in which no value holds a character that JSON
+            escapes (``"``, ``\\``, below 0x20). Raw columns are never in it: they are JSON.
+        first, last: timestamps of the first and last row.
+        whole: all rows of the row group.
+    """
+
+    schema: TableSchema
+    rows: int
+    bytes: int
+    has_superseded: bool
+    clean: frozenset[str]
+    first: Timestamp
+    last: Timestamp
+    first_seq: int
+    last_seq: int
+    path: Path | None
+    row_group: int | None
+    whole: bool
+    _parts: tuple[Part, ...] = field(repr=False)
+    _store: Store = field(repr=False, compare=False)
+    _finder: Finder = field(repr=False, compare=False)
+
+    def load(self) -> pa.Table:
+        """The rows, in one chunk.
+
+        Raises:
+            ChangefeedError: CF3001 the log is damaged; CF3002 retention removed the rows.
+        """
+        try:
+            return load_parts(self._parts, self._store)
+        except FileNotFoundError:
+            return self._finder.find(self)
+
+
+def load_parts(parts: Iterable[Part], store: Store) -> pa.Table:
+    """The rows of parts of one shape, in one chunk; raises as :meth:`Store.rows`."""
+    tables = [store.rows(p.run).slice(p.start, p.rows) for p in parts]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of the log a feed asked for, as far as the limits let it.
+
+    Attributes:
+        upto: everything the feed wants at or below it is in this slice (or was before): the
+            feed's next progress. No transaction is cut by it.
+        events: pieces and marks, table by table, in log order within a table.
+    """
+
+    upto: Timestamp
+    events: tuple[Piece | Mark, ...] = ()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The rows."""
+        return [e for e in self.events if isinstance(e, Piece)]
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Truncations and schema changes in the order of their timestamps."""
+        marks = [e for e in self.events if isinstance(e, Truncate | SchemaChange)]
+        return sorted(marks, key=lambda m: (m.at, m.seq))
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are in all pieces."""
+        return sum(p.rows for p in self.pieces)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all pieces."""
+        return sum(p.bytes for p in self.pieces)
+
+
+class Assembly:
+    """Turns parts into pieces; small neighbours of one table and version become one."""
+
+    def __init__(self, store: Store, finder: Finder) -> None:
+        self._store = store
+        self._finder = finder
+        self._tables: dict[TableName, list[Part | Mark]] = {}
+
+    def add(self, table: TableName, taken: Part | Mark) -> None:
+        """Take the next part or mark of a table."""
+        self._tables.setdefault(table, []).append(taken)
+
+    def events(self) -> Iterator[Piece | Mark]:
+        """The pieces and marks, table by table."""
+        for entries in self._tables.values():
+            held: list[Part] = []
+            for entry in entries:
+                if held and not (isinstance(entry, Part) and _joins(held, entry)):
+                    yield self._piece(held)
+                    held = []
+                if isinstance(entry, Part):
+                    held.append(entry)
+                else:
+                    yield entry
+            if held:
+                yield self._piece(held)
+
+    def _piece(self, parts: list[Part]) -> Piece:
+        first, last = parts[0], parts[-1]
+        shape = first.run.shape
+        clean = first.run.measure.clean
+        for part in parts:
+            clean &= part.run.measure.clean
+        where = first.run.where
+        parquet = isinstance(where, RowGroup)
+        start, end = self._edge(first, first.start), self._edge(last, last.stop - 1)
+        return Piece(
+            schema=shape.schema,
+            rows=sum(p.rows for p in parts),
+            bytes=sum(p.bytes for p in parts),
+            has_superseded=any(p.run.measure.superseded for p in parts),
+            clean=shape.clean_names(clean),
+            first=start[0],
+            last=end[0],
+            first_seq=start[1],
+            last_seq=end[1],
+            path=self._store.root / where.file if isinstance(where, RowGroup) else None,
+            row_group=where.index if isinstance(where, RowGroup) else None,
+            whole=parquet and first.rows == first.run.measure.rows,
+            _parts=tuple(parts),
+            _store=self._store,
+            _finder=self._finder,
+        )
+
+    def _edge(self, part: Part, row: int) -> tuple[Timestamp, int]:
+        """Timestamp and sequence number of one row; from the index where it has them."""
+        m = part.run.measure
+        if row == 0:
+            return Timestamp(*m.first), m.first_seq
+        if row == m.rows - 1:
+            return Timestamp(*m.last), m.last_seq
+        rows = self._store.stamps(part.run)
+        wall, logical, seq = (rows.column(n)[row].as_py() for n in ("wall", "logical", "seq"))
+        return Timestamp(wall, logical), seq
+
+
+def _joins(held: list[Part], part: Part) -> bool:
+    """May this part be in one piece with those before it?"""
+    run = held[0].run
+    if isinstance(run.where, RowGroup) or isinstance(part.run.where, RowGroup):
+        return False
+    if run.shape is not part.run.shape:
+        return False
+    rows = sum(p.rows for p in held) + part.rows
+    size = sum(p.bytes for p in held) + part.bytes
+    return rows <= _LIMITS.group_rows and size <= _LIMITS.group_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Rows of one Parquet segment with ``first_seq <= seq <= last_seq``.
+
+    Attributes:
+        groups: the row groups they are in, consecutive.
+        whole: they are all the rows of these groups; a reader that can choose row groups needs
+            no filter.
+    """
+
+    schema: TableSchema
+    path: Path
+    rows: int
+    first_seq: int
+    last_seq: int
+    groups: tuple[int, ...]
+    whole: bool
+
+
+def by_file(pieces: Iterable[Piece]) -> list[FileRange]:
+    """Pieces that have a path, neighbours of one file joined: what a Spark job reads."""
+    ranges = []
+    stored = [p for p in pieces if p.path is not None]
+    for path, group in groupby(stored, key=lambda p: p.path):
+        part = list(group)
+        if path is None:
+            continue
+        ranges.append(
+            FileRange(
+                schema=part[0].schema,
+                path=path,
+                rows=sum(p.rows for p in part),
+                first_seq=part[0].first_seq,
+                last_seq=part[-1].last_seq,
+                groups=tuple(p.row_group for p in part if p.row_group is not None),
+                whole=all(p.whole for p in part),
+            )
+        )
+    return ranges

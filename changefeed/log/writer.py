@@ -1,0 +1,519 @@
+"""The writing side of a change log: one process, durable appends, upkeep.
+
+Steps of an append, and what a crash leaves between them:
+
+1. large batches become Parquet segments, synced, then the directory is synced
+   (crash: files no frame names; removed when the log is opened);
+2. the frame is written and synced (crash: a torn frame; cut off);
+3. HEAD is overwritten (crash: readers see the flush when the log is opened again).
+
+A flush without a frontier does not reach step 3, so nobody sees it before the flush that
+completes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from changefeed import faults
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Flush, Frontier
+from changefeed.log.compaction import Merge, plan
+from changefeed.log.draft import Draft
+from changefeed.log.frame import stamp_of
+from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
+from changefeed.log.ledger import (
+    HEAD_NAME,
+    LEDGER_NAME,
+    Garbage,
+    Head,
+    Ledger,
+    Sealed,
+    read_ledger,
+    sync_directory,
+    write_ledger,
+)
+from changefeed.log.live import LiveJournal
+from changefeed.log.retention import Upkeep, expendable, swept
+from changefeed.log.rows import Stamp
+from changefeed.log.settings import LogSettings
+from changefeed.schema import TableName
+
+LOCK_NAME: Final = "LOCK"
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class LogWriter:
+    """Appends flushes to the change log of one source.
+
+    ``append`` and ``maintain`` may be called from two threads; each takes no longer than it
+    must while the other waits (compaction works outside the lock).
+    """
+
+    def __init__(self, root: Path, settings: LogSettings | None = None) -> None:
+        """Open the log in ``root``, or begin one; recover it from a crash.
+
+        What a crash left unfinished (a torn frame, part of a transaction, files that nothing
+        refers to) is removed; everything an ``append`` returned for is kept.
+
+        Raises:
+            ChangefeedError: CF6003 another process writes this log; CF3001 it is damaged;
+                CF3003, CF3004 it cannot be written.
+        """
+        self.root = root
+        self.settings = settings or LogSettings()
+        self._lock = threading.RLock()
+        self._upkeep_lock = threading.Lock()
+        self._broken: str | None = None
+        self._used = 0
+        self._fences: dict[TableName, tuple[Stamp, int]] = {}
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = _lock(root)
+        try:
+            with self._writing():
+                self._ledger = read_ledger(root) or self._begin()
+                self._live = self._recover_live()
+                self._remove_orphans()
+                self._head_fd = os.open(root / HEAD_NAME, os.O_RDWR | os.O_CREAT, 0o640)
+                self._next = self._ledger.next
+                self._count()
+                self._publish()
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _begin(self) -> Ledger:
+        """A new log: the journal first, so that the ledger never names a missing file."""
+        for path in self.root.glob("journal-*"):
+            if path.stat().st_size > FIRST_FRAME:
+                raise damaged(LEDGER_NAME, "gone, but there are journals")
+            path.unlink()
+        LiveJournal.create(self.root, 1, None).close()
+        ledger = Ledger(generation=1, next=2, live=1)
+        write_ledger(self.root, ledger)
+        return ledger
+
+    def _recover_live(self) -> LiveJournal:
+        for sealed in self._ledger.sealed:
+            _check_file(self.root, journal_name(sealed.number), sealed.length)
+        last = self._ledger.last
+        try:
+            return LiveJournal.recover(
+                self.root, self._ledger.live, stamp_of(last.at) if last else None
+            )
+        except FileNotFoundError:
+            raise damaged(journal_name(self._ledger.live), "journal is gone") from None
+
+    def _remove_orphans(self) -> None:
+        """Files of appends, rolls and compactions that a crash cut short."""
+        known = {journal_name(self._live.number)} | {name for name, _ in self._live.segments}
+        for sealed in self._ledger.sealed:
+            known.add(journal_name(sealed.number))
+            known.update(name for name, _ in sealed.segments)
+        known.update(g.name for g in self._ledger.garbage)
+        for path in self.root.iterdir():
+            ours = path.name.startswith(("journal-", "segment-")) or path.suffix == ".tmp"
+            if ours and path.name not in known:
+                path.unlink()
+
+    # ------------------------------------------------------------------------------- append
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """Up to where the log is complete and durable; None when it is new."""
+        return self._live.frontier or self._ledger.last
+
+    def append(self, flush: Flush) -> None:
+        """Store a flush; it survives any crash once this returns.
+
+        Raises:
+            ValueError: the flush does not follow what is in the log (a bug of the caller).
+            ChangefeedError: CF3003 no room: nothing was stored, the same flush may be appended
+                later; CF3004 the disk failed: open the log again, then go on from its frontier.
+        """
+        with self._lock, self._writing():
+            self._check_usable()
+            faults.fault_point(faults.LOG_APPEND_BEGIN)
+            if flush.frontier is None and not flush.events:
+                return
+            if flush.events and not self.room():
+                raise self._full()
+            if self._live_is_full():
+                self._roll()
+            self._append(flush)
+            if flush.frontier is not None:
+                self._fences = {}
+                self._publish()
+
+    def _append(self, flush: Flush) -> None:
+        live = self._live
+        draft = Draft(self.root, live.number, live.tally.ordinal, live.declared, self.settings)
+        draft.fences.update(self._fences)
+        try:
+            for event in flush.events:
+                draft.add(event)
+            draft.commits(flush.commits)
+            self._check_order(draft, flush)
+            if draft.segments:
+                sync_directory(self.root)
+            after = self._first_after(draft, flush.frontier)
+            parts = draft.encode(live.sync, flush.frontier, after)
+            live.append(draft, parts, flush.frontier)
+        except ChangefeedError:
+            raise  # the frame may be on disk: its segments must stay
+        except BaseException:
+            draft.discard()
+            raise
+        live.after = live.after or after
+        self._used += sum(map(len, parts)) + sum(size for _, size in draft.segments)
+        self._fences = draft.fences
+        try:
+            faults.fault_point(faults.LOG_APPEND_SYNCED)
+        except OSError as error:
+            raise self._break(error) from error
+
+    def _first_after(self, draft: Draft, frontier: Frontier | None) -> Stamp | None:
+        """For the first frame of a new log: above which timestamp the log has everything."""
+        if self._live.after is not None:
+            return None
+        if draft.first is not None:
+            return stamp_of(Timestamp(*draft.first).previous())
+        if frontier is None:
+            raise ValueError("a flush without frontier must have events")
+        return stamp_of(frontier.at)
+
+    def _check_order(self, draft: Draft, flush: Flush) -> None:
+        """Log order is timestamp order: everything that cuts and merges relies on it."""
+        before = self.frontier
+        if before is not None:
+            if draft.first is not None and draft.first <= stamp_of(before.at):
+                raise ValueError(f"event at {draft.first} is not above the frontier {before.at}")
+            now = flush.frontier
+            if now and (now.at < before.at or now.position < before.position):
+                raise ValueError(f"frontier {now} is below {before}")
+        if flush.frontier and draft.last and draft.last > stamp_of(flush.frontier.at):
+            raise ValueError(f"event at {draft.last} is above its frontier {flush.frontier.at}")
+
+    def abandon(self) -> None:
+        """Forget the flushes of an unfinished transaction (the source will send it again).
+
+        Raises:
+            ChangefeedError: CF3004.
+        """
+        with self._lock:
+            self._check_usable()
+            self._live.cut()
+            self._fences = {}
+            self._count()
+
+    def _live_is_full(self) -> bool:
+        tally = self._live.tally
+        full = tally.end >= self.settings.roll_bytes or tally.frames >= self.settings.roll_frames
+        return full and not self._live.pending
+
+    # ---------------------------------------------------------------------- ledger and head
+
+    def _roll(self) -> None:
+        """Close the live journal and begin the next."""
+        faults.fault_point(faults.LOG_ROLL_BEGIN)
+        old, frontier = self._live, self._live.frontier
+        if frontier is None or old.after is None:
+            raise ValueError("an empty journal cannot be sealed")
+        number = self._take_number()
+        new = LiveJournal.create(self.root, number, stamp_of(frontier.at))
+        sealed = (*self._ledger.sealed, old.seal(old.after, frontier))
+        try:
+            # The merged form of the first journal forgets heartbeats: keep where the log began.
+            base = self._ledger.base or (None if self._ledger.sealed else old.origin)
+            self._commit(live=number, sealed=sealed, base=base)
+        except OSError:
+            new.close()
+            if self._broken is None:
+                (self.root / journal_name(number)).unlink(missing_ok=True)
+            raise
+        self._live = new
+        old.close()
+        self._publish()
+
+    def _take_number(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+    def _commit(self, **fields: Any) -> None:
+        """Make a change of the ledger durable; call with the lock held."""
+        changed = self._ledger.changed(next=self._next, **fields)
+        try:
+            write_ledger(self.root, changed)
+        except OSError as error:
+            # After the rename nobody knows which of the two a crash would leave.
+            if read_ledger(self.root) != self._ledger:
+                self._break(error)
+            raise
+        self._ledger = changed
+        self._count()
+
+    def _publish(self) -> None:
+        """Let readers see what is complete."""
+        head = Head(self._ledger.generation, self._live.number, self._live.complete.end)
+        try:
+            os.pwrite(self._head_fd, head.to_bytes(), 0)
+            faults.fault_point(faults.LOG_APPEND_PUBLISHED)
+        except OSError as error:
+            raise self._break(error) from error
+
+    def _break(self, error: OSError) -> ChangefeedError:
+        """Refuse everything from now on: what is stored is safe, but not known to us."""
+        self._broken = str(error)
+        return ChangefeedError(
+            "CF3004", "change log cannot be written", detail=f"{error}; it must be opened again"
+        )
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise ChangefeedError(
+                "CF3004", "change log must be opened again", detail=f"after {self._broken}"
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the operating system says into our errors."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise self._full(error) from error
+            raise ChangefeedError(
+                "CF3004", "change log cannot be written", detail=str(error)
+            ) from error
+        except ChangefeedError as error:
+            if error.code.number == "CF3004" and self._broken is None:
+                self._broken = error.detail
+            raise
+
+    # --------------------------------------------------------------------------------- room
+
+    @property
+    def bytes(self) -> int:
+        """Size of the log on disk."""
+        return self._used
+
+    def room(self) -> int:
+        """Bytes capture may append now; 0: stop reading from the source.
+
+        The least of the memory budget (the largest flush to build), what the disk budget has
+        left, and the free space of the file system above the reserve.
+        """
+        return min(self.settings.memory_budget, self._disk_room())
+
+    def _disk_room(self) -> int:
+        settings = self.settings
+        disk = os.statvfs(self.root)
+        room = disk.f_bavail * disk.f_frsize - settings.disk_reserve
+        if settings.disk_budget is not None:
+            room = min(room, settings.disk_budget - self._used)
+        return max(room, 0)
+
+    def _full(self, error: OSError | None = None) -> ChangefeedError:
+        budget = self.settings.disk_budget
+        facts = [f"log {self._used} bytes"]
+        facts += [f"budget {budget} bytes"] if budget is not None else []
+        facts += [str(error)] if error else []
+        return ChangefeedError("CF3003", "change log has no room", detail=", ".join(facts))
+
+    def _count(self) -> None:
+        self._used = (
+            sum(s.bytes for s in self._ledger.sealed)
+            + sum(g.size for g in self._ledger.garbage)
+            + self._live.bytes
+        )
+
+    # ------------------------------------------------------------------------------- upkeep
+
+    @property
+    def oldest(self) -> Timestamp:
+        """Everything above this (up to the frontier) is in the log; MAX when it is new."""
+        ledger = self._ledger
+        first = ledger.sealed[0].after if ledger.sealed else self._live.after
+        return Timestamp(*first) if first else Timestamp.MAX
+
+    def maintain(self, now: Timestamp, keep_from: Timestamp | None = None) -> Upkeep:
+        """Roll by age, drop old history, merge small files, remove replaced ones.
+
+        Call it every few seconds to minutes, from any thread.
+
+        Args:
+            now: wall time; ages are counted to it.
+            keep_from: the least progress of all feeds that may go on; None when there is none.
+                History above it is kept past ``gc_ttl`` and past ``keep_bytes``, but not past
+                ``max_age``.
+
+        Raises:
+            ChangefeedError: CF3003, CF3004; the log is as before or has done part of the work.
+        """
+        with self._upkeep_lock, self._writing():
+            self._check_usable()
+            rolled = self._roll_if_due(now)
+            dropped = self._retain(now, keep_from)
+            merged = self._compact(now)
+            removed = self._sweep(now)
+        return Upkeep(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
+
+    def roll(self) -> bool:
+        """Close the live journal now, if it holds a complete flush and no unfinished one."""
+        with self._lock, self._writing():
+            self._check_usable()
+            if self._live.pending or not self._live.complete.frames:
+                return False
+            self._roll()
+            return True
+
+    def _roll_if_due(self, now: Timestamp) -> bool:
+        with self._lock:
+            live = self._live
+            if not live.complete.events:
+                return False
+            if live.since is None:
+                live.since = now.wall
+            age = (now.wall - live.since) / 1e9
+            # Without room the live journal must become something retention can drop.
+            due = age >= self.settings.roll_age or not self.room()
+            return self.roll() if due else False
+
+    def _retain(self, now: Timestamp, keep_from: Timestamp | None) -> int:
+        """Drop the oldest journals; how many."""
+        with self._lock:
+            count = expendable(
+                self._ledger.sealed,
+                self.settings,
+                now=now,
+                keep_from=keep_from,
+                excess=self._excess(),
+            )
+            if not count:
+                return 0
+            faults.fault_point(faults.LOG_RETAIN_DECIDED)
+            gone, kept = self._ledger.sealed[:count], self._ledger.sealed[count:]
+            self._commit(
+                base=gone[-1].frontier,
+                sealed=kept,
+                garbage=(*self._ledger.garbage, *_garbage(gone, kept, since=0)),
+            )
+            self._publish()
+            return count
+
+    def _excess(self) -> int:
+        """Bytes of history that are too many, if no feed needs them."""
+        settings = self.settings
+        used = self._used - sum(g.size for g in self._ledger.garbage)
+        excess = used - settings.keep_bytes if settings.keep_bytes is not None else 0
+        if not self.room():
+            # Appends wait: free enough for them to go on for a while, but not all history.
+            excess = max(excess, settings.roll_bytes, used // 10)
+        return excess
+
+    def _compact(self, now: Timestamp) -> int:
+        """Merge runs of neighbours until there are none to merge; how many went in."""
+        merged = 0
+        while run := plan(self._ledger.sealed, self.settings):
+            if self._disk_room() < 2 * sum(s.length for s in run):
+                break  # the merged files exist beside the old ones for a while
+            self._merge(run, now)
+            merged += len(run)
+        return merged
+
+    def _merge(self, run: tuple[Sealed, ...], now: Timestamp) -> None:
+        faults.fault_point(faults.LOG_COMPACT_BEGIN)
+        merge = Merge(self.root, self._take_number(), run, self.settings)
+        try:
+            made = merge.run()
+            faults.fault_point(faults.LOG_COMPACT_WRITTEN)
+            with self._lock:
+                at = self._ledger.sealed.index(run[0])
+                rest = self._ledger.sealed
+                sealed = (*rest[:at], made, *rest[at + len(run) :])
+                garbage = _garbage(run, sealed, since=now.wall)
+                self._commit(sealed=sealed, garbage=(*self._ledger.garbage, *garbage))
+                self._publish()
+        except BaseException:
+            if self._broken is None:
+                merge.discard()
+            raise
+        faults.fault_point(faults.LOG_COMPACT_DONE)
+
+    def _sweep(self, now: Timestamp) -> int:
+        """Remove files that nobody needs any more; how many bytes."""
+        with self._lock:
+            garbage = self._ledger.garbage
+            pressed = not self.room()
+        gone = swept(garbage, self.settings, now=now, pressed=pressed)
+        if not gone:
+            return 0
+        faults.fault_point(faults.LOG_SWEEP_BEGIN)
+        for item in gone:
+            (self.root / item.name).unlink(missing_ok=True)
+        faults.fault_point(faults.LOG_SWEEP_REMOVED)
+        with self._lock:
+            self._commit(garbage=tuple(g for g in self._ledger.garbage if g not in gone))
+            self._publish()
+        return sum(g.size for g in gone)
+
+    def close(self) -> None:
+        """Cut an unfinished transaction, sync, let go of the lock. May be called twice."""
+        with self._upkeep_lock, self._lock:
+            if self._lock_fd < 0:
+                return
+            if self._broken is None:
+                self._live.cut()
+                os.fsync(self._head_fd)
+            self._live.close()
+            os.close(self._head_fd)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            self._broken = "it was closed"
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lock(root: Path) -> int:
+    fd = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise ChangefeedError(
+            "CF6003", "another process writes this change log", detail=f"log {root.name}"
+        ) from None
+    return fd
+
+
+def _check_file(root: Path, name: str, length: int) -> None:
+    try:
+        size = (root / name).stat().st_size
+    except FileNotFoundError:
+        raise damaged(name, "journal is gone") from None
+    if size < length:
+        raise damaged(name, "file is too short", expected=length, found=size)
+
+
+def _garbage(
+    gone: tuple[Sealed, ...], kept: tuple[Sealed, ...], *, since: int
+) -> tuple[Garbage, ...]:
+    """The files of ``gone`` that none of ``kept`` uses."""
+    used = {name for s in kept for name, _ in s.segments}
+    files = [(journal_name(s.number), s.length) for s in gone]
+    files += [item for s in gone for item in s.segments if item[0] not in used]
+    return tuple(Garbage(name, size, since) for name, size in files)
