@@ -1,10 +1,11 @@
-"""``python -m benchmarks``: what can be measured, and running it.
+"""``python -m benchmarks``: what can be measured, and running one of it.
 
-With no words it prints the list; with names it runs those; ``all`` runs everything.
+With no words it prints the list; with a name it runs that one, the other words are its own.
 """
 
 from __future__ import annotations
 
+import ast
 import runpy
 import sys
 from pathlib import Path
@@ -17,31 +18,26 @@ def available() -> dict[str, str]:
     found = {}
     for file in sorted([*_HERE.glob("*.py"), *_HERE.glob("peers/*.py")]):
         text = file.read_text()
-        if 'if __name__ == "__main__"' not in text or file == Path(__file__):
-            continue
-        name = ".".join(file.relative_to(_HERE).with_suffix("").parts)
-        found[name] = text.split('"""')[1].splitlines()[0]
+        if 'if __name__ == "__main__"' in text and file != Path(__file__):
+            name = ".".join(file.relative_to(_HERE).with_suffix("").parts)
+            found[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return found
 
 
 def main(words: list[str]) -> int:
-    """Run the named benchmarks; the rest of ``words`` (from the first option on) is theirs."""
+    """Run the benchmark named first."""
     known = available()
-    first_option = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    names, options = words[:first_option], words[first_option:]
-    mode = names[1:] if names and names[0] in known else []
-    if not names:
+    if not words:
         for name, line in known.items():
             print(f"{name:20} {line}")
-        print("\nmake bench BENCH='NAME [MODE] [OPTIONS]'; all of them: BENCH=all")
+        print("\nmake bench BENCH='NAME [OPTIONS]'; NAME --help says which options")
         return 0
-    chosen = list(known) if names == ["all"] else names[:1]
-    for name in chosen:
-        if name not in known:
-            print(f"no benchmark {name!r}; there are: {', '.join(known)}", file=sys.stderr)
-            return 2
-        sys.argv = [name, *mode, *options]
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    name, *options = words
+    if name not in known:
+        print(f"no benchmark {name!r}; there are: {', '.join(known)}", file=sys.stderr)
+        return 2
+    sys.argv = [name, *options]
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
     return 0
 
 

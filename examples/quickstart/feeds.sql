@@ -1,0 +1,17 @@
+-- What `make demo` runs. Two connections are there already:
+--   shop   a PostgreSQL with the tables of shop.sql        lake   a folder
+USE shop;
+SHOW TABLES;
+
+-- A feed that goes on by itself: every change of four tables, as files in time order.
+CREATE CHANGEFEED shop_to_lake
+    FOR customers, products, orders, order_items
+    INTO 'external://lake'
+    WITH updated, resolved = '1s';
+
+-- The same changes in this terminal: without INTO nothing is stored.
+CREATE CHANGEFEED
+    FOR customers, orders, order_items
+    WITH updated, diff, resolved = '5s';
+
+SHOW CHANGEFEEDS;
