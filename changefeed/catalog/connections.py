@@ -13,7 +13,7 @@ from changefeed.catalog.rows import Connection
 from changefeed.catalog.store import Store
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.model import Status
-from changefeed.uri import redact
+from sinks.registry import sink_location
 
 #: ``INTO 'external://name'`` points at a connection.
 EXTERNAL = "external://"
@@ -122,7 +122,7 @@ def external_name(uri: str) -> str | None:
 
 
 def _connection(row: Row[Any]) -> Connection:
-    return Connection(row.name, row.uri, row.created, redact(row.uri))
+    return Connection(row.name, row.uri, row.created, sink_location(row.uri))
 
 
 def _find(transaction: Transaction, name: str) -> Connection | None:

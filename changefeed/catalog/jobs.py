@@ -28,7 +28,7 @@ from changefeed.jobs.model import (
     check_move,
 )
 from changefeed.schema import TableName
-from changefeed.uri import redact
+from sinks.registry import sink_location
 
 #: How many dropped jobs SHOW JOBS still knows.
 KEPT_DROPPED = 200
@@ -298,7 +298,7 @@ class Jobs(Store):
                 status=Status.DROPPED.value,
                 wanted=Wanted.DROPPED.value,
                 reason="dropped",
-                sink_uri=redact(row.sink_uri) if row.sink_uri is not None else None,
+                sink_uri=sink_location(row.sink_uri) if row.sink_uri is not None else None,
                 options="{}",
                 modified=now,
                 finished=now,
@@ -319,7 +319,7 @@ class Jobs(Store):
             name=row.name,
             source=row.source,
             sink_uri=row.sink_uri,
-            redacted_sink_uri="" if row.sink_uri is None else redact(row.sink_uri),
+            redacted_sink_uri="" if row.sink_uri is None else sink_location(row.sink_uri),
             targets=list_of(row.targets),
             options=json.loads(row.options),
             statement=row.statement,

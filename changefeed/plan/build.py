@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from changefeed.catalog import Catalog, Connection, Job, SourceState
+from changefeed.catalog import Catalog, Connection, SourceState
 from changefeed.clock import Clock
 from changefeed.errors import ChangefeedError, Problems, raise_all
 from changefeed.events import Position
-from changefeed.jobs.model import Status, TableProgress
+from changefeed.jobs.model import TableProgress
 from changefeed.options import (
     CURSOR,
     DIFF,
@@ -32,7 +32,6 @@ from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
 from changefeed.plan.targets import (
     Found,
     look_up,
-    matching,
     parse_targets,
     qualified,
     target_text,
@@ -41,9 +40,9 @@ from changefeed.plan.targets import (
 from changefeed.schema import TableName
 from changefeed.sources.base import Source, TableInfo, Watch
 from changefeed.sources.registry import open_source as open_registered
-from changefeed.uri import redact
 from grammar import nodes
 from grammar.printer import to_sql
+from sinks.registry import sink_location
 
 T = TypeVar("T")
 
@@ -304,6 +303,7 @@ def table_stages(
     """The stages of the tables, with topics and estimates."""
     sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
     stages = []
+    topic_of = sink.topics(options)
     for place in found:
         table = place.schema.table
         target = place.target
@@ -311,7 +311,7 @@ def table_stages(
         info = sizes.get(table)
         progress = TableProgress(
             table,
-            topic=sink.topic(table, own.topic if own else None, options),
+            topic=topic_of(table, own.topic if own else None),
             scan_wanted=scan is not InitialScan.NO,
             start=start,
             scan_total=info.rows_estimate if info else 0,
@@ -426,54 +426,4 @@ def feed_sql(
         sink=None if sink_uri is None else nodes.Literal(sink_uri),
         options=options.nodes(),
     )
-    return to_sql(statement, redact=redact)
-
-
-# ------------------------------------------------------------------- a job that runs
-
-
-def job_options(catalog: Catalog, job: Job) -> tuple[Sinking, Options]:
-    """The sink and the typed options of a stored job.
-
-    Raises:
-        ChangefeedError: CF1101 its connection is gone, CF1203 an option of another version.
-    """
-    sink = find_sink(catalog, job.sink_uri, None)
-    return sink, Options.from_dict(job.options, abilities=sink.capabilities)
-
-
-def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
-    """Let tables made since join a feed of a SCHEMA or DATABASE; gives their names.
-
-    They are scanned: all their rows came after the feed began. A feed that only scans, or
-    has ended, takes no more. A table that cannot be described now waits for the next call.
-    """
-    if not job.has_patterns or job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
-        return []
-    sink, options = job_options(catalog, job)
-    if options[INITIAL_SCAN] is InitialScan.ONLY:
-        return []
-    watched = {table.table for table in catalog.tables(job.id)}
-    found: dict[TableName, Found] = {}
-    for target in parse_targets(job.targets):
-        if isinstance(target, nodes.TableTarget):
-            continue
-        for name in matching(target, source):
-            if name in watched or name in found:
-                continue
-            try:
-                schema = source.describe(name.schema, name.name)
-            except ChangefeedError as error:
-                # Dropped again meanwhile, or not for us: it is not part of the feed yet.
-                catalog.record_event(
-                    job.id, "notice", error.message, table=str(name), code=error.code.number
-                )
-                continue
-            found[name] = Found(target, schema, joined=True)
-    if not found:
-        return []
-    stages = table_stages(
-        list(found.values()), source, sink, options, scan=InitialScan.YES, start=None
-    )
-    catalog.add_tables(job.id, [stage.progress for stage in stages])
-    return [str(name) for name in found]
+    return to_sql(statement, redact=sink_location)

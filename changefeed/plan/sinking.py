@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Catalog, external_name
 from changefeed.errors import ChangefeedError, Span
 from changefeed.options import FULL_TABLE_NAME, Options
 from changefeed.schema import TableName
-from changefeed.uri import redact
 from sinks import registry
 from sinks.base import Capabilities
 
@@ -32,15 +32,21 @@ class Sinking:
         if self.written is None:
             return ""
         if external_name(self.written) is None:
-            return redact(self.real)
-        return f"{redact(self.written)} ({redact(self.real)})"
+            return registry.sink_location(self.real)
+        return f"{registry.sink_location(self.written)} ({registry.sink_location(self.real)})"
 
-    def topic(self, table: TableName, named: str | None, options: Options) -> str:
-        """The finished topic of a table; ``named`` is the target's ``AS topic``."""
-        name = named or (str(table) if options[FULL_TABLE_NAME] else table.name)
-        if self.written is None:
-            return name
-        return registry.topic_name(self.real, name, options)
+    def topics(self, options: Options) -> Callable[[TableName, str | None], str]:
+        """What gives the finished topic of a table and its target's ``AS topic``.
+
+        Raises:
+            ChangefeedError: the URI or an option is wrong.
+        """
+        finish = str if self.written is None else registry.topic_namer(self.real, options)
+
+        def topic(table: TableName, named: str | None) -> str:
+            return finish(named or (str(table) if options[FULL_TABLE_NAME] else table.name))
+
+        return topic
 
 
 def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Sinking:

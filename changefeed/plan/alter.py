@@ -1,0 +1,378 @@
+"""ALTER CHANGEFEED -> :class:`AlterPlan`: what the job becomes, all of it checked first.
+
+A feed may be altered while it runs: its generation rises and the runner plans again. What
+belongs to a feed's start (cursor, initial_scan, end_time) and the kind of its sink stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from changefeed.catalog import Job
+from changefeed.errors import ChangefeedError, raise_all
+from changefeed.events import Position
+from changefeed.jobs.model import Status, TableProgress
+from changefeed.options import (
+    DIFF,
+    HEADERS_JSON_COLUMN_NAME,
+    INITIAL_SCAN,
+    KEY_COLUMN,
+    InitialScan,
+    Options,
+    alter_options,
+    parse_add_options,
+    to_span,
+)
+from changefeed.plan.build import (
+    Surroundings,
+    check_table,
+    definite,
+    distinct,
+    feed_sql,
+    find_tables,
+    table_notices,
+    table_stages,
+)
+from changefeed.plan.expand import job_options
+from changefeed.plan.sinking import Sinking, check_sink, find_sink
+from changefeed.plan.stages import TableStage
+from changefeed.plan.targets import Found, matching, parse_targets, target_text
+from changefeed.schema import TableName
+from changefeed.sources.base import Source, Watch
+from grammar import nodes
+from sinks import registry
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPlan:
+    """What to store: the arguments of :meth:`changefeed.catalog.Catalog.alter_job`."""
+
+    job: Job
+    sink_uri: str | None = field(repr=False)
+    targets: tuple[str, ...]
+    options: Options
+    statement: str
+    add: tuple[TableStage, ...] = ()
+    drop: tuple[TableName, ...] = ()
+    topics: dict[TableName, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+
+def plan_alter(statement: nodes.AlterChangefeed, job: Job, around: Surroundings) -> AlterPlan:
+    """The plan of a statement; changes nothing.
+
+    Raises:
+        ChangefeedError: every problem found, at once.
+    """
+    planner = _Alteration(statement, job, around)
+    try:
+        plan = planner.plan()
+    except ChangefeedError as error:
+        planner.problems.append(error)
+        plan = None
+    raise_all([problem.located(around.text) for problem in distinct(planner.problems)])
+    if plan is None:
+        raise AssertionError("no plan and no problem")
+    return plan
+
+
+class _Alteration:
+    """The feed as it changes, action by action."""
+
+    def __init__(self, statement: nodes.AlterChangefeed, job: Job, around: Surroundings) -> None:
+        self.statement = statement
+        self.job = job
+        self.around = around
+        self.problems: list[ChangefeedError] = []
+        self.tables: dict[TableName, TableProgress] = {
+            table.table: table for table in around.catalog.tables(job.id)
+        }
+        self.targets: list[nodes.Target] = list(parse_targets(job.targets))
+        self.added: list[TableStage] = []
+        self.dropped: list[TableName] = []
+        self.new_scans = InitialScan.YES
+        self._source: Source | None = None
+
+    @property
+    def source(self) -> Source:
+        """Opened when an action needs it: SET and INTO do without."""
+        if self._source is None:
+            connection = self.around.catalog.connection(self.job.source)
+            self._source = self.around.open_source(connection.name, connection.uri)
+        return self._source
+
+    def plan(self) -> AlterPlan | None:
+        self._check_status()
+        old_sink, old_options = job_options(self.around.catalog, self.job)
+        sink = self._sink(old_sink)
+        options = self._options(old_options, sink)
+        if options is None:
+            return None
+        self.problems += check_sink(sink, options)
+        if self.problems:
+            return None
+        self._change_tables(sink, options)
+        if not self.tables and not self.added:
+            self._problem("CF1302", "cannot drop all targets", "DROP CHANGEFEED ends the feed.")
+        self._check_columns(old_options, options)
+        if self.problems:
+            return None
+        texts = tuple(dict.fromkeys(map(target_text, self.targets)))
+        return AlterPlan(
+            job=self.job,
+            sink_uri=sink.written,
+            targets=texts,
+            options=options,
+            statement=feed_sql(self.job.name, texts, self.job.source, sink.written, options),
+            add=tuple(self.added),
+            drop=tuple(self.dropped),
+            topics={} if sink is old_sink else self._topics(sink, options),
+            notices=(*options.notes, *table_notices(self.added, sink)),
+        )
+
+    def _problem(
+        self, code: str, message: str, hint: str = "", span: nodes.Span | None = None
+    ) -> None:
+        where = to_span(span or self.statement.feed.span)
+        self.problems.append(ChangefeedError(code, message, hint=hint, span=where))
+
+    def _check_status(self) -> None:
+        if self.job.status is Status.SUCCEEDED:
+            self._problem(
+                "CF1301", f"job {self.job.id} has succeeded: there is nothing left to alter"
+            )
+
+    # -- sink and options -----------------------------------------------------------------
+
+    def _sink(self, old: Sinking) -> Sinking:
+        sink = old
+        for action in self.statement.actions:
+            if isinstance(action, nodes.AlterInto):
+                span = to_span(action.sink.span)
+                sink = find_sink(self.around.catalog, action.sink.text, span)
+                if not _same_kind(old.scheme, sink.scheme):
+                    self._problem(
+                        "CF1303",
+                        f'New sink type "{sink.scheme}" does not match original sink type '
+                        f'"{old.scheme}"',
+                        "a feed keeps its kind of sink: CREATE another feed for the new one.",
+                        action.sink.span,
+                    )
+        return sink
+
+    def _options(self, current: Options, sink: Sinking) -> Options | None:
+        sets = [
+            o for a in self.statement.actions if isinstance(a, nodes.AlterSet) for o in a.options
+        ]
+        unsets = [
+            n for a in self.statement.actions if isinstance(a, nodes.AlterUnset) for n in a.names
+        ]
+        try:
+            return alter_options(
+                current,
+                sets,
+                unsets,
+                scheme=sink.scheme,
+                capabilities=sink.capabilities,
+                text=self.around.text,
+                clock=self.around.clock,
+            )
+        except ChangefeedError as error:
+            self.problems.append(error)
+            return None
+
+    def _topics(self, sink: Sinking, options: Options) -> dict[TableName, str]:
+        """Topics of the tables that stay, for a sink URI with other prefixes."""
+        topic_of = sink.topics(options)
+        named = {
+            target.name.parts[-2:]: target.topic
+            for target in self.targets
+            if isinstance(target, nodes.TableTarget)
+        }
+        new = {t: topic_of(t, named.get((t.schema, t.name))) for t in self.tables}
+        return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
+
+    def _check_columns(self, old: Options, new: Options) -> None:
+        """Columns that changed options name must be in every table that stays."""
+        if all(old[row] == new[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME)):
+            return
+        where = nodes.TableTarget(nodes.QualifiedName(()), span=self.statement.feed.span)
+        for table, progress in self.tables.items():
+            schema = self.source.describe(table.schema, table.name)
+            self.problems += check_table(TableStage(schema, progress), new, where)
+
+    # -- tables ---------------------------------------------------------------------------
+
+    def _change_tables(self, sink: Sinking, options: Options) -> None:
+        for action in self.statement.actions:
+            if isinstance(action, nodes.AlterAdd):
+                self._add(action, sink, options)
+            elif isinstance(action, nodes.AlterDrop):
+                for target in action.targets:
+                    self._drop(target)
+
+    def _add(self, action: nodes.AlterAdd, sink: Sinking, options: Options) -> None:
+        scan = parse_add_options(action.options, text=self.around.text)
+        if scan is InitialScan.ONLY and options[INITIAL_SCAN] is not InitialScan.ONLY:
+            self._problem(
+                "CF1205",
+                "cannot specify initial_scan='only' when adding to a feed that follows changes",
+                "CREATE a feed of its own for a table that is only scanned.",
+                action.options[0].span,
+            )
+            return
+        found, problems = find_tables(action.targets, self.source, diff=options[DIFF])
+        self.problems += problems
+        fresh: list[Found] = []
+        for place in found:
+            if place.schema.table in self.tables:
+                if not place.joined:
+                    self._problem(
+                        "CF1302",
+                        "target already watched by changefeed",
+                        f"it watches {_shown(place.schema.table)} now.",
+                        place.target.span,
+                    )
+            else:
+                fresh.append(place)
+        self._check_source(fresh, diff=options[DIFF])
+        if self.problems:
+            return
+        start: Position | None = None
+        if scan is InitialScan.NO:
+            start = self.source.current_position()
+        stages = table_stages(fresh, self.source, sink, options, scan=scan, start=start)
+        for stage, place in zip(stages, fresh, strict=True):
+            self.problems += check_table(stage, options, place.target)
+        self.added += stages
+        self.targets += definite(action.targets, found, self.source)
+
+    def _check_source(self, fresh: Sequence[Found], *, diff: bool) -> None:
+        state = self.around.catalog.source_state(self.job.source)
+        watches = [
+            Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
+            for f in fresh
+        ]
+        self.problems += self.source.check(
+            watches, slot=state.slot or None, publication=state.publication or None
+        )
+
+    def _drop(self, target: nodes.Target) -> None:
+        if not isinstance(target, nodes.TableTarget):
+            self._drop_pattern(target)
+            return
+        parts = target.name.parts
+        fits = [t for t in self.tables if _names(parts, t)]
+        if len(fits) != 1:
+            self._cannot_drop(target, fits)
+            return
+        table = fits[0]
+        if self._leave_out(target, table):
+            del self.tables[table]
+            self.dropped.append(table)
+
+    def _cannot_drop(self, target: nodes.TableTarget, fits: Sequence[TableName]) -> None:
+        name = ".".join(target.name.parts)
+        span = target.name.span or target.span
+        if fits:
+            listed = ", ".join(map(_shown, fits))
+            self._problem("CF1302", f'target "TABLE {name}" is one of {listed}', span=span)
+            return
+        schema = target.name.parts[-2] if len(target.name.parts) > 1 else None
+        try:
+            self.source.describe(schema, target.name.parts[-1])
+        except ChangefeedError as error:
+            if error.code.number not in ("CF1101", "CF1302"):
+                raise
+            self._problem("CF1101", f'target "TABLE {name}" does not exist', error.hint, span)
+            return
+        self._problem(
+            "CF1302", f'target "TABLE {name}" already not watched by changefeed', span=span
+        )
+
+    def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
+        """Take the table out of the targets' texts, so that no pattern brings it back."""
+        kept: list[nodes.Target] = []
+        for known in self.targets:
+            if isinstance(known, nodes.TableTarget):
+                if known.name.parts[-2:] != (table.schema, table.name):
+                    kept.append(known)
+            elif _covers(known, table):
+                narrowed = _without(known, table)
+                if narrowed is None:
+                    self._problem(
+                        "CF1303",
+                        f"{_shown(table)} is part of {target_text(known)}",
+                        "DROP that target and ADD the tables that are to stay.",
+                        target.span,
+                    )
+                    return False
+                kept.append(narrowed)
+            else:
+                kept.append(known)
+        self.targets = kept
+        return True
+
+    def _drop_pattern(self, target: nodes.SchemaTarget | nodes.DatabaseTarget) -> None:
+        gone = [
+            t
+            for t in self.targets
+            if type(t) is type(target)
+            and (isinstance(t, nodes.DatabaseTarget) or t.name.parts[-1:] == target.name.parts[-1:])
+        ]
+        if not gone:
+            self._problem(
+                "CF1302",
+                f'target "{target_text(target)}" already not watched by changefeed',
+                span=target.span,
+            )
+            return
+        self.targets = [t for t in self.targets if t not in gone]
+        stay: set[TableName] = set()
+        for known in self.targets:
+            if not isinstance(known, nodes.TableTarget):
+                stay.update(matching(known, self.source))
+        for table, progress in list(self.tables.items()):
+            if progress.joined and table not in stay:
+                del self.tables[table]
+                self.dropped.append(table)
+
+
+def _same_kind(old: str, new: str) -> bool:
+    """Two schemes of one sink (kafka, confluent-cloud) are one kind."""
+    return old == new or registry.entry(old).location == registry.entry(new).location
+
+
+def _names(parts: tuple[str, ...], table: TableName) -> bool:
+    """Whether a name as written can mean the table."""
+    full = (table.source, table.schema, table.name)
+    return full[-len(parts) :] == parts or parts == (table.source, table.name)
+
+
+def _shown(table: TableName) -> str:
+    return f"{table.schema}.{table.name}"
+
+
+def _covers(target: nodes.SchemaTarget | nodes.DatabaseTarget, table: TableName) -> bool:
+    """Whether the pattern's schema is the table's; whether its globs fit does not matter."""
+    return isinstance(target, nodes.DatabaseTarget) or target.name.parts[-1] == table.schema
+
+
+def _without(
+    target: nodes.SchemaTarget | nodes.DatabaseTarget, table: TableName
+) -> nodes.SchemaTarget | nodes.DatabaseTarget | None:
+    """The pattern without one table; None when it cannot be said.
+
+    EXCLUDE takes one name more. INCLUDE loses the name if it is there as itself; a glob
+    that fits the table cannot be narrowed.
+    """
+    name = _shown(table) if isinstance(target, nodes.DatabaseTarget) else table.name
+    if target.filter is not nodes.Filter.INCLUDE:
+        return type(target)(
+            target.name, nodes.Filter.EXCLUDE, (*target.patterns, name), span=target.span
+        )
+    patterns = tuple(p for p in target.patterns if p not in (table.name, _shown(table)))
+    if len(patterns) == len(target.patterns) or not patterns:
+        return None
+    return type(target)(target.name, nodes.Filter.INCLUDE, patterns, span=target.span)

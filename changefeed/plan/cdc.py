@@ -1,0 +1,80 @@
+"""YugabyteDB's ``CREATE CDC`` as an ordinary changefeed.
+
+=============  ==================================================
+``record``     our envelope
+=============  ==================================================
+``AFTER``      ``row``: the whole row after the change
+``ALL``        ``wrapped`` with ``diff``: the row before and after
+``CHANGE``     the changed values alone: refused, there is no such envelope
+=============  ==================================================
+"""
+
+from __future__ import annotations
+
+from changefeed.cdc_dialect import CdcOptions, parse_cdc_options
+from changefeed.errors import ChangefeedError
+from changefeed.options import to_span
+from grammar import nodes
+
+#: ``INTO`` of the dialect -> URI scheme.
+_SCHEMES = {"kafka": "kafka", "elasticsearch": "elasticsearch"}
+
+_ENVELOPES = {
+    nodes.Record.AFTER: (nodes.Option("envelope", nodes.Literal("row")),),
+    nodes.Record.ALL: (
+        nodes.Option("envelope", nodes.Literal("wrapped")),
+        nodes.Option("diff"),
+    ),
+}
+
+
+def feed_name(table: nodes.QualifiedName) -> str:
+    """The name of the feed that CREATE CDC makes for a table, and DROP CDC drops."""
+    return "_".join(("cdc", *table.parts))
+
+
+def translate(statement: nodes.CreateCdc, text: str = "") -> nodes.CreateChangefeed:
+    """The CREATE CHANGEFEED that does the same.
+
+    Raises:
+        ChangefeedError: CF1203, CF1204 of the dialect's options; CF1303 ``record = CHANGE``.
+    """
+    kind = statement.kind.lower()
+    own = parse_cdc_options(kind, statement.options, text=text)
+    scheme = _SCHEMES.get(kind, kind)
+    address = _option(statement, "cluster_address")
+    uri = f"{scheme}://{own.cluster_address}"
+    if address and address.value and address.value.text.strip().startswith("https://"):
+        uri = (
+            f"kafka://{own.cluster_address}?tls_enabled=true"
+            if kind == "kafka"
+            else (f"elasticsearch+https://{own.cluster_address}")
+        )
+    span = address.value.span if address and address.value else None
+    return nodes.CreateChangefeed(
+        targets=(nodes.TableTarget(statement.table, topic=own.target, span=statement.table.span),),
+        name=feed_name(statement.table),
+        sink=nodes.Literal(uri, span=span),
+        options=(*_shape(statement, own), *own.others),
+        span=statement.span,
+    )
+
+
+def _shape(statement: nodes.CreateCdc, own: CdcOptions) -> tuple[nodes.Option, ...]:
+    """The envelope of ``record``, unless the list has an envelope of its own."""
+    if any(option.name == "envelope" for option in own.others):
+        return ()
+    shape = _ENVELOPES.get(own.record)
+    if shape is None:
+        record = _option(statement, "record")
+        raise ChangefeedError(
+            "CF1303",
+            "record = CHANGE (the changed values alone) is not supported",
+            hint="record = ALL has the row before and after, record = AFTER the row after.",
+            span=to_span(record.value.span if record and record.value else statement.span),
+        )
+    return shape
+
+
+def _option(statement: nodes.CreateCdc, name: str) -> nodes.Option | None:
+    return next((o for o in statement.options if o.name == name), None)
