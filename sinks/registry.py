@@ -167,7 +167,13 @@ def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callab
 
 
 def sink_location(uri: str) -> str:
-    """The URI as it may be shown: without passwords, keys and tokens."""
+    """The URI as it may be shown: without passwords, keys and tokens.
+
+    A URI inside the path (``experimental-sql:///postgresql://..``) is redacted by itself.
+    """
+    outer, slashes, inner = uri.partition(":///")
+    if slashes and "://" in inner.partition("?")[0]:
+        return f"{outer}{slashes}{redact(inner)}"
     return redact(uri)
 
 

@@ -43,6 +43,7 @@ class TerminalSink:
     ) -> None:
         self._capacity = capacity
         self._rows: deque[ClientRow] = deque()
+        self._in_hand = False
         self._changed = threading.Condition()
         self._finished = False
         self._gone = False
@@ -62,12 +63,18 @@ class TerminalSink:
             raise self._error
 
     def take(self, timeout: float | None) -> ClientRow | None:
-        """The next row, or None when the feed has ended or ``timeout`` seconds passed."""
+        """The next row, or None when the feed has ended or ``timeout`` seconds passed.
+
+        Coming back for the next row says that the one before is dealt with.
+        """
         with self._changed:
+            self._in_hand = False
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._rows or self._finished or self._gone, timeout)
             if not self._rows:
                 return None
             row = self._rows.popleft()
+            self._in_hand = True
             self._changed.notify_all()
             return row
 
@@ -111,11 +118,14 @@ class TerminalSink:
             raise ChangefeedError("CF5007", "the client of the changefeed went away")
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
-        """Durable is: the client has taken every row."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._gone or not self._rows)
-            self._check()
+        """Durable is: the client has dealt with every row."""
+        self._handed_over()
         return Delivery.DURABLE
+
+    def _handed_over(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._gone or not (self._rows or self._in_hand))
+            self._check()
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Rows the client has not taken yet come again."""
@@ -125,9 +135,11 @@ class TerminalSink:
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
         self._put(ClientRow(None, None, payload))
+        self._handed_over()
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         self._put(ClientRow(target.table.name, None, payload))
+        self._handed_over()
 
     def finish(self, error: BaseException | None = None) -> None:
         """The feed is over; ``error`` is why, when it did not end by itself."""

@@ -43,14 +43,14 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
             "a file sink needs an absolute path and no host",
             hint="write file:///directory, with three slashes.",
         )
-    partition_format = url.take_choice("partition_format", tuple(PARTITION_FORMATS), "daily")
-    size = url.take_str("file_size", None)
+    partition_format = url.take_choice("partition_format", tuple(PARTITION_FORMATS)) or "daily"
+    size = url.take_str("file_size")
     prefix = url.take_str("topic_prefix", "") or ""
     url.finish()
     compression = str(options.get("compression") or "none")
     return FilesSettings(
         directory=Path(url.path),
-        partition_format=str(partition_format),
+        partition_format=partition_format,
         file_size=DEFAULT_FILE_SIZE if size is None else _size(size),
         topic_prefix=prefix,
         extension=_EXTENSIONS[str(options.get("format") or "json")] + SUFFIXES[compression],

@@ -133,7 +133,7 @@ class _Reader:
 
     def choice(self, name: str, values: Sequence[str]) -> str:
         """One of ``values``, the first when the parameter is absent."""
-        return self.attempt(lambda: self._url.take_choice(name, values, values[0]), values[0])
+        return self.attempt(lambda: self._url.take_choice(name, values), None) or values[0]
 
     def pem(self, name: str) -> str | None:
         data = self.attempt(lambda: self._url.take_base64(name), None)
@@ -147,17 +147,17 @@ class _Reader:
 
     @property
     def host(self) -> str:
-        return str(self._url.hosts[0][0])
+        return self._url.host
 
     def brokers(self) -> str:
         port = HUB_PORT if self.scheme == "azure-event-hub" else DEFAULT_PORT
-        if not self._url.hosts:
+        if not self._url.host:
             raise ChangefeedError(
                 "CF1201",
                 "the sink URI names no broker",
                 hint=f"write {self.scheme}://host:{port}, several separated by commas.",
             )
-        return ",".join(f"{host}:{given or port}" for host, given in self._url.hosts)
+        return ",".join(self._url.addresses(port))
 
     def finish(self) -> None:
         """Raise everything found, and what is left over."""

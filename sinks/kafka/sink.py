@@ -22,7 +22,14 @@ import pyarrow.compute as pc
 from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
-from sinks.kafka.channel import Channel, Failure, failure_error, open_channel, parse_headers
+from sinks.kafka.channel import (
+    STALL_SECONDS,
+    Channel,
+    Failure,
+    failure_error,
+    open_channel,
+    parse_headers,
+)
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings, parse
 from sinks.kafka.topics import Topics
@@ -38,6 +45,7 @@ class KafkaSink:
         executor=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
     )
+    stall_seconds: float = STALL_SECONDS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: KafkaSettings = parse(uri, options or {})
@@ -52,10 +60,14 @@ class KafkaSink:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "_context": self._context}
+        return {
+            "settings": self.settings,
+            "stall_seconds": self.stall_seconds,
+            "_context": self._context,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.settings, self._context = state["settings"], state["_context"]
+        self.__dict__.update(state)
         self._remote = True
         self._reset()
 
@@ -95,9 +107,9 @@ class KafkaSink:
             if self._channel is None:
                 config = self._config(self.settings.producer)
                 if self._remote:
-                    self._channel = _shared.get(config)
+                    self._channel = _shared.get(config, self.stall_seconds)
                 else:
-                    self._channel = open_channel(config, self._reasons)
+                    self._channel = open_channel(config, self._reasons, self.stall_seconds)
             return self._channel
 
     def _drop(self) -> None:
@@ -239,13 +251,13 @@ class _SharedChannels:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def get(self, config: Mapping[str, str]) -> Channel:
+    def get(self, config: Mapping[str, str], stall: float) -> Channel:
         key = tuple(sorted(config.items()))
         with self._lock:
             if key not in self._open:
                 while len(self._open) >= self.LIMIT:
                     self._open.popitem(last=False)[1].close()
-                self._open[key] = open_channel(config, Reasons())
+                self._open[key] = open_channel(config, Reasons(), stall)
             self._open.move_to_end(key)
             return self._open[key]
 

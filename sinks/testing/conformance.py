@@ -1,0 +1,414 @@
+"""What every sink must do, as a list of cases over a harness.
+
+A sink author writes a :class:`Harness` for the sink and one parametrised test:
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_my_sink(case: Case, my_harness: Harness) -> None:
+        run_case(case, my_harness)
+
+A case that a sink cannot pass *by its nature* is named in ``Harness.never`` with the reason;
+:func:`run_case` then proves that the reason still holds where that can be proved, by failing when
+a named case does not exist.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from changefeed.errors import Action, ChangefeedError
+from sinks.base import Sink, write_all
+from sinks.testing.feed import Feed, Write, at, delete, put
+from sinks.testing.messages import Message
+from sinks.testing.validators import (
+    BeforeAfterValidator,
+    FingerprintValidator,
+    OrderValidator,
+    ResolvedValidator,
+    validate,
+)
+
+
+class Harness(Protocol):
+    """One target to test a sink against; a fresh one for each case."""
+
+    never: Mapping[str, str]
+    """Cases the sink cannot pass by its nature, with the reason."""
+
+    secret: str
+    """A password inside the URI of :meth:`sink`; empty when its URIs hold none."""
+
+    max_message_bytes: int
+    """Size from which the target refuses a message; 0 when it takes all."""
+
+    def sink(self) -> Sink:
+        """A new, unopened sink on the target, as after a restart of the process."""
+        ...
+
+    def topic(self, table: str) -> str:
+        """The finished topic name of a table."""
+        ...
+
+    def partitions(self) -> Mapping[str, int]:
+        """How many partitions each topic has."""
+        ...
+
+    def read(self) -> Sequence[Message]:
+        """All a reader can see now, each partition in its order."""
+        ...
+
+    def raw(self) -> bytes:
+        """All bytes of the target a reader can see now, for searching."""
+        ...
+
+    def down(self) -> AbstractContextManager[None]:
+        """The target cannot be reached inside the block, and can after it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing a sink must do; ``run`` fails by an assertion."""
+
+    name: str
+    run: Callable[[Harness], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def run_case(case: Case, harness: Harness) -> str:
+    """Run a case; returns why it was not run, or nothing.
+
+    Raises:
+        AssertionError: the sink broke the case, or ``never`` names a case that does not exist.
+    """
+    unknown = set(harness.never) - {known.name for known in CASES}
+    assert not unknown, f"never names unknown cases: {unknown}"
+    if case.name in harness.never:
+        return harness.never[case.name]
+    case.run(harness)
+    return ""
+
+
+def _feed(harness: Harness, *tables: str) -> Feed:
+    capabilities = harness.sink().capabilities
+    topics = {table: harness.topic(table) for table in tables or ("t",)}
+    return Feed(topics, key_in_value=capabilities.key_in_value)
+
+
+def _check(harness: Harness, feed: Feed, *, repeats: bool = True) -> Sequence[Message]:
+    """Every guarantee holds for what a reader sees now, and the feed ended with a mark."""
+    messages = harness.read()
+    partitions = harness.partitions()
+    validate(
+        messages,
+        OrderValidator(),
+        ResolvedValidator(partitions),
+        BeforeAfterValidator(feed.history),
+        FingerprintValidator(feed.history.table, partitions, feed.history),
+    )
+    if not repeats:
+        seen = [(m.topic, m.key, m.at) for m in messages if m.is_row]
+        assert len(seen) == len(set(seen)), "a row was delivered twice"
+    return messages
+
+
+def _rows(messages: Sequence[Message]) -> list[tuple[str | None, object]]:
+    return [(m.key, m.after) for m in messages if m.is_row]
+
+
+# ------------------------------------------------------------------------------ plain delivery
+
+
+def delivers_in_order(harness: Harness) -> None:
+    """Rows of a key come in the order they were written, over many epochs."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    for step in range(1, 40, 2):
+        writes = [put(step % 5, f"{step}", step), put((step + 1) % 5, f"{step + 1}", step + 1)]
+        feed.deliver(sink, writes)
+    feed.resolve(sink)
+    messages = _check(harness, feed, repeats=False)
+    assert len(_rows(messages)) == 40
+    sink.close()
+
+
+def delivers_deletes(harness: Harness) -> None:
+    """A delete arrives as one, and the row may come back."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "x", 1), put(2, "x", 2), delete(1, 3)])
+    feed.resolve(sink)
+    feed.deliver(sink, [put(1, "y", 4), delete(2, 5)])
+    feed.resolve(sink)
+    _check(harness, feed)
+    assert feed.history.table(harness.topic("t"), at(9)) == {"[1]": {"a": 1, "b": "y"}}
+    sink.close()
+
+
+def delivers_key_changes(harness: Harness) -> None:
+    """A changed key is a delete of the old and an insert of the new one at one instant."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "x", 1)])
+    feed.deliver(sink, [delete(1, 2), put(2, "x", 2)])
+    feed.deliver(sink, [delete(2, 3), put(1, "z", 3)])
+    feed.resolve(sink)
+    _check(harness, feed)
+    sink.close()
+
+
+def delivers_awkward_text(harness: Harness) -> None:
+    """Quotes, newlines, NUL escapes, emoji and long values come through as they are."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    texts = ['"', "\\", "line\nbreak", "\u0001", "\U0001f600 ☃", "", "x" * 100_000]
+    feed.deliver(sink, [put(i, text, 1) for i, text in enumerate(texts)])
+    feed.resolve(sink)
+    _check(harness, feed)
+    sink.close()
+
+
+def delivers_schema_changes(harness: Harness) -> None:
+    """Rows of two schema versions of a table arrive whole and in order."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "old", 1)])
+    feed.versions["t"] = 2
+    feed.deliver(sink, [Write(1, {"a": 1, "b": "new", "c": "more"}, at(2))])
+    feed.resolve(sink)
+    _check(harness, feed)
+    sink.close()
+
+
+def delivers_several_tables(harness: Harness) -> None:
+    """Each table has its topic; a mark reaches the quiet one too."""
+    feed = _feed(harness, "t", "u")
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "t", 1, "t"), put(1, "u", 1, "u"), put(2, "t", 2, "t")])
+    feed.resolve(sink)
+    feed.deliver(sink, [put(2, "t2", 3, "t")])
+    feed.resolve(sink)
+    messages = _check(harness, feed)
+    assert {m.topic for m in messages if m.is_row} == {harness.topic("t"), harness.topic("u")}
+    sink.close()
+
+
+def resolves_everywhere(harness: Harness) -> None:
+    """Every partition of every topic gets every mark, also without rows in between."""
+    feed = _feed(harness, "t", "u")
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(key, "x", 1) for key in range(20)])
+    first = feed.resolve(sink)
+    second = feed.resolve(sink, at(5))
+    messages = _check(harness, feed)
+    places = {(t, p) for t, count in harness.partitions().items() for p in range(count)}
+    for mark in (first, second):
+        reached = {(m.topic, m.partition) for m in messages if m.resolved == mark}
+        assert reached == places, f"resolved {mark} reached {reached}, not {places}"
+    sink.close()
+
+
+def truncates(harness: Harness) -> None:
+    """A TRUNCATE stands between the rows before it and those after it."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "x", 1), put(2, "x", 1)], upto=at(2))
+    feed.truncate(sink, "t", at(2))
+    feed.deliver(sink, [put(3, "y", 3)])
+    feed.resolve(sink)
+    messages = _check(harness, feed)
+    assert any(m.truncated == at(2) for m in messages)
+    assert feed.history.table(harness.topic("t"), at(9)) == {"[3]": {"a": 3, "b": "y"}}
+    sink.close()
+
+
+def commits_nothing(harness: Harness) -> None:
+    """An epoch without rows is legal, and a mark may follow it."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "x", 1)])
+    feed.deliver(sink, [], upto=at(5))
+    feed.resolve(sink)
+    _check(harness, feed, repeats=False)
+    sink.close()
+
+
+def opens_again(harness: Harness) -> None:
+    """``open`` is idempotent and takes tables that joined later."""
+    feed = _feed(harness, "t")
+    sink = feed.open(harness.sink())
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 1)])
+    more = _feed(harness, "t", "u")
+    feed.targets |= more.targets
+    feed.versions |= more.versions
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "y", 2), put(7, "u", 2, "u")])
+    feed.resolve(sink)
+    _check(harness, feed, repeats=False)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------- when it breaks
+
+
+def replays_harmlessly(harness: Harness) -> None:
+    """The same epoch again, from another process run: repeats at most, never a wrong order."""
+    feed = _feed(harness)
+    writes = [put(1, "a", 1), put(1, "b", 2), delete(1, 3), put(1, "c", 4)]
+    first = feed.open(harness.sink())
+    epoch = feed.epoch(at(4))
+    first.commit(epoch, feed.write(first, epoch, writes))
+    second = feed.open(harness.sink())  # the first run died before its progress was stored
+    feed.deliver(second, writes)
+    feed.resolve(second)
+    _check(harness, feed, repeats=not second.capabilities.exactly_once)
+    first.close()
+    second.close()
+
+
+def survives_crash_before_commit(harness: Harness) -> None:
+    """Rows that were written and never committed come again from the start of the epoch."""
+    feed = _feed(harness)
+    writes = [put(1, "a", 1), put(1, "b", 2), put(2, "c", 3)]
+    first = feed.open(harness.sink())
+    feed.write(first, feed.epoch(at(3)), writes)
+    first.close()  # what was in flight may or may not have arrived
+    second = feed.open(harness.sink())
+    feed.deliver(second, writes)
+    feed.resolve(second)
+    _check(harness, feed)
+    second.close()
+
+
+def commits_durably(harness: Harness) -> None:
+    """What ``commit`` said is durable is there although the sink is never closed."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "x", 1), put(2, "y", 2)])
+    assert sorted(key or "" for key, _ in _rows(harness.read())) == ["[1]", "[2]"]
+    feed.resolve(sink)
+    _check(harness, feed)
+    sink.close()
+
+
+def aborts(harness: Harness) -> None:
+    """After ``abort`` the epoch comes again, longer, and the sink goes on."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "a", 1)])
+    epoch = feed.epoch(at(2))
+    receipts = feed.write(sink, epoch, [put(1, "b", 2)])
+    sink.abort(epoch, receipts)
+    feed.deliver(sink, [put(1, "b", 2), put(1, "c", 3)])
+    feed.resolve(sink)
+    _check(harness, feed)
+    sink.close()
+
+
+def outlives_outage(harness: Harness) -> None:
+    """While the target is away delivery fails with an error to retry, then it goes on."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "a", 1)])
+    writes = [put(1, "b", 2), put(2, "c", 3)]
+    epoch = feed.epoch(at(3))
+    with harness.down():
+        try:
+            sink.commit(epoch, feed.write(sink, epoch, writes))
+        except ChangefeedError as error:
+            assert error.action is Action.RETRY, f"{error.code.number} is not tried again"
+            sink.abort(epoch, ())
+        else:
+            raise AssertionError("commit succeeded while the target was away")
+    feed.deliver(sink, writes)
+    feed.resolve(sink)
+    _check(harness, feed)
+    sink.close()
+
+
+def refuses_oversize(harness: Harness) -> None:
+    """A message the target cannot take stops the feed, naming table and limit, not the data."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    text = "secret-value-" * (harness.max_message_bytes // 13 + 1)
+    epoch = feed.epoch(at(2))
+    try:
+        sink.commit(epoch, feed.write(sink, epoch, [put(1, "small", 1), put(2, text, 2)]))
+    except ChangefeedError as error:
+        shown = f"{error.message} {error.detail} {error.hint}"
+        assert error.code.number == "CF5006", error.code.number
+        assert "secret-value" not in shown
+        assert "shop.public.t" in shown and str(harness.max_message_bytes) in shown, shown
+    else:
+        raise AssertionError("a message larger than the target takes was accepted")
+    sink.abort(epoch, ())
+    sink.close()
+
+
+def writes_in_executors(harness: Harness) -> None:
+    """Copies of the sink made by pickling write in other processes; the driver commits."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    packed = pickle.dumps(sink)
+    epoch = feed.epoch(at(30))
+    receipts = []
+    for start in (1, 11, 21):
+        writes = [put(key, f"{key}", key) for key in range(start, start + 10)]
+        feed.record(writes)
+        worker: Sink = pickle.loads(packed)
+        batches = feed.batches(epoch, writes)
+        receipts += pickle.loads(pickle.dumps(list(write_all(worker, batches))))
+        worker.close()
+    sink.commit(epoch, receipts)
+    feed.frontier = at(30)
+    feed.resolve(sink)
+    messages = _check(harness, feed, repeats=False)
+    assert len(_rows(messages)) == 30
+    sink.close()
+
+
+def hides_secrets(harness: Harness) -> None:
+    """Nothing a sink says of itself, and nothing it writes, holds the password of its URI."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, [put(1, "x", 1)])
+    feed.resolve(sink)
+    assert harness.secret not in repr(sink) + str(sink)
+    assert harness.secret.encode() not in harness.raw()
+    sink.close()
+
+
+def _case(run: Callable[[Harness], None]) -> Case:
+    return Case(run.__name__, run)
+
+
+#: Every case, in the order of the documentation.
+CASES: tuple[Case, ...] = tuple(
+    _case(run)
+    for run in (
+        delivers_in_order,
+        delivers_deletes,
+        delivers_key_changes,
+        delivers_awkward_text,
+        delivers_schema_changes,
+        delivers_several_tables,
+        resolves_everywhere,
+        truncates,
+        commits_nothing,
+        opens_again,
+        replays_harmlessly,
+        survives_crash_before_commit,
+        commits_durably,
+        aborts,
+        outlives_outage,
+        refuses_oversize,
+        writes_in_executors,
+        hides_secrets,
+    )
+)

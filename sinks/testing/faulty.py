@@ -1,0 +1,147 @@
+"""A sink that fails when told: faults are queued per call, an empty queue is transparent."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved, Truncate
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+
+T = TypeVar("T")
+
+
+class Fault(Protocol):
+    """What happens to one call."""
+
+    def around(self, call: Callable[[], T]) -> T:
+        """Do the call, or not."""
+        ...
+
+
+def _down() -> ChangefeedError:
+    return ChangefeedError("CF5001", "the sink was told to fail")
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Fail before the sink sees the call."""
+
+    error: ChangefeedError = field(default_factory=_down)
+
+    def around(self, call: Callable[[], T]) -> T:
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class FailAfter:
+    """The call works, but its answer is lost."""
+
+    error: ChangefeedError = field(default_factory=_down)
+
+    def around(self, call: Callable[[], T]) -> T:
+        call()
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The call works, but returns only when the test says so.
+
+    Attributes:
+        entered: set when the call is in.
+        release: set it to let the call return.
+        limit: seconds after which a forgotten release fails the call.
+    """
+
+    entered: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+    limit: float = 30.0
+
+    def around(self, call: Callable[[], T]) -> T:
+        result = call()
+        self.entered.set()
+        if not self.release.wait(self.limit):
+            raise TimeoutError("nobody released the held call")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The call works after ``seconds`` of ``wait`` (give a fake one to take no time)."""
+
+    seconds: float
+    wait: Callable[[float], object]
+
+    def around(self, call: Callable[[], T]) -> T:
+        self.wait(self.seconds)
+        return call()
+
+
+class FaultySink:
+    """Wraps a sink. ``calls`` lists the names of the calls that came, in order."""
+
+    capabilities: ClassVar[Capabilities]
+
+    def __new__(cls, inner: Sink) -> FaultySink:
+        # Capabilities belong to a class, so each wrapped sink gets a class of its own. The
+        # queues live in this process: no executor can share them.
+        declared = replace(inner.capabilities, executor=False)
+        return super().__new__(type(cls.__name__, (cls,), {"capabilities": declared}))
+
+    def __init__(self, inner: Sink) -> None:
+        self.inner = inner
+        self.calls: list[str] = []
+        self._faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self._lock = threading.Lock()
+
+    def fail(self, call: str, *faults: Fault) -> None:
+        """Queue faults for the next calls of ``open``, ``write``, ``commit``, ..."""
+        if not hasattr(Sink, call):
+            raise ValueError(f"a sink has no call {call}")
+        with self._lock:
+            self._faults[call].extend(faults)
+
+    @property
+    def spent(self) -> bool:
+        """Every queued fault has happened."""
+        with self._lock:
+            return not any(self._faults.values())
+
+    def _through(self, name: str, call: Callable[[], T]) -> T:
+        with self._lock:
+            self.calls.append(name)
+            queue = self._faults[name]
+            fault = queue.popleft() if queue else None
+        return call() if fault is None else fault.around(call)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not of the protocol (``topic``, counters) is the wrapped sink's."""
+        if name == "write_all":
+            raise AttributeError(name)  # it would pass by the queued faults
+        return getattr(self.inner, name)
+
+    def open(self, context: SinkContext) -> None:
+        self._through("open", lambda: self.inner.open(context))
+
+    def write(self, batch: Batch) -> Receipt:
+        return self._through("write", lambda: self.inner.write(batch))
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        return self._through("commit", lambda: self.inner.commit(epoch, receipts))
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        self._through("abort", lambda: self.inner.abort(epoch, receipts))
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        self._through("resolved", lambda: self.inner.resolved(mark, payload))
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        self._through("truncate", lambda: self.inner.truncate(event, target, payload))
+
+    def close(self) -> None:
+        self._through("close", self.inner.close)

@@ -1,0 +1,187 @@
+"""A feed without an engine: makes batches of JSON messages and delivers epochs in the right order.
+
+What it does is what the engine does to a sink, and nothing else: write, commit, then the mark.
+It keeps the truth of what it delivered in a :class:`sinks.testing.history.History`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from changefeed.clock import Timestamp
+from changefeed.events import MESSAGE_SCHEMA, Resolved, Truncate
+from changefeed.schema import Column, Form, TableName, TableSchema
+from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.testing.history import History
+from sinks.testing.messages import Row
+
+START = Timestamp(1_585_800_000_000_000_000)
+"""When the feeds of the tests begin: 2 April 2020."""
+
+
+def at(step: int) -> Timestamp:
+    """The timestamp ``step`` seconds after :data:`START`."""
+    return Timestamp(START.wall + step * 1_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One change: the row with ``key`` is ``row`` from ``at`` on, None deletes it."""
+
+    key: int
+    row: Row | None
+    at: Timestamp
+    table: str = "t"
+    headers: str | None = None
+
+
+def put(key: int, text: str, step: int, table: str = "t") -> Write:
+    """``key`` gets the text ``text`` at ``step``."""
+    return Write(key, {"a": key, "b": text}, at(step), table)
+
+
+def delete(key: int, step: int, table: str = "t") -> Write:
+    """``key`` is deleted at ``step``."""
+    return Write(key, None, at(step), table)
+
+
+def table_schema(table: str, version: int = 1) -> TableSchema:
+    """``table(a int primary key, b text)``; version 2 has a column ``c`` more."""
+    columns = [
+        Column("a", "integer", "int32", Form.NATIVE, "int32", nullable=False, number=1),
+        Column("b", "text", "string", Form.TEXT, "text", number=2),
+        Column("c", "text", "string", Form.TEXT, "text", number=3),
+    ]
+    name = TableName("shop", "public", table)
+    return TableSchema(name, tuple(columns[: 1 + version]), (0,), version=version)
+
+
+def key_text(key: int) -> str:
+    """The message key of a row."""
+    return f"[{key}]"
+
+
+def message_rows(writes: Iterable[Write], *, key_in_value: bool = False) -> pa.Table:
+    """Finished messages in the wrapped envelope with ``updated``."""
+    rows = []
+    for number, write in enumerate(writes, start=1):
+        value: dict[str, object] = {"after": write.row}
+        if key_in_value:
+            value["key"] = [write.key]
+        value["updated"] = str(write.at)
+        rows.append(
+            {
+                "key": key_text(write.key).encode(),
+                "value": json.dumps(value).encode(),
+                "wall": write.at.wall,
+                "logical": write.at.logical,
+                "seq": write.at.wall + number,
+                "op": "d" if write.row is None else "u",
+                "headers": write.headers,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA)
+
+
+class Feed:
+    """Delivers to one sink after another, as a job does across restarts.
+
+    Attributes:
+        history: what was committed at the source so far.
+        frontier: everything up to it was delivered.
+    """
+
+    def __init__(
+        self,
+        topics: Mapping[str, str],
+        *,
+        key_in_value: bool = False,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """``topics`` names the topic of each table."""
+        self.targets = {
+            table: Target(TableName("shop", "public", table), topic)
+            for table, topic in topics.items()
+        }
+        self.history = History()
+        self.frontier = Timestamp.ZERO
+        self.versions = dict.fromkeys(topics, 1)
+        self._key_in_value = key_in_value
+        self._options = dict(options or {})
+        self._epoch = 0
+        self._nodes = 0
+
+    def context(self) -> SinkContext:
+        """For a sink opened by a new run of the job."""
+        self._nodes += 1
+        return SinkContext(
+            feed="conformance",
+            job_id=17,
+            targets=tuple(self.targets.values()),
+            options=self._options,
+            node=f"node{self._nodes}",
+            resolved=True,
+        )
+
+    def open(self, sink: Sink) -> Sink:
+        """Open a sink as a new run."""
+        sink.open(self.context())
+        return sink
+
+    def epoch(self, upto: Timestamp) -> Epoch:
+        """The next delivery round."""
+        self._epoch += 1
+        return Epoch(self._epoch, upto)
+
+    def batches(self, epoch: Epoch, writes: Sequence[Write]) -> list[Batch]:
+        """One batch a table, rows in order."""
+        found = []
+        for number, (table, target) in enumerate(self.targets.items()):
+            own = [write for write in writes if write.table == table]
+            if own:
+                rows = message_rows(own, key_in_value=self._key_in_value)
+                schema = table_schema(table, self.versions[table])
+                batch = Batch("conformance", epoch, number, target, schema, rows, self.frontier)
+                found.append(batch)
+        return found
+
+    def record(self, writes: Iterable[Write]) -> None:
+        """The source committed these."""
+        for write in writes:
+            topic = self.targets[write.table].topic
+            self.history.put(topic, key_text(write.key), write.at, write.row)
+
+    def write(self, sink: Sink, epoch: Epoch, writes: Sequence[Write]) -> list[Receipt]:
+        """Hand the rows over without committing."""
+        self.record(writes)
+        return [sink.write(batch) for batch in self.batches(epoch, writes)]
+
+    def deliver(self, sink: Sink, writes: Sequence[Write], upto: Timestamp | None = None) -> None:
+        """A whole epoch: write, commit, advance the frontier."""
+        end = upto or max(write.at for write in writes)
+        epoch = self.epoch(end)
+        receipts = self.write(sink, epoch, writes)
+        if sink.commit(epoch, receipts) is not Delivery.DURABLE:
+            raise AssertionError("commit returned before the rows were durable")
+        self.frontier = end
+
+    def resolve(self, sink: Sink, mark: Timestamp | None = None) -> Timestamp:
+        """Emit the frontier (or ``mark``) as resolved."""
+        stamp = mark or self.frontier
+        sink.resolved(Resolved(stamp), json.dumps({"resolved": str(stamp)}).encode())
+        return stamp
+
+    def truncate(self, sink: Sink, table: str, when: Timestamp) -> None:
+        """Empty a table."""
+        target = self.targets[table]
+        self.history.truncate(target.topic, when)
+        event = Truncate(table_schema(table, self.versions[table]), when, when.wall)
+        sink.truncate(event, target, json.dumps({"truncate": str(when)}).encode())
+
+    def with_scan(self, batch: Batch) -> Batch:
+        """The same rows as rows of an initial scan."""
+        return replace(batch, scan=True)

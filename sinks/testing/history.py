@@ -1,0 +1,60 @@
+"""What the source really held at every instant: what the validators compare with."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+
+from changefeed.clock import Timestamp
+from sinks.testing.messages import Row
+
+
+class History:
+    """Every version of every row of some tables, by topic and key (the key's JSON text).
+
+    ``since`` is the instant from which it is complete: nothing is known of earlier versions.
+    """
+
+    def __init__(self, since: Timestamp = Timestamp.ZERO) -> None:
+        self.since = since
+        self._rows: dict[tuple[str, str], dict[Timestamp, Row | None]] = {}
+        self._times: dict[tuple[str, str], list[Timestamp]] = {}
+
+    def put(self, topic: str, key: str, at: Timestamp, row: Row | None) -> None:
+        """The row is ``row`` from ``at`` on; None deletes it."""
+        versions = self._rows.setdefault((topic, key), {})
+        if at not in versions:
+            insort(self._times.setdefault((topic, key), []), at)
+        versions[at] = row
+
+    def truncate(self, topic: str, at: Timestamp) -> None:
+        """Every row of the table is gone from ``at`` on."""
+        for owner, key in list(self._rows):
+            if owner == topic and self.row(topic, key, at) is not None:
+                self.put(topic, key, at, None)
+
+    def row(self, topic: str, key: str, at: Timestamp) -> Row | None:
+        """The row as of ``at``, None when there is none."""
+        times = self._times.get((topic, key), [])
+        place = bisect_right(times, at)
+        return self._rows[topic, key][times[place - 1]] if place else None
+
+    def table(self, topic: str, at: Timestamp) -> dict[str, Row]:
+        """The whole table as of ``at``."""
+        found = {k: self.row(t, k, at) for t, k in self._rows if t == topic}
+        return {key: row for key, row in found.items() if row is not None}
+
+    def versions(
+        self, topic: str, after: Timestamp, upto: Timestamp
+    ) -> Iterator[tuple[str, Timestamp]]:
+        """Key and timestamp of every version with ``after < timestamp <= upto``."""
+        for (owner, key), times in self._times.items():
+            if owner == topic:
+                for at in times[bisect_right(times, after) : bisect_right(times, upto)]:
+                    yield key, at
+
+    def before(self, topic: str, key: str, at: Timestamp) -> Row | None:
+        """The row just before ``at``."""
+        times = self._times.get((topic, key), [])
+        place = bisect_left(times, at)
+        return self._rows[topic, key][times[place - 1]] if place else None
