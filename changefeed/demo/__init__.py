@@ -1,0 +1,1 @@
+"""``changefeed demo``: feeds at work on a real PostgreSQL, with nothing else installed."""

@@ -1,0 +1,117 @@
+"""What the demo prints: headings, statements, commits at the source, rows that arrive."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.highlighter import JSONHighlighter
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+#: Of the many columns of SHOW, those that fit a terminal.
+_SHORT = {
+    "SHOW TABLES": ("table", "key", "replica_identity", "rows", "size", "watched_by"),
+    "SHOW CHANGEFEEDS": (
+        "job_id",
+        "name",
+        "status",
+        "source",
+        "lag",
+        "rows_per_second",
+        "high_water_timestamp",
+        "full_table_names",
+    ),
+}
+_COLOURS = ("cyan", "magenta", "blue", "yellow", "green")
+_HIGHLIGHT = JSONHighlighter()
+
+
+class Display:
+    """Prints to a rich console; colours only on a terminal, lines cut to its width."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._colour_of: dict[str, str] = {}
+
+    def heading(self, text: str) -> None:
+        """A line across."""
+        self.console.print()
+        self.console.rule(Text(text, style="bold"), align="left", style="dim")
+
+    def say(self, text: str) -> None:
+        """A plain line."""
+        self.console.print(Text(text))
+
+    def statement(self, sql: str) -> None:
+        """A statement about to run."""
+        self.console.print()
+        if self.console.is_terminal:
+            self.console.print(Syntax(sql, "sql", theme="ansi_dark", background_color="default"))
+        else:
+            self.console.print(Text(sql))
+
+    def notice(self, text: str) -> None:
+        """A NOTICE of a statement."""
+        self.console.print(Text(f"NOTICE: {text}", style="dim"))
+
+    def committed(self, line: str) -> None:
+        """Something was committed at the source."""
+        self._line(Text(f"  » {line}", style="dim italic"))
+
+    def row(self, table: str | None, key: str | None, value: str | None) -> None:
+        """A message of the feed. ``table`` and ``key`` are None for a resolved timestamp."""
+        if table is None:
+            self._line(Text(f"    {value}", style="dim"))
+            return
+        mark, style = _mark(value)
+        line = Text("  ")
+        line.append(mark, style=f"bold {style}")
+        line.append(f" {table:<12}", style=self._colour(table))
+        line.append(f" {key or '':<8} ", style="bold")
+        line.append_text(_HIGHLIGHT(value or ""))
+        line.append(_age(value), style="dim")
+        self._line(line)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """The answer to a SHOW: the columns a terminal has room for."""
+        wanted = _SHORT.get(title, tuple(columns))
+        picked = [columns.index(name) for name in wanted if name in columns] or list(
+            range(len(columns))
+        )
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for index in picked:
+            table.add_column(columns[index], overflow="fold")
+        for row in rows:
+            table.add_row(*("" if row[i] is None else str(row[i]) for i in picked))
+        self.console.print(table)
+
+    def _line(self, line: Text) -> None:
+        terminal = self.console.is_terminal
+        self.console.print(line, no_wrap=terminal, overflow="ellipsis", soft_wrap=not terminal)
+
+    def _colour(self, table: str) -> str:
+        return self._colour_of.setdefault(table, _COLOURS[len(self._colour_of) % len(_COLOURS)])
+
+
+def _mark(value: str | None) -> tuple[str, str]:
+    """``+`` a new row, ``~`` a changed one, ``-`` a row that is gone."""
+    envelope = json.loads(value) if value else {}
+    if envelope.get("after") is None:
+        return "-", "red"
+    return ("~", "yellow") if envelope.get("before") else ("+", "green")
+
+
+def _age(value: str | None) -> str:
+    """How long ago the source committed it, from ``updated``; nothing for old rows."""
+    envelope = json.loads(value) if value else {}
+    updated = envelope.get("updated")
+    if not isinstance(updated, str):
+        return ""
+    seconds = time.time() - int(updated.partition(".")[0]) / 1e9
+    return f"  {seconds * 1000:.0f} ms" if 0 <= seconds < 10 else ""

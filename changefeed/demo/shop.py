@@ -1,0 +1,172 @@
+"""The shop of the demo: its tables, and somebody who keeps buying.
+
+The writer does what a shop does, one transaction at a time, in an order that a fixed seed
+makes the same for every run, and says in words what it committed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+#: The tables, in the order a reader wants to see them.
+TABLES = ("customers", "products", "orders", "order_items")
+
+_NOTES = (None, None, "gift wrap", "ring twice", "leave at the door")
+_CITIES = ("London", "Paris", "Lagos", "Lima", "Oslo", "Kyoto")
+
+
+def create(uri: str) -> None:
+    """Make the tables and the first rows in an empty database."""
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute((files("changefeed.demo") / "shop.sql").read_text())
+
+
+def row_count(uri: str, tables: tuple[str, ...]) -> int:
+    """Rows in these tables together."""
+    with psycopg.connect(uri) as connection:
+        counts = [connection.execute(f"select count(*) from {t}").fetchone() for t in tables]
+    return sum(count[0] for count in counts if count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """Something that happens in the shop: how often, and how it is done and told."""
+
+    weight: int
+    act: Callable[[psycopg.Cursor[Any], random.Random], str | None]
+
+
+class Writer:
+    """Commits something every ``pause`` seconds, from a thread, until stopped.
+
+    ``told`` is called after each commit with one line about it.
+    """
+
+    def __init__(self, uri: str, told: Callable[[str], None], *, pause: float = 0.8) -> None:
+        self._uri = uri
+        self._told = told
+        self._pause = pause
+        self._random = random.Random(7)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shop-writer", daemon=True)
+        self.failure: psycopg.Error | None = None
+
+    def start(self) -> None:
+        """Begin to commit."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the transaction at hand and end."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._uri) as connection:
+                while not self._stop.wait(self._pause):
+                    self._commit_one(connection)
+        except psycopg.Error as error:
+            self.failure = error
+
+    def _commit_one(self, connection: psycopg.Connection) -> None:
+        weights = [action.weight for action in _ACTIONS]
+        (action,) = self._random.choices(_ACTIONS, weights)
+        with connection.transaction(), connection.cursor() as cursor:
+            line = action.act(cursor, self._random)
+        if line is not None:
+            self._told(line)
+
+
+def _place_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+    """Several rows of two tables in one transaction; the order is written twice."""
+    customer_id, name = _pick(cursor, dice, "select id, name from customers order by id")
+    cursor.execute(
+        "insert into orders (customer_id, note) values (%s, %s) returning id",
+        [customer_id, dice.choice(_NOTES)],
+    )
+    (order_id,) = _one(cursor)
+    products = _rows(cursor, "select sku, price from products where active order by sku")
+    total = Decimal(0)
+    chosen = dice.sample(products, dice.randint(1, 3))
+    for line, (sku, price) in enumerate(chosen, 1):
+        quantity = dice.randint(1, 3)
+        total += price * quantity
+        cursor.execute(
+            "insert into order_items values (%s, %s, %s, %s, %s)",
+            [order_id, line, sku, quantity, price],
+        )
+    cursor.execute("update orders set total = %s where id = %s", [total, order_id])
+    return f"{name} places order {order_id}: {len(chosen)} items, {total}"
+
+
+def _advance_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+    open_orders = _rows(
+        cursor, "select id, status from orders where status in ('new', 'paid') order by id"
+    )
+    if not open_orders:
+        return None
+    order_id, status = dice.choice(open_orders)
+    following = {"new": "paid", "paid": "shipped"}[status]
+    cursor.execute("update orders set status = %s where id = %s", [following, order_id])
+    return f"order {order_id} is {following}"
+
+
+def _drop_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+    """A delete that takes rows of another table with it."""
+    new_orders = _rows(cursor, "select id from orders where status = 'new' order by id")
+    if not new_orders:
+        return None
+    (order_id,) = dice.choice(new_orders)
+    cursor.execute("delete from orders where id = %s", [order_id])
+    return f"order {order_id} is deleted with its items"
+
+
+def _move_customer(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+    customer_id, name = _pick(cursor, dice, "select id, name from customers order by id")
+    city = dice.choice(_CITIES)
+    cursor.execute(
+        "update customers set address = jsonb_build_object('city', %s::text) where id = %s",
+        [city, customer_id],
+    )
+    return f"{name} moves to {city}"
+
+
+def _change_price(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+    sku, price = _pick(cursor, dice, "select sku, price from products order by sku")
+    changed = (price * Decimal(dice.choice(["0.9", "1.05", "1.1"]))).quantize(Decimal("0.01"))
+    cursor.execute("update products set price = %s where sku = %s", [changed, sku])
+    return f"{sku} costs {changed} now"
+
+
+_ACTIONS = (
+    _Action(5, _place_order),
+    _Action(4, _advance_order),
+    _Action(1, _drop_order),
+    _Action(2, _move_customer),
+    _Action(1, _change_price),
+)
+
+
+def _pick(cursor: psycopg.Cursor[Any], dice: random.Random, query: str) -> tuple[Any, ...]:
+    return dice.choice(_rows(cursor, query))
+
+
+def _rows(cursor: psycopg.Cursor[Any], query: str) -> list[tuple[Any, ...]]:
+    return cursor.execute(query).fetchall()
+
+
+def _one(cursor: psycopg.Cursor[Any]) -> tuple[Any, ...]:
+    row = cursor.fetchone()
+    if row is None:
+        raise LookupError("the statement returned no row")
+    found: tuple[Any, ...] = row
+    return found

@@ -1,0 +1,137 @@
+"""The embedded PostgreSQL: who may read what, and one server from start to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from changefeed.demo import shop
+from changefeed.embedded import EmbeddedPostgres
+from changefeed.embedded.account import Account, server_account
+from changefeed.embedded.binaries import readable_by, shared_folder, wheel_installation
+from changefeed.embedded.child import spawn
+from changefeed.errors import ChangefeedError
+from tests.services.cache import server_folder
+
+STRANGER = Account(uid=64_123, gid=64_123)
+
+
+def test_account_is_never_root() -> None:
+    assert server_account().uid != 0
+
+
+def test_a_private_parent_is_out_of_reach(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    inner = home / "open"
+    inner.mkdir(parents=True)
+    inner.chmod(0o755)
+    home.chmod(0o700)
+    assert not STRANGER.reaches(inner)
+    owner = Account(os.geteuid(), os.getegid())
+    assert owner.reaches(inner)
+
+
+def _installation(folder: Path) -> Path:
+    for part in ("bin", "lib", "share"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "postgres").write_text("program")
+    return folder
+
+
+def test_unreadable_programs_are_copied_once(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    installation = _installation(private / "pg")
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    copied = readable_by(STRANGER, installation, copies)
+    assert copied.parent == copies
+    assert (copied / "bin" / "postgres").read_text() == "program"
+    assert readable_by(STRANGER, installation, copies) == copied
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700  # nobody's folder was opened
+
+
+def test_readable_programs_stay_where_they_are(tmp_path: Path) -> None:
+    installation = _installation(tmp_path / "pg")
+    owner = Account(os.geteuid(), os.getegid())
+    assert readable_by(owner, installation) == installation
+
+
+def test_shared_folder_is_ours_alone() -> None:
+    folder = shared_folder("changefeed-unit-test")
+    try:
+        assert shared_folder("changefeed-unit-test") == folder
+        folder.chmod(0o777)
+        with pytest.raises(PermissionError, match="not a folder of ours alone"):
+            shared_folder("changefeed-unit-test")
+    finally:
+        folder.rmdir()
+
+
+def test_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("changefeed.embedded.binaries._WHEEL", "no_such_wheel")
+    with pytest.raises(ChangefeedError, match="not installed") as caught:
+        wheel_installation()
+    assert "changefeed[demo]" in caught.value.hint
+
+
+def test_a_child_gets_only_the_environment_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUR_SECRET", "hidden")
+    log = tmp_path / "log"
+    child = spawn(
+        [Path("/usr/bin/env")],
+        log_file=log,
+        at_our_death=signal.SIGKILL,
+        environment={"ONLY": "this"},
+    )
+    assert child.wait(20) == 0
+    assert "ONLY=this" in log.read_text().splitlines()
+    assert "OUR_SECRET" not in log.read_text()
+
+
+@pytest.mark.postgres
+def test_server_from_start_to_end() -> None:
+    with server_folder("embedded") as folder:
+        with EmbeddedPostgres(folder / "data") as server:
+            with psycopg.connect(server.uri(), autocommit=True) as connection:
+                found = connection.execute("show wal_level").fetchone()
+                assert found == ("logical",)
+                connection.execute("create table kept (a int); insert into kept values (1)")
+                connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+            server.restart()
+            with psycopg.connect(server.uri()) as connection:
+                assert connection.execute("select a from kept").fetchone() == (1,)
+        assert not server.running
+        assert stat.S_IMODE((folder / "data").stat().st_mode) == 0o700
+
+
+@pytest.mark.postgres
+def test_a_server_that_cannot_start_says_why() -> None:
+    with server_folder("embedded") as folder:
+        server = EmbeddedPostgres(folder / "data", settings={"no_such_setting": "1"})
+        with pytest.raises(ChangefeedError, match="did not start") as caught:
+            server.start()
+        assert "no_such_setting" in caught.value.detail
+
+
+@pytest.mark.postgres
+def test_the_shop_keeps_selling() -> None:
+    """Each kind of commit of the demo's writer, told after it happened."""
+    with server_folder("embedded") as folder, EmbeddedPostgres(folder / "data") as server:
+        shop.create(server.uri())
+        assert shop.row_count(server.uri(), shop.TABLES) == 17
+        told: list[str] = []
+        writer = shop.Writer(server.uri(), told.append, pause=0.0)
+        with psycopg.connect(server.uri(), autocommit=True) as connection:
+            for _ in range(60):
+                writer._commit_one(connection)
+        kinds = {"places order", "is paid", "is shipped", "is deleted", "moves to", "costs"}
+        assert {kind for kind in kinds if any(kind in line for line in told)} == kinds
+        assert writer.failure is None
