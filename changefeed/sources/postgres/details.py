@@ -98,7 +98,10 @@ def read_details(connection: Executes, oids: Iterable[int]) -> dict[int, TableDe
 def read_types(connection: Executes, oids: Iterable[int]) -> dict[int, TypeInfo]:
     """The types ``oids`` and all they are made of."""
     rows: Sequence[Any] = connection.execute(_TYPES, (sorted(oids),)).fetchall()
-    return {row[0]: TypeInfo(*row[:3], _letter(row[3]), *row[4:7], _letter(row[7])) for row in rows}
+    return {
+        oid: TypeInfo(oid, name, schema, _letter(kind), base, typmod, element, _letter(delimiter))
+        for oid, name, schema, kind, base, typmod, element, delimiter in rows
+    }
 
 
 def _letter(value: str | bytes) -> str:

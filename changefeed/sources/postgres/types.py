@@ -315,7 +315,8 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 
 
 def spelled(oid: int, typmod: int, types: Mapping[int, TypeInfo]) -> str:
-    """What ``format_type(oid, typmod)`` prints, for when the catalog cannot be asked.
+    """What ``format_type(oid, typmod)`` prints (with an empty ``search_path``), for when the
+    catalog cannot be asked.
 
     >>> spelled(1700, 786438, {})
     'numeric(12,2)'
@@ -326,7 +327,7 @@ def spelled(oid: int, typmod: int, types: Mapping[int, TypeInfo]) -> str:
     if info.element and (element := _find(info.element, types)):
         return spelled(element.oid, typmod, types) + "[]"
     if info.schema != "pg_catalog":
-        return info.name if _PLAIN.match(info.name) else f'"{info.name}"'
+        return f"{_quoted(info.schema)}.{_quoted(info.name)}"
     base = _SQL_NAMES.get(info.name, info.name)
     if typmod < 0:
         return base
@@ -340,3 +341,10 @@ def spelled(oid: int, typmod: int, types: Mapping[int, TypeInfo]) -> str:
     if info.name == "numeric":
         return f"{base}({_precision(typmod)},{_scale(typmod)})"
     return base
+
+
+def _quoted(name: str) -> str:
+    if _PLAIN.match(name):
+        return name
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'

@@ -1,0 +1,317 @@
+"""The pgoutput protocol: finding the edges of messages, and reading the small ones.
+
+The receive buffer holds raw protocol messages, each a CopyData frame:
+
+    'd' length(4) 'w' start(8) end(8) sent(8) tag ...      a pgoutput message
+    'd' length(4) 'k' end(8) sent(8) reply(1)              a keepalive
+
+:meth:`Inbox.scan` walks them once, remembers where each row message (insert, update, delete)
+lies and notes everything else as a mark between rows. Inside of rows nothing is looked at
+here: that is done for many rows at once in :mod:`.columns`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from changefeed.errors import ChangefeedError
+from changefeed.sources.postgres.values import PADDING, Bytes
+
+BEGIN, COMMIT = ord("B"), ord("C")
+INSERT, UPDATE, DELETE, TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
+RELATION, TYPE, ORIGIN, MESSAGE = ord("R"), ord("Y"), ord("O"), ord("M")
+STREAM_START, STREAM_STOP = ord("S"), ord("E")
+STREAM_COMMIT, STREAM_ABORT = ord("c"), ord("A")
+KEEPALIVE = ord("k")
+
+#: What stands before a tuple: the new row, the old key, the old row.
+NEW, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
+#: What stands before a value of a tuple.
+NULL, UNCHANGED, AS_TEXT, AS_BINARY = ord("n"), ord("u"), ord("t"), ord("b")
+
+#: From the first byte of a frame to the tag of its pgoutput message.
+TAG_OFFSET = 30
+
+#: Nanoseconds from 1970-01-01 to 2000-01-01, where PostgreSQL's microseconds start.
+EPOCH_NS = 946_684_800 * 1_000_000_000
+
+_FRAME = struct.Struct(">BIB24xB")
+_WAL_DATA = ord("w")
+_COPY_DATA = ord("d")
+_FIRST_CAPACITY = 1 << 20
+_ROW_TAGS = frozenset({INSERT, UPDATE, DELETE})
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A message that is not a row: after ``rows`` row messages, its tag at ``place``."""
+
+    rows: int
+    tag: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How far a buffer can be decoded: bytes, rows and marks before it."""
+
+    place: int
+    rows: int
+    marks: int
+
+
+class Inbox:
+    """The receive buffer and what :meth:`scan` found in it.
+
+    Attributes:
+        data: the buffer; ``data[:filled]`` was received, ``data[:place]`` scanned.
+        rows: places of the tags of row messages, in order.
+        marks: everything between them.
+        reply_wanted: a keepalive asked for an answer since the flag was last cleared.
+        inside_stream: the scan ended between Stream Start and Stream Stop.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """``limit``: bytes at which the inbox counts as full; a larger message still fits."""
+        self.limit = limit
+        self.data = bytearray(min(limit, _FIRST_CAPACITY) + PADDING)
+        self.filled = 0
+        self.place = 0
+        self.rows: list[int] = []
+        self.marks: list[Mark] = []
+        self.reply_wanted = False
+        self.inside_stream = False
+        self._open: Cut | None = None
+
+    @property
+    def full(self) -> bool:
+        """No more should be received before something was taken out."""
+        return self.place >= self.limit
+
+    def fill(self, receive: Callable[[memoryview], int]) -> int:
+        """Let ``receive`` write behind what is there; how many bytes came."""
+        free = len(self.data) - PADDING - self.filled
+        if free < len(self.data) // 4:
+            self._grow(self._wanted())
+        with memoryview(self.data) as view:
+            count = receive(view[self.filled : len(self.data) - PADDING])
+        self.filled += count
+        return count
+
+    def bytes(self) -> Bytes:
+        """The buffer as numpy bytes, valid until the next :meth:`fill` or :meth:`drop`."""
+        return np.frombuffer(self.data, np.uint8)
+
+    def scan(self) -> None:
+        """Find the messages received since the last scan.
+
+        Raises:
+            ChangefeedError: CF2105 for what cannot be in a stream, the server's own error.
+        """
+        data, place, filled = self.data, self.place, self.filled
+        unpack, add_row = _FRAME.unpack_from, self.rows.append
+        inside, row_tags = self.inside_stream, _ROW_TAGS
+        while place + 5 <= filled:
+            kind, length, inner, tag = unpack(data, place)
+            following = place + 1 + length
+            if following > filled:
+                break
+            if kind != _COPY_DATA:
+                self.place = place
+                raise _not_copy_data(kind, data[place + 5 : following])
+            if inner == _WAL_DATA:
+                if inside:
+                    if tag == STREAM_STOP:
+                        inside = False
+                        self._mark(tag, place + TAG_OFFSET)
+                elif tag in row_tags:
+                    add_row(place + TAG_OFFSET)
+                else:
+                    inside = tag == STREAM_START
+                    self._note(tag, place)
+            elif inner == KEEPALIVE:
+                self.reply_wanted |= bool(data[place + 22])
+                if not inside:
+                    self._mark(KEEPALIVE, place + 5)
+            else:
+                raise ChangefeedError("CF2105", f"unknown replication message {chr(inner)!r}")
+            place = following
+        self.place = place
+        self.inside_stream = inside
+
+    def cut(self, everything: bool = False) -> Cut:
+        """Where to cut: before the transaction that is still open, or behind all scanned."""
+        if self._open is not None and not everything:
+            return self._open
+        return Cut(self.place, len(self.rows), len(self.marks))
+
+    def drop(self, cut: Cut) -> None:
+        """Forget what lies before ``cut``; the rest moves to the front."""
+        shift = cut.place
+        rest = self.filled - shift
+        if rest:
+            with memoryview(self.data) as view:
+                view[:rest] = bytes(view[shift : self.filled])
+        self.filled = rest
+        self.place -= shift
+        self.rows = [place - shift for place in self.rows[cut.rows :]]
+        self.marks = [
+            Mark(mark.rows - cut.rows, mark.tag, mark.place - shift)
+            for mark in self.marks[cut.marks :]
+        ]
+        behind = self._open is not None and cut.place <= self._open.place
+        self._open = Cut(0, 0, 0) if behind else None
+
+    def _mark(self, tag: int, place: int) -> None:
+        self.marks.append(Mark(len(self.rows), tag, place))
+
+    def _note(self, tag: int, frame: int) -> None:
+        if tag == BEGIN:
+            self._open = Cut(frame, len(self.rows), len(self.marks))
+        elif tag == COMMIT:
+            self._open = None
+        self._mark(tag, frame + TAG_OFFSET)
+
+    def _wanted(self) -> int:
+        """Capacity for what is here and more: twice as much, or the message now arriving."""
+        needed = self.filled
+        if self.filled - self.place >= 5:
+            needed = self.place + 1 + int.from_bytes(self.data[self.place + 1 : self.place + 5])
+        return max(min(2 * len(self.data), self.limit * 2), needed + _FIRST_CAPACITY)
+
+    def _grow(self, capacity: int) -> None:
+        if capacity + PADDING > len(self.data):
+            self.data = self.data[: self.filled] + bytearray(capacity + PADDING - self.filled)
+
+
+def _not_copy_data(kind: int, body: bytearray) -> ChangefeedError:
+    from changefeed.sources.postgres.wire import error_fields, server_error
+
+    if kind == ord("E"):
+        return server_error(error_fields(bytes(body)), "read the replication stream")
+    if kind == ord("c"):
+        return ChangefeedError("CF2101", "the server ended the replication stream")
+    return ChangefeedError("CF2105", f"unexpected protocol message {chr(kind)!r} in the stream")
+
+
+# ------------------------------------------------------------------------ small messages
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin: the LSN of the transaction's commit record, its commit time, its number."""
+
+    lsn: int
+    commit_us: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit: LSN of the commit record and of its end; a stream is read on from the end."""
+
+    lsn: int
+    end: int
+    commit_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """The server's log has been read up to ``lsn``; it was ``sent_ns`` there."""
+
+    lsn: int
+    sent_ns: int
+    reply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WireColumn:
+    """A column of a Relation message. ``flagged``: part of what old rows carry."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    flagged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelationMessage:
+    """A table as the transaction saw it. ``identity`` is ``relreplident``."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    columns: tuple[WireColumn, ...]
+
+
+def _micros(since_2000: int) -> int:
+    return since_2000 + EPOCH_NS // 1000
+
+
+def read_begin(data: bytearray, tag: int) -> Begin:
+    """``tag``: place of the message's tag, here and below."""
+    lsn, time, xid = struct.unpack_from(">QqI", data, tag + 1)
+    return Begin(lsn, _micros(time), xid)
+
+
+def read_commit(data: bytearray, tag: int) -> Commit:
+    """Commit, or what follows the transaction number of a Stream Commit (``tag`` + 4)."""
+    lsn, end, time = struct.unpack_from(">xQQq", data, tag + 1)
+    return Commit(lsn, end, _micros(time))
+
+
+def read_keepalive(data: bytearray, tag: int) -> Keepalive:
+    """Primary keepalive."""
+    lsn, time, reply = struct.unpack_from(">QqB", data, tag + 1)
+    return Keepalive(lsn, _micros(time) * 1000, bool(reply))
+
+
+def read_xid(data: bytearray, tag: int) -> int:
+    """The transaction number right behind the tag (Stream Start, Commit, Abort)."""
+    return int.from_bytes(data[tag + 1 : tag + 5])
+
+
+def frame_end(data: bytearray, tag: int) -> int:
+    """Where the frame with this tag ends."""
+    length = tag - TAG_OFFSET + 1
+    return length + int.from_bytes(data[length : length + 4])
+
+
+def relation_body(data: bytearray, tag: int, streamed: bool) -> bytes:
+    """The bytes of a Relation message behind the tag (and the transaction number)."""
+    return bytes(data[tag + (5 if streamed else 1) : frame_end(data, tag)])
+
+
+def read_relation(body: bytes) -> RelationMessage:
+    """Relation, from :func:`relation_body`."""
+    (oid,) = struct.unpack_from(">I", body)
+    schema, place = _string(body, 4)
+    name, place = _string(body, place)
+    identity, count = struct.unpack_from(">cH", body, place)
+    place += 3
+    columns = []
+    for _ in range(count):
+        flags = body[place]
+        column, place = _string(body, place + 1)
+        type_oid, typmod = struct.unpack_from(">Ii", body, place)
+        place += 8
+        columns.append(WireColumn(column, type_oid, typmod, bool(flags & 1)))
+    # pgoutput leaves the schema's name empty for pg_catalog.
+    return RelationMessage(oid, schema or "pg_catalog", name, identity.decode(), tuple(columns))
+
+
+def read_truncate(data: bytearray, tag: int, streamed: bool) -> list[int]:
+    """Truncate: oids of the tables."""
+    place = tag + (5 if streamed else 1)
+    (count,) = struct.unpack_from(">I", data, place)
+    return list(struct.unpack_from(f">{count}I", data, place + 5))
+
+
+def _string(body: bytes, place: int) -> tuple[str, int]:
+    end = body.index(0, place)
+    return body[place:end].decode(), end + 1

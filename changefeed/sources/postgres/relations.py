@@ -1,0 +1,198 @@
+"""Which table a row belongs to: Relation messages and the catalog made into schemas.
+
+A Relation message is true for its moment but knows neither nullability nor the primary key's
+order nor what a type is made of; the catalog knows, but as of now. So the message decides names
+and types, the catalog adds the rest by column name, and what it cannot say any more (a column
+renamed since) is taken from the last shape we knew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import Column, Identity, TableName, TableSchema
+from changefeed.sources.postgres.details import identity_of
+from changefeed.sources.postgres.pgoutput import RelationMessage, WireColumn, read_relation
+from changefeed.sources.postgres.types import (
+    ColumnInfo,
+    TableDetails,
+    assemble_schema,
+    key_names,
+    spelled,
+)
+
+Describe = Callable[[Sequence[int]], Mapping[int, TableDetails]]
+Intern = Callable[[TableSchema], TableSchema]
+Latest = Callable[[TableName], TableSchema | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeChange:
+    """A table's rows have another shape than the last ones did."""
+
+    old: TableSchema
+    new: TableSchema
+    rewritten: bool
+
+
+class Relations:
+    """The tables of one stream. Messages are taken as they come, the catalog is asked when the
+    first row of a table needs it: many tables are announced and never written."""
+
+    def __init__(
+        self,
+        source: str,
+        describe: Describe,
+        intern: Intern,
+        latest: Latest | None = None,
+    ) -> None:
+        self._source = source
+        self._describe = describe
+        self._intern = intern
+        self._latest = latest
+        self._bodies: dict[int, bytes] = {}
+        self._schemas: dict[int, TableSchema] = {}
+        self._stale: set[int] = set()
+
+    def changes(self, body: bytes) -> bool:
+        """Whether this message changes a table that rows were already decoded with."""
+        oid = int.from_bytes(body[:4])
+        return oid in self._schemas and self._bodies[oid] != body
+
+    def put(self, body: bytes) -> None:
+        """Take a Relation message. The same one again means that something else about the
+        table may have changed (its key, a NOT NULL): the catalog is asked anew."""
+        oid = int.from_bytes(body[:4])
+        self._bodies[oid] = body
+        self._stale.add(oid)
+
+    def resolve(self, oids: Iterable[int]) -> dict[int, ShapeChange]:
+        """Make :meth:`schema` work for these tables; what changed, by oid.
+
+        Raises:
+            ChangefeedError: CF2105 a row came for a table that was never announced.
+        """
+        wanted = [oid for oid in oids if oid in self._stale or oid not in self._schemas]
+        if not wanted:
+            return {}
+        unknown = [oid for oid in wanted if oid not in self._bodies]
+        if unknown:
+            raise ChangefeedError("CF2105", f"a row came for the unannounced table {unknown[0]}")
+        details = self._describe(wanted)
+        changes = {}
+        for oid in wanted:
+            change = self._take(read_relation(self._bodies[oid]), details.get(oid))
+            if change is not None:
+                changes[oid] = change
+        self._stale.difference_update(wanted)
+        return changes
+
+    def schema(self, oid: int) -> TableSchema:
+        """The present shape of a table that :meth:`resolve` was called for."""
+        return self._schemas[oid]
+
+    def _take(self, message: RelationMessage, found: TableDetails | None) -> ShapeChange | None:
+        name = TableName(self._source, message.schema, message.name)
+        old = self._schemas.get(message.oid)
+        if (old is None or old.table != name) and self._latest is not None:
+            old = self._latest(name)
+        details = found or _no_details(message)
+        made = build_schema(self._source, message, details, old)
+        if old is not None and old.version and old.fingerprint() == made.fingerprint():
+            self._schemas[message.oid] = old
+            return None
+        new = self._intern(made)
+        self._schemas[message.oid] = new
+        if old is None or old.fingerprint() == new.fingerprint():
+            return None
+        return ShapeChange(old, new, was_rewritten(old, new, details))
+
+
+def _no_details(message: RelationMessage) -> TableDetails:
+    """The table was dropped meanwhile: only the message knows it."""
+    return TableDetails(
+        message.oid, message.schema, message.name, (), (), identity_of(message.identity)
+    )
+
+
+def build_schema(
+    source: str,
+    message: RelationMessage,
+    details: TableDetails,
+    old: TableSchema | None = None,
+) -> TableSchema:
+    """The shape that a Relation message announces."""
+    identity = identity_of(message.identity)
+    named = {column.name: column for column in details.columns}
+    remembered = {column.name: column for column in old.columns} if old else {}
+    columns = [
+        _column(wire, named.get(wire.name), remembered.get(wire.name), details)
+        for wire in message.columns
+    ]
+    flagged = [] if identity is Identity.FULL else [c.name for c in message.columns if c.flagged]
+    key: Sequence[str] = key_names(details, identity, flagged)
+    if not details.columns and old is not None and not old.keyless and not flagged:
+        key = [column.name for column in old.key_columns]
+    here = replace(details, schema=message.schema, name=message.name, oid=message.oid)
+    return assemble_schema(here, source, columns, identity, key)
+
+
+def _column(
+    wire: WireColumn, found: ColumnInfo | None, remembered: Column | None, details: TableDetails
+) -> ColumnInfo:
+    if found and (found.type_oid, found.typmod) == (wire.type_oid, wire.typmod):
+        return found
+    type_name = spelled(wire.type_oid, wire.typmod, details.types)
+    made = ColumnInfo(wire.name, 0, wire.type_oid, wire.typmod, type_name)
+    if found:
+        return replace(made, number=found.number, not_null=found.not_null)
+    if remembered and remembered.type_name == type_name:
+        return replace(made, number=remembered.number, not_null=not remembered.nullable)
+    return made
+
+
+# ----------------------------------------------------------------------------- rewritten
+
+_INTEGERS = ("int16", "int32", "int64")
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
+_LENGTH = re.compile(r"\((\d+)\)\Z")
+
+
+def was_rewritten(old: TableSchema, new: TableSchema, details: TableDetails) -> bool:
+    """Whether rows that were there before may read differently now, unsent.
+
+    True for a column added with a default and for a type that prints values otherwise; a
+    wider type of the same spelling (``int`` to ``bigint``, a longer ``varchar``) is not.
+    """
+    before = {column.number or column.name: column for column in old.columns}
+    defaults = {column.name for column in details.columns if column.has_default}
+    for column in new.columns:
+        known = before.get(column.number or column.name)
+        if known is None:
+            if column.name in defaults:
+                return True
+        elif not _reads_the_same(known, column):
+            return True
+    return False
+
+
+def _reads_the_same(old: Column, new: Column) -> bool:
+    if old.type_name == new.type_name:
+        return True
+    if old.logical in _INTEGERS and new.logical in _INTEGERS:
+        return _INTEGERS.index(old.logical) <= _INTEGERS.index(new.logical)
+    precise, wider = _DECIMAL.match(old.logical), _DECIMAL.match(new.logical)
+    if precise and wider:
+        return precise[2] == wider[2] and int(precise[1]) <= int(wider[1])
+    return old.logical == new.logical == "text" and _varying(old) <= _varying(new)
+
+
+def _varying(column: Column) -> float:
+    """How long a text may be; character(n) is padded and equals no other."""
+    if column.type_name.startswith("character varying"):
+        length = _LENGTH.search(column.type_name)
+        return int(length[1]) if length else float("inf")
+    return float("inf") if column.type_name == "text" else float("nan")

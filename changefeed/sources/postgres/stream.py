@@ -1,0 +1,334 @@
+"""The replication stream of one database: a slot followed, decoded, acknowledged.
+
+    for flush in stream:            # one thread
+        log.append(flush)           # durable
+        stream.acknowledge(flush.frontier.position)
+
+Batches adapt: what is there is decoded at once, so a lone commit is out within a millisecond;
+while a backlog is deep, up to :data:`BATCH_BYTES` are decoded together. A helper thread reports
+to the server while the consumer is busy, so a slow consumer never looks like a dead one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import Flush, Frontier, Position
+from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
+from changefeed.sources.postgres.connect import Connection, connect, source_errors
+from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
+from changefeed.sources.postgres.pgoutput import Inbox
+from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
+from changefeed.sources.postgres.spool import Spool
+from changefeed.sources.postgres.wire import ReplicationConnection, identifier, literal
+
+#: Bytes received that are decoded together at most (a larger message still is).
+BATCH_BYTES = 8 << 20
+#: How long a commit may wait for more to decode it with, seconds.
+BATCH_SECONDS = 0.05
+#: From here on a backlog counts as deep: small pieces are waited for a little.
+DEEP_BYTES = 1 << 20
+SMALL_PIECE = 128 << 10
+NAP_SECONDS = 0.001
+#: Acknowledgements are sent at most this often, seconds; the last one always gets out.
+STATUS_SECONDS = 0.1
+
+
+class ReplicationStream:
+    """Flushes of everything that commits after ``start``, in commit order.
+
+    Args:
+        uri: of the database; a role with REPLICATION.
+        start: the change log's frontier; an empty position means the slot's own.
+        describe: the catalog's present knowledge of tables, by oid.
+        intern: gives a schema its version.
+        source: the name that table names begin with.
+        spool_dir: folder of our own for large transactions; emptied at the start.
+        latest: the last known shape of a table, to see changes made while nobody looked.
+        lookup: present values by key, for large values that the server did not send.
+        system_id: refuse another server than this one; empty: any.
+        heartbeat: an idle source's frontier moves about this often, seconds.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        slot: str,
+        publication: str,
+        *,
+        start: Frontier,
+        describe: Describe,
+        intern: Intern,
+        source: str,
+        spool_dir: Path,
+        latest: Latest | None = None,
+        lookup: Lookup | None = None,
+        system_id: str = "",
+        heartbeat: float = 1.0,
+        batch_bytes: int = BATCH_BYTES,
+        batch_seconds: float = BATCH_SECONDS,
+        small: int = SMALL,
+    ) -> None:
+        self._uri = uri
+        self._slot = slot
+        self._publication = publication
+        self._start = start
+        self._relations = Relations(source, describe, intern, latest)
+        self._spool_dir = spool_dir
+        self._lookup = lookup
+        self._system_id = system_id
+        self._heartbeat = heartbeat
+        self._batch_bytes = batch_bytes
+        self._batch_seconds = batch_seconds
+        self._small = small
+        self._lock = threading.Lock()
+        self._reporter: _Reporter | None = None
+        self._connection: ReplicationConnection | None = None
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Flush]:
+        return self.run()
+
+    def run(self) -> Iterator[Flush]:
+        """Connect and follow the slot until :meth:`close`.
+
+        Raises:
+            ChangefeedError: CF2001/CF2002 cannot connect, CF2101 the stream broke (try again
+                from the last durable frontier), CF2102 the slot is gone, CF2103 it was made
+                anew, CF2104 another server, CF2105 a message that cannot be.
+        """
+        try:
+            with ReplicationConnection(self._uri) as connection:
+                self._attach(connection)
+                start = self._check(connection)
+                with (
+                    _Reporter(connection, lsn_of(start.position)) as reporter,
+                    _LogEnd(self._uri) as clock,
+                ):
+                    self._reporter = reporter
+                    self._begin(connection, start)
+                    yield from self._follow(connection, reporter, clock, start)
+        except ChangefeedError:
+            if not self._closed:
+                raise
+        finally:
+            with self._lock:
+                self._connection = self._reporter = None
+
+    def acknowledge(self, position: Position) -> None:
+        """Everything up to ``position`` is durable: the server may forget it."""
+        reporter = self._reporter
+        if reporter is not None:
+            reporter.acknowledge(lsn_of(position))
+
+    def close(self) -> None:
+        """End :meth:`run` soon. Safe from any thread, idempotent."""
+        with self._lock:
+            self._closed = True
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    # ------------------------------------------------------------------------- start
+
+    def _attach(self, connection: ReplicationConnection) -> None:
+        with self._lock:
+            if self._closed:
+                raise ChangefeedError("CF2101", "the stream was closed")
+            self._connection = connection
+
+    def _check(self, connection: ReplicationConnection) -> Frontier:
+        """Is this the server and the slot we left?"""
+        identity = connection.identify_system()
+        if self._system_id and identity.system_id != self._system_id:
+            raise ChangefeedError(
+                "CF2104",
+                "the source is another database server than before",
+                detail=f"system identifier {identity.system_id}, was {self._system_id}",
+            )
+        rows = connection.query(
+            "select confirmed_flush_lsn, database, to_jsonb(s)->>'wal_status'"
+            f" from pg_replication_slots s where slot_name = {literal(self._slot)}"
+        )
+        if not rows:
+            raise ChangefeedError("CF2102", f"replication slot {self._slot!r} does not exist")
+        confirmed, database, status = rows[0]
+        if status == "lost" or confirmed is None:
+            raise ChangefeedError("CF2102", f"replication slot {self._slot!r} was invalidated")
+        if database != identity.database:
+            raise ChangefeedError(
+                "CF2104", f"replication slot {self._slot!r} belongs to another database"
+            )
+        return self._from_slot(parse_lsn(confirmed))
+
+    def _from_slot(self, confirmed: int) -> Frontier:
+        start = self._start
+        if not lsn_of(start.position):
+            return Frontier(start.at, position_of(confirmed), start.seq)
+        if confirmed > lsn_of(start.position):
+            raise ChangefeedError(
+                "CF2103",
+                f"replication slot {self._slot!r} starts behind what was read",
+                detail=f"slot at {position_of(confirmed)}, change log at {start.position}",
+            )
+        return start
+
+    def _begin(self, connection: ReplicationConnection, start: Frontier) -> None:
+        options = {"proto_version": "1", "publication_names": identifier(self._publication)}
+        if connection.server_version >= 140_000:
+            options |= {"proto_version": "2", "streaming": "on"}
+        connection.start_replication(self._slot, lsn_of(start.position), options)
+
+    # ------------------------------------------------------------------------ following
+
+    def _follow(
+        self,
+        connection: ReplicationConnection,
+        reporter: _Reporter,
+        clock: _LogEnd,
+        start: Frontier,
+    ) -> Iterator[Flush]:
+        spool = Spool(self._spool_dir, self._batch_bytes)
+        assembler = Assembler(start, self._relations, spool, self._lookup, small=self._small)
+        inbox = Inbox(self._batch_bytes)
+        told = beaten = start
+        next_beat = time.monotonic() + self._heartbeat
+        while True:
+            self._receive(connection, reporter, inbox)
+            cut = inbox.cut(everything=inbox.full)
+            for flush in assembler.take(inbox, cut):
+                if flush.frontier is not None:
+                    told = flush.frontier
+                yield flush
+            inbox.drop(cut)
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + self._heartbeat
+                if assembler.idle:
+                    if assembler.last == beaten.at and assembler.frontier != beaten:
+                        # The server reads on through log that is not ours: its keepalives
+                        # do not tell whether it is behind, so the server is asked.
+                        assembler.sample(*clock.read())
+                    if assembler.frontier != told:
+                        told = assembler.frontier
+                        yield Flush((), told)
+                beaten = assembler.frontier
+                reporter.report(reply=True)
+            if not inbox.filled or not inbox.full:
+                connection.wait(max(0.0, next_beat - time.monotonic()))
+
+    def _receive(
+        self, connection: ReplicationConnection, reporter: _Reporter, inbox: Inbox
+    ) -> None:
+        """Read what is there, up to a batch."""
+        deadline = time.monotonic() + self._batch_seconds
+        received = 0
+        while not inbox.full:
+            count = inbox.fill(connection.receive_into)
+            received += count
+            if count:
+                inbox.scan()
+                if inbox.reply_wanted:
+                    inbox.reply_wanted = False
+                    reporter.report()
+            deep = received >= DEEP_BYTES
+            if (count == 0 and not deep) or time.monotonic() >= deadline:
+                return
+            if deep and count < SMALL_PIECE and connection.may_nap:
+                time.sleep(NAP_SECONDS)
+
+
+class _LogEnd:
+    """Reads where the server's log ends now, over an ordinary session opened when needed."""
+
+    # The clock first: what commits behind the position then committed after that time.
+    _SQL = """
+        select (extract(epoch from clock_timestamp()) * 1000000)::int8,
+          case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+               else pg_current_wal_insert_lsn() end::text
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> _LogEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def read(self) -> tuple[int, int]:
+        """The LSN, and the server's time in nanoseconds just before."""
+        if self._connection is None:
+            self._connection = connect(self._uri)
+        with source_errors("ask for the current position"):
+            row = self._connection.execute(self._SQL).fetchone()
+        if row is None:
+            raise ChangefeedError("CF2101", "the source did not say where its log ends")
+        return parse_lsn(row[1]), row[0] * 1000
+
+
+class _Reporter:
+    """Tells the server how far we are: when something changed, when asked, and every so often
+    from a thread of its own, because the consumer may take its time."""
+
+    def __init__(self, connection: ReplicationConnection, lsn: int) -> None:
+        self._connection = connection
+        self._lsn = lsn
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._stop = threading.Event()
+        self._interval = _interval(connection)
+        self._thread = threading.Thread(target=self._run, name="pg-status", daemon=True)
+
+    def __enter__(self) -> _Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send what was acknowledged last, then stop."""
+        self._stop.set()
+        self._news.set()
+        self._thread.join()
+
+    def acknowledge(self, lsn: int) -> None:
+        """Everything up to ``lsn`` is durable."""
+        with self._lock:
+            if lsn > self._lsn:
+                self._lsn = lsn
+                self._news.set()
+
+    def report(self, *, reply: bool = False) -> None:
+        """Send the present state; ``reply`` asks for a keepalive.
+
+        Raises:
+            ChangefeedError: CF2101 the connection broke.
+        """
+        with self._lock:
+            lsn = self._lsn
+        self._connection.send_status(lsn, reply=reply)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait(self._interval)
+            self._news.clear()
+            try:
+                self.report()
+            except ChangefeedError:
+                return  # the reading thread meets the same error and says so
+            self._stop.wait(STATUS_SECONDS)
+
+
+def _interval(connection: ReplicationConnection) -> float:
+    """Seconds between reports: well below the server's patience."""
+    [(patience,)] = connection.query(
+        "select setting from pg_settings where name = 'wal_sender_timeout'"
+    )
+    seconds = int(patience or 0) / 1000
+    return min(10.0, seconds / 3) if seconds else 10.0

@@ -1,0 +1,399 @@
+"""PostgreSQL's text of a value -> the log's form of it, a column at a time.
+
+The server prints values under the session settings of :mod:`.connect`. What the log wants
+(see :class:`~changefeed.schema.Form`) differs from that text in few places:
+
+* bool and integers become Arrow values;
+* ``2024-03-31 01:02:03+00`` becomes ``2024-03-31T01:02:03Z``: the first space is a ``T``, a
+  ``+00`` at the end a ``Z``; ``infinity`` has neither, ``... BC`` keeps its end;
+* ``NaN`` and ``Infinity`` of numbers get quotes, since JSON has no such numbers;
+* line breaks between the tokens of a ``json`` value become spaces: a log value is one line;
+* ``{1,NULL,"a b"}`` becomes ``[1,null,"a b"]``.
+
+Every rule exists twice: over columns with numpy and Arrow (:func:`text_column`,
+:func:`span_column`), where the rare forms cost only batches that hold them, and over one value
+in plain Python (:func:`text_value`). Tests hold them to be equal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.schema import Column
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+
+#: How many bytes behind the last value may be read (never used) by the vectorised checks.
+PADDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Texts of one column where they lie in a buffer: ``data[starts[i]:ends[i]]``.
+
+    ``starts`` and ``ends`` interleaved never fall, also where ``valid`` is false (null). The
+    buffer is less than 2 GB long and goes on for :data:`PADDING` bytes behind the last end.
+    """
+
+    data: Bytes
+    starts: Places
+    ends: Places
+    valid: Mask | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@lru_cache(maxsize=64)
+def _even(count: int) -> Places:
+    return np.arange(0, 2 * count, 2, dtype=np.int32).astype(np.intp)
+
+
+def gather(spans: Spans) -> pa.StringArray:
+    """The texts as one Arrow array of their own.
+
+    The spans and the gaps between them are read as one Arrow array over the whole buffer, and
+    every second element is taken: the copy runs in Arrow, not in Python.
+    """
+    count = len(spans)
+    if not count:
+        return pa.array([], pa.string())
+    offsets = np.empty(2 * count, dtype=np.int32)
+    offsets[0::2] = spans.starts
+    offsets[1::2] = spans.ends
+    laid_out = pa.StringArray.from_buffers(
+        2 * count - 1, pa.py_buffer(offsets), pa.py_buffer(spans.data)
+    )
+    mask = None if spans.valid is None else ~spans.valid
+    return laid_out.take(pa.array(_even(count), mask=mask))
+
+
+def spans_of(values: pa.Array) -> Spans:
+    """The spans of an Arrow string array, without copying."""
+    if pa.types.is_large_string(values.type):
+        values = values.cast(pa.string())
+    _, offsets_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(values) + 1, values.offset * 4)
+    places = offsets.astype(np.intp)
+    # Arrow pads its buffers to 64 bytes, but buffers that came from elsewhere may end sharp.
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+    if len(data) < places[-1] + PADDING:
+        padded = np.zeros(int(places[-1]) + PADDING, np.uint8)
+        padded[: places[-1]] = data[: places[-1]]
+        data = padded
+    valid = None if not values.null_count else values.is_valid().to_numpy(zero_copy_only=False)
+    return Spans(data, places[:-1], places[1:], valid)
+
+
+def _own_bytes(values: pa.StringArray) -> Bytes:
+    """The bytes of an array this module has just made, open for changes of the same length."""
+    buffer = values.buffers()[2]
+    if buffer is None:
+        return np.empty(0, np.uint8)
+    data: Bytes = np.frombuffer(buffer, np.uint8)
+    if not data.flags.writeable:
+        raise ValueError("the array is not ours to change")
+    return data
+
+
+def _own_offsets(values: pa.StringArray) -> Places:
+    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1).astype(np.intp)
+
+
+# ------------------------------------------------------------------------------- per kind
+
+
+def _plain(spans: Spans) -> pa.Array:
+    return gather(spans)
+
+
+def _cast(target: pa.DataType) -> Callable[[Spans], pa.Array]:
+    def convert(spans: Spans) -> pa.Array:
+        return gather(spans).cast(target)
+
+    return convert
+
+
+def _boolean(spans: Spans) -> pa.Array:
+    mask = None if spans.valid is None else ~spans.valid
+    return pa.array(spans.data[spans.starts] == ord("t"), mask=mask)
+
+
+def _number(spans: Spans) -> pa.Array:
+    """Numbers end in a digit; ``NaN``, ``Infinity`` and ``-Infinity`` in a letter."""
+    texts = gather(spans)
+    letters = spans.data[spans.ends - 1] > ord("9")
+    if spans.valid is not None:
+        letters &= spans.valid
+    if letters.any():
+        quoted = pc.binary_join_element_wise('"', texts, '"', "")
+        texts = pc.if_else(pa.array(letters), quoted, texts)
+    return texts
+
+
+def _json(spans: Spans) -> pa.Array:
+    texts = gather(spans)
+    data = _own_bytes(texts)
+    breaks = (data == 10) | (data == 13)
+    if breaks.any():
+        data[breaks] = ord(" ")
+    return texts
+
+
+def _timestamp(spans: Spans) -> pa.Array:
+    texts = gather(spans)
+    if _all_long(spans, 19) and _all_are(spans, spans.starts + 10, " "):
+        starts = _own_offsets(texts)[:-1]
+        _own_bytes(texts)[_valid(spans, starts) + 10] = ord("T")
+        return texts
+    return pc.replace_substring(texts, " ", "T", max_replacements=1)
+
+
+def _timestamptz(spans: Spans) -> pa.Array:
+    ends = spans.ends
+    usual = (
+        _all_long(spans, 22)
+        and _all_are(spans, spans.starts + 10, " ")
+        and _all_are(spans, ends - 3, "+")
+        and _all_are(spans, ends - 2, "0")
+        and _all_are(spans, ends - 1, "0")
+    )
+    if not usual:  # infinity, BC, years above 9999
+        texts = pc.replace_substring(gather(spans), " ", "T", max_replacements=1)
+        return pc.replace_substring_regex(texts, r"\+00$", "Z")
+    shorter = ends - 2 if spans.valid is None else np.where(spans.valid, ends - 2, ends)
+    texts = gather(Spans(spans.data, spans.starts, shorter, spans.valid))
+    offsets = _own_offsets(texts)
+    data = _own_bytes(texts)
+    data[_valid(spans, offsets[:-1]) + 10] = ord("T")
+    data[_valid(spans, offsets[1:]) - 1] = ord("Z")
+    return texts
+
+
+def _valid(spans: Spans, places: Places) -> Places:
+    return places if spans.valid is None else places[spans.valid]
+
+
+def _all_long(spans: Spans, length: int) -> bool:
+    lengths = _valid(spans, spans.ends - spans.starts)
+    return bool((lengths >= length).all())
+
+
+def _all_are(spans: Spans, places: Places, letter: str) -> bool:
+    return bool((spans.data[_valid(spans, places)] == ord(letter)).all())
+
+
+# --------------------------------------------------------------------------------- arrays
+
+_ARRAY_BYTES = np.arange(256, dtype=np.uint8)
+_ARRAY_BYTES[np.frombuffer(b"{}NUL", np.uint8)] = np.frombuffer(b"[]nul", np.uint8)
+
+#: What sends an array of numbers the slow way: NaN, Infinity, lower bounds (``[0:1]={..}``).
+_NUMBERS_RARE = "[aI=]"
+#: The same for arrays of texts: bounds, several dimensions, escapes, nulls, control characters.
+_TEXTS_RARE = r"^\[|^\{\{|\\|NULL|[\x00-\x1f]"
+_BOOLEANS_RARE = "="
+
+
+def _number_array(spans: Spans) -> pa.Array:
+    texts = gather(spans)
+    rare = pc.match_substring_regex(texts, _NUMBERS_RARE)
+    slow = texts.filter(rare)
+    data = _own_bytes(texts)
+    data[:] = _ARRAY_BYTES[data]
+    return _patched(texts, rare, slow, "float64")
+
+
+def _boolean_array(spans: Spans) -> pa.Array:
+    texts = gather(spans)
+    rare = pc.match_substring_regex(texts, _BOOLEANS_RARE)
+    slow = texts.filter(rare)
+    for old, new in (("t", "true"), ("f", "false"), ("NULL", "null"), ("{", "["), ("}", "]")):
+        texts = pc.replace_substring(texts, old, new)
+    return _patched(texts, rare, slow, "bool")
+
+
+def _text_array(spans: Spans) -> pa.Array:
+    texts = gather(spans)
+    rare = pc.match_substring_regex(texts, _TEXTS_RARE)
+    slow = texts.filter(rare)
+    offsets = _own_offsets(texts)
+    data = _own_bytes(texts)
+    inner = pc.replace_substring_regex(
+        # The outer braces become empty names for the pattern, the inner ones are quoted.
+        _bracketed(texts, data, offsets, spans.valid),
+        r'"([^"]*)"|([^",\x01\x02]+)',
+        r'"\1\2"',
+    )
+    inner = pc.replace_substring(pc.replace_substring(inner, "\x01", "["), "\x02", "]")
+    return _patched(inner, rare, slow, "text")
+
+
+def _bracketed(texts: pa.Array, data: Bytes, offsets: Places, valid: Mask | None) -> pa.Array:
+    """The outermost braces as bytes 1 and 2, which no usual value holds."""
+    first, last = offsets[:-1], offsets[1:] - 1
+    if valid is not None:
+        first, last = first[valid], last[valid]
+    data[first] = 1
+    data[last] = 2
+    return texts
+
+
+def _slow_array(element: str) -> Callable[[Spans], pa.Array]:
+    def convert(spans: Spans) -> pa.Array:
+        texts = gather(spans).to_pylist()
+        return pa.array(
+            [None if text is None else array_json(text, element) for text in texts], pa.string()
+        )
+
+    return convert
+
+
+def _patched(texts: pa.Array, rare: pa.Array, slow: pa.Array, element: str) -> pa.Array:
+    if not len(slow):
+        return texts
+    mended = pa.array([array_json(text, element) for text in slow.to_pylist()], pa.string())
+    return pc.replace_with_mask(texts, pc.fill_null(rare, False), mended)
+
+
+# ------------------------------------------------------------------------------ a column
+
+_LOGICAL: dict[str, Callable[[Spans], pa.Array]] = {
+    "float32": _number,
+    "float64": _number,
+    "decimal": _number,
+    "json": _json,
+    "timestamp": _timestamp,
+    "timestamptz": _timestamptz,
+}
+_PHYSICAL: dict[str, Callable[[Spans], pa.Array]] = {
+    "bool": _boolean,
+    "int16": _cast(pa.int16()),
+    "int32": _cast(pa.int32()),
+    "int64": _cast(pa.int64()),
+}
+_NUMBERS = frozenset({"int16", "int32", "int64", "float32", "float64", "decimal"})
+_CHANGED_ELEMENTS = frozenset({"timestamp", "timestamptz", "json"})
+
+
+def _without_size(logical: str) -> str:
+    return "decimal" if logical.startswith("decimal(") else logical
+
+
+def element_of(logical: str) -> str | None:
+    """``x`` of ``array<x>``, None for anything else."""
+    if logical.startswith("array<") and logical.endswith(">"):
+        return _without_size(logical[len("array<") : -1])
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _converter(physical: str, logical: str) -> Callable[[Spans], pa.Array]:
+    if physical in _PHYSICAL:
+        return _PHYSICAL[physical]
+    element = element_of(logical)
+    if element is None:
+        return _LOGICAL.get(_without_size(logical), _plain)
+    if element in _NUMBERS:
+        return _number_array
+    if element == "bool":
+        return _boolean_array
+    return _slow_array(element) if element in _CHANGED_ELEMENTS else _text_array
+
+
+def span_column(column: Column, spans: Spans) -> pa.Array:
+    """Texts as the server printed them -> an Arrow array of ``column.arrow``."""
+    return _converter(column.physical, column.logical)(spans)
+
+
+def text_column(column: Column, values: pa.Array) -> pa.Array:
+    """The same for an Arrow string (or large_string) array, e.g. a column read from COPY.
+
+    Raises:
+        pyarrow.ArrowInvalid: a text is not of the column's type.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    convert = _converter(column.physical, column.logical)
+    if convert is _plain:
+        return values if pa.types.is_string(values.type) else values.cast(pa.string())
+    if not len(values):
+        return pa.array([], column.arrow)
+    return convert(spans_of(values))
+
+
+# ------------------------------------------------------------------------------- a value
+
+_NOT_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
+_TOKEN = re.compile(r'[{},]|"((?:[^"\\]|\\.)*)"|([^{},"]+)', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_BRACKETS = {"{": "[", "}": "]", ",": ","}
+
+
+def text_value(column: Column, text: str | None) -> Any:
+    """One text -> the value :func:`text_column` gives, as a Python object."""
+    if text is None:
+        return None
+    if column.physical == "bool":
+        return text == "t"
+    if column.physical != "string":
+        return int(text)
+    element = element_of(column.logical)
+    if element is not None:
+        return array_json(text, element)
+    return _text(text, _without_size(column.logical))
+
+
+def _text(text: str, logical: str) -> str:
+    if logical in _NUMBERS:
+        return f'"{text}"' if text in _NOT_NUMBERS else text
+    if logical == "json":
+        return text.replace("\n", " ").replace("\r", " ")
+    if logical in ("timestamp", "timestamptz"):
+        text = text.replace(" ", "T", 1)
+        if logical == "timestamptz" and text.endswith("+00"):
+            text = text[:-3] + "Z"
+    return text
+
+
+def array_json(text: str, element: str) -> str:
+    """A PostgreSQL array literal as one JSON token without spaces.
+
+    Lower bounds (``[0:1]={..}``) are dropped: JSON arrays have none.
+
+    >>> array_json('{1,NULL,3}', 'int32')
+    '[1,null,3]'
+    """
+    if text.startswith("["):
+        text = text[text.index("=") + 1 :]
+    out: list[str] = []
+    for token in _TOKEN.finditer(text):
+        quoted, bare = token.groups()
+        if quoted is not None:
+            out.append(_element(_ESCAPED.sub(r"\1", quoted), element))
+        elif bare is not None:
+            out.append("null" if bare == "NULL" else _element(bare, element))
+        else:
+            out.append(_BRACKETS[token[0]])
+    return "".join(out)
+
+
+def _element(text: str, logical: str) -> str:
+    if logical == "bool":
+        return "true" if text == "t" else "false"
+    value = _text(text, logical)
+    if logical in _NUMBERS or logical == "json":
+        return value
+    return json.dumps(value, ensure_ascii=False)
