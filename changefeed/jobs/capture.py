@@ -194,9 +194,7 @@ def capture(state: str, source_name: str, tell: Tell) -> None:
             intern=catalog.intern_schema,
             spool=layout.spool(source_name),
         )
-        worker = Capture(
-            stream, writer, tell, keep_from=lambda: catalog.oldest_needed(source_name)
-        )
+        worker = Capture(stream, writer, tell, keep_from=lambda: catalog.oldest_needed(source_name))
         _end_with_parent(worker.stop)
         tell(Notice("frontier", at=str(start.at), position=start.position))
         worker.run()

@@ -12,11 +12,11 @@ from changefeed.catalog import Catalog, Lease
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.model import Job, TableProgress, TableState
-from changefeed.options import Options
+from changefeed.options import RESOLVED, Options
 from changefeed.plan.message import message_plan
 from changefeed.schema import TableName, TableSchema
 from changefeed.spark.plan import MessagePlan
-from sinks.base import Capabilities, Target
+from sinks.base import Capabilities, SinkContext, Target
 from sinks.registry import capabilities, scheme_of
 
 
@@ -34,9 +34,7 @@ class Feed:
         self.lease = lease
         self.job = job
         self.options = Options.from_dict(job.options, abilities=_abilities(catalog, job))
-        self.tables: dict[TableName, TableProgress] = {
-            t.table: t for t in catalog.tables(job.id)
-        }
+        self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
         self._changed: set[TableName] = set()
         self._plans: dict[tuple[TableName, str], MessagePlan] = {}
 
@@ -62,6 +60,17 @@ class Feed:
             if t.state is not TableState.FAILED
         )
 
+    def sink_context(self, node_id: str) -> SinkContext:
+        """What the sink may know of the feed."""
+        return SinkContext(
+            feed=self.job.name,
+            job_id=self.job.id,
+            targets=self.targets(),
+            options=self.options,
+            node=node_id,
+            resolved=self.options[RESOLVED] is not None,
+        )
+
     # -- how far it is --------------------------------------------------------------------
 
     def update(self, table: TableName, **changes: object) -> TableProgress:
@@ -82,6 +91,11 @@ class Feed:
     def in_state(self, *states: TableState) -> list[TableProgress]:
         """The tables in one of ``states``."""
         return [t for t in self.tables.values() if t.state in states]
+
+    @property
+    def changed(self) -> bool:
+        """Something that :meth:`save` must write has changed, beside time."""
+        return bool(self._changed)
 
     def advance(self, names: Iterable[TableName], upto: Timestamp) -> None:
         """Everything of these tables up to ``upto`` is durable in the sink."""

@@ -47,6 +47,7 @@ class SourceKeeper:
         self._watched: frozenset[TableName] = frozenset()
         self._error: ChangefeedError | None = None
         self._stalled = ""
+        self._wakes = 0
         self._closed = threading.Event()
 
     # -- the source -----------------------------------------------------------------------
@@ -138,9 +139,7 @@ class SourceKeeper:
         with self._lock:
             if self._supervisor is None and self._capturing:
                 self._error = None
-                self._supervisor = CaptureSupervisor.for_source(
-                    self._state, self.name, self._heard
-                )
+                self._supervisor = CaptureSupervisor.for_source(self._state, self.name, self._heard)
                 self._supervisor.start()
 
     def retry(self) -> None:
@@ -223,15 +222,16 @@ class SourceKeeper:
         return self._stalled
 
     def wait_beyond(self, at: Timestamp, timeout: float) -> Frontier | None:
-        """Wait until the log reaches above ``at``; the frontier then, or as it is."""
+        """Wait until the log reaches above ``at``, :meth:`wake` or the timeout; the frontier."""
         deadline = time.monotonic() + timeout
         with self._grown:
+            woken = self._wakes
             while True:
                 frontier = self.reader.frontier
                 if frontier is not None and frontier.at > at:
                     return frontier
                 left = deadline - time.monotonic()
-                if left <= 0 or self._closed.is_set():
+                if left <= 0 or self._closed.is_set() or woken != self._wakes:
                     return frontier
                 self._grown.wait(left)
 
@@ -262,6 +262,7 @@ class SourceKeeper:
     def wake(self) -> None:
         """Let every waiting feed look around."""
         with self._grown:
+            self._wakes += 1
             self._grown.notify_all()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ begins again for the tables that were not finished: consumers see repeats, never
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -62,16 +63,15 @@ class Scan(threading.Thread):
     """Scans tables of a feed; the feed's runner looks at :attr:`tables` and :attr:`at`."""
 
     def __init__(self, runner: FeedRunner, tables: Sequence[TableProgress]) -> None:
-        super().__init__(name=f"scan-{runner.job_name}", daemon=True)
-        self.tables = {
-            t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables
-        }
+        super().__init__(name=f"scan-{runner.name}", daemon=True)
+        self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
         self._runner = runner
         self._stopping = threading.Event()
         self._group = f"scan-{runner.job_id}-{id(self)}"
         self._epoch = 0
+        self._began = 0.0
 
     def stop(self) -> None:
         """End soon: running Spark jobs are cancelled."""
@@ -85,13 +85,25 @@ class Scan(threading.Thread):
         """Name of the Spark job group of this scan."""
         return self._group
 
+    def text(self) -> str:
+        """How far the scan is and the time it still needs at its present pace."""
+        tables = self.tables.values()
+        done = sum(t.done for t in tables)
+        rows, total = sum(t.rows for t in tables), sum(t.total for t in tables)
+        share = min(0.99, rows / total) if total else 0.0
+        text = f"initial scan: {done} of {len(tables)} tables, {rows} of about {total} rows"
+        if share > 0.01 and self._began:
+            left = (time.monotonic() - self._began) * (1 - share) / share
+            text += f" ({share:.0%}, about {_duration(left)} left)"
+        return text
+
     def run(self) -> None:
         try:
             self._scan()
         except ChangefeedError as error:
             self.error = error
         except Exception as failure:
-            log.exception("scan of feed %s", self._runner.job_name)
+            log.exception("scan of feed %s", self._runner.name)
             self.error = ChangefeedError("CF2201", f"the scan failed: {type(failure).__name__}")
         finally:
             self._runner.wake()
@@ -102,6 +114,7 @@ class Scan(threading.Thread):
         described = self._describe()
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
             self.at = keeper.wait_position(snapshot.position, self._stopping)
+            self._began = time.monotonic()
             self._runner.wake()
             fault_point("scan.after_snapshot")
             for table in described:
@@ -148,7 +161,7 @@ class Scan(threading.Thread):
 
     def _read_here(self, parts: Sequence[ScanPart], table: TableScan) -> None:
         schema, at = _known(table.schema), _known(self.at)
-        sink = self._runner.scan_sink()
+        sink = self._runner.outlet.for_scan()
         self._epoch += 1
         epoch = Epoch(self._epoch, at)
         receipts: list[Receipt] = []
@@ -160,7 +173,7 @@ class Scan(threading.Thread):
             receipts.append(
                 sink.write(
                     Batch(
-                        feed=self._runner.job_name,
+                        feed=self._runner.name,
                         epoch=epoch,
                         partition=number,
                         target=self._runner.target(table.name),
@@ -185,9 +198,9 @@ class Scan(threading.Thread):
 
         self._epoch += 1
         deliver = ScanDelivery(
-            sink=runner.new_sink(),
-            context=runner.sink_context(),
-            feed=runner.job_name,
+            sink=runner.outlet.made_anew(),
+            context=runner.outlet.context(),
+            feed=runner.name,
             epoch=Epoch(self._epoch, at),
             target=runner.target(table.name),
             schema=schema,
@@ -198,7 +211,7 @@ class Scan(threading.Thread):
             plan=runner.plan(schema),
             at=at,
             deliver=deliver,
-            on_driver=not runner.sink_runs_in_executors,
+            on_driver=not runner.outlet.runs_in_executors,
             group=self._group,
             on_progress=progress,
             stopping=self._stopping.is_set,
@@ -263,6 +276,13 @@ def _batches(parts: Sequence[ScanPart]) -> Iterator[pa.RecordBatch]:
         for batch in part.read():
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 yield batch.slice(start, BATCH_ROWS)
+
+
+def _duration(seconds: float) -> str:
+    """``45s``, ``12m``, ``3.5h``: the size that fits."""
+    if seconds < 90:
+        return f"{seconds:.0f}s"
+    return f"{seconds / 60:.0f}m" if seconds < 5400 else f"{seconds / 3600:.1f}h"
 
 
 def _known(value: T | None) -> T:

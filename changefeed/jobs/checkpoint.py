@@ -1,0 +1,71 @@
+"""When a feed's progress is made durable, and when consumers are told how far they are.
+
+Resolved is emitted only after the progress it states was saved, so it can never be taken back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from changefeed.clock import Timestamp
+from changefeed.faults import fault_point
+from changefeed.jobs.feed import Feed
+from changefeed.jobs.outlet import Outlet
+from changefeed.options import MIN_CHECKPOINT_FREQUENCY, RESOLVED
+
+#: Progress of a feed that delivers is saved about this often (seconds).
+SAVE_SECONDS = 1.0
+#: Progress of a feed that only watches time pass is saved this often.
+SAVE_IDLE_SECONDS = 5.0
+
+
+class Checkpoint:
+    """Saves the progress of one feed and emits its resolved timestamps."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self._wanted = threading.Event()
+        self._saved_at = 0.0
+        self._resolved_at = 0.0
+        self._resolved: Timestamp | None = None
+
+    def want(self) -> None:
+        """Save at the next chance, whatever the time; safe from any thread."""
+        self._wanted.set()
+
+    def turn(self, feed: Feed, *, moved: bool) -> None:
+        """Save and resolve if it is time to."""
+        now = time.monotonic()
+        often = min(SAVE_SECONDS, feed.options[MIN_CHECKPOINT_FREQUENCY])
+        every = often if moved or feed.changed else SAVE_IDLE_SECONDS
+        resolve = self._resolve_due(feed, now)
+        if not (resolve or self._wanted.is_set() or now - self._saved_at >= every):
+            return
+        self._wanted.clear()
+        feed.save()
+        self._saved_at = now
+        fault_point("runner.after_save")
+        if resolve:
+            self._resolve(feed)
+
+    def last(self, feed: Feed) -> None:
+        """Save, and emit resolved if the feed has it: the feed ends."""
+        feed.save()
+        if feed.options[RESOLVED] is not None and self._outlet.resolves:
+            self._resolve(feed)
+
+    def _resolve_due(self, feed: Feed, now: float) -> bool:
+        every = feed.options[RESOLVED]
+        if every is None or now - self._resolved_at < every:
+            return False
+        high = feed.high_water()
+        return high is not None and high != self._resolved and self._outlet.resolves
+
+    def _resolve(self, feed: Feed) -> None:
+        high = feed.high_water()
+        if high is None or (self._resolved is not None and high <= self._resolved):
+            return
+        self._outlet.resolved(high)
+        self._resolved = high
+        self._resolved_at = time.monotonic()

@@ -1,0 +1,154 @@
+"""Which tables of a feed are owed a scan, and what becomes of the scan that runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from changefeed.catalog import Catalog
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.faults import fault_point
+from changefeed.jobs.feed import Feed
+from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.model import TableProgress, TableState
+from changefeed.jobs.outlet import TableError
+from changefeed.jobs.scan import Scan
+from changefeed.schema import TableName
+
+JOIN_SECONDS = 30.0
+
+
+class Scanning:
+    """Starts scans, follows them, and places tables that need none. One feed, one thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        keeper: SourceKeeper,
+        stopping: threading.Event,
+        start: Callable[[list[TableProgress]], Scan],
+    ) -> None:
+        self._catalog = catalog
+        self._keeper = keeper
+        self._stopping = stopping
+        self._start = start
+        self._scan: Scan | None = None
+
+    def active(self, feed: Feed) -> bool:
+        """A scan runs or is owed."""
+        return self._scan is not None or bool(_owed(feed))
+
+    def holds(self, table: TableProgress) -> bool:
+        """A backfill of this table runs: its changes must not pass :attr:`at`."""
+        scan = self._scan
+        return scan is not None and table.scan_wanted and table.table in scan.tables
+
+    @property
+    def at(self) -> Timestamp | None:
+        """The timestamp of the running scan, once known."""
+        return self._scan.at if self._scan is not None else None
+
+    def text(self) -> str:
+        """How far the scan is, with the time it still needs, for people."""
+        return self._scan.text() if self._scan is not None else "initial scan"
+
+    def begin(self, feed: Feed) -> None:
+        """Start a scan for the tables that are owed one; place those that need none."""
+        if self._scan is not None:
+            return
+        for table in [t for t in _owed(feed) if not t.scan_wanted]:
+            self._place(feed, table)
+        owed = [t for t in _owed(feed) if t.scan_wanted]
+        for table in owed:
+            if table.state is TableState.PENDING:
+                feed.update(table.table, state=TableState.SCANNING)
+        if owed:
+            self._scan = self._start([feed.tables[t.table] for t in owed])
+            self._scan.start()
+
+    def follow(self, feed: Feed) -> None:
+        """Take over what the scan has finished.
+
+        Raises:
+            TableError: one table cannot be scanned.
+            ChangefeedError: the scan broke; it is begun again for what is left.
+        """
+        scan = self._scan
+        if scan is None:
+            return
+        ended = not scan.is_alive()
+        for name in scan.tables:
+            self._follow_table(feed, scan, name)
+        if ended:
+            self._scan = None
+            if scan.error is not None:
+                raise scan.error
+
+    def stop(self) -> None:
+        """End the running scan; its unfinished tables stay owed."""
+        scan, self._scan = self._scan, None
+        if scan is not None:
+            scan.stop()
+            scan.join(JOIN_SECONDS)
+
+    def _follow_table(self, feed: Feed, scan: Scan, name: TableName) -> None:
+        table = scan.tables[name]
+        now = feed.tables.get(name)
+        if now is None or now.state is TableState.FAILED or not now.scan_wanted:
+            return
+        if table.error is not None:
+            raise TableError(name, table.error)
+        if table.done and scan.at is not None:
+            feed.update(
+                name,
+                state=TableState.RUNNING,
+                scan_wanted=False,
+                scan_at=scan.at,
+                done_upto=scan.at if now.done_upto is None else max(now.done_upto, scan.at),
+                scan_rows=table.rows,
+                scan_total=table.rows,
+                emitted_rows=now.emitted_rows + table.rows,
+                emitted_bytes=now.emitted_bytes + table.bytes,
+                schema_version=table.schema.version if table.schema else now.schema_version,
+            )
+            feed.save()
+            fault_point("scan.table_saved")
+            return
+        if table.backfill and scan.at and now.done_upto and now.done_upto >= scan.at:
+            table.caught_up.set()
+        if (table.rows, table.total) != (now.scan_rows, now.scan_total):
+            feed.update(name, scan_rows=table.rows, scan_total=table.total, scan_at=scan.at)
+
+    def _place(self, feed: Feed, table: TableProgress) -> None:
+        """A table without a scan begins at the cursor, or after the statement that added it."""
+        cursor = feed.job.cursor
+        if table.done_upto is not None:
+            at = table.done_upto
+        elif cursor is not None:
+            self._check_cursor(table.table, cursor)
+            at = cursor
+        else:
+            position = table.start or self._keeper.source.current_position()
+            at = self._keeper.wait_position(position, self._stopping)
+        feed.update(table.table, state=TableState.RUNNING, done_upto=at)
+
+    def _check_cursor(self, table: TableName, cursor: Timestamp) -> None:
+        since = self._catalog.captured(self._keeper.name).get(table)
+        with self._keeper.lock:
+            oldest = self._keeper.reader.oldest
+        begin = oldest if since is None else max(since, oldest)
+        if cursor < begin:
+            raise TableError(
+                table,
+                ChangefeedError(
+                    "CF3002",
+                    f"cursor {cursor} is before the change log of {table}, which begins at {begin}",
+                    hint="use a later cursor, or leave it out for an initial scan.",
+                ),
+            )
+
+
+def _owed(feed: Feed) -> list[TableProgress]:
+    new = feed.in_state(TableState.PENDING, TableState.SCANNING)
+    return new + [t for t in feed.in_state(TableState.RUNNING) if t.scan_wanted]
