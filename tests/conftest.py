@@ -24,6 +24,10 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     @pytest.mark.kafka
     def test_broker_loss(own_kafka: KafkaBroker) -> None:    # yours to stop(), kill(), start()
 
+    @pytest.mark.spark
+    def test_encoding(spark_engine: SparkEngine) -> None:    # the run's one Spark; closing it
+        spark_engine.session()                               # does nothing, so lend it to nodes
+
 `secure_kafka` is a shared broker with TLS and SASL listeners (see tests/services/kafka.py),
 `own_postgres_factory(major, **settings)` makes servers with settings of your choice, `java`
 is the path of a java program. Types are in `tests.services.postgres` and `.kafka`.
@@ -39,6 +43,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.java import find_java
+from changefeed.spark.session import SparkEngine
 from tests.services.cache import server_folder
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
@@ -125,6 +130,26 @@ def own_kafka() -> Iterator[KafkaBroker]:
         broker = KafkaBroker(folder).start()
         yield broker
         broker.kill()
+
+
+class _LentEngine(SparkEngine):
+    """Spark for all tests of the run: whoever closes it gives it back only."""
+
+    def close(self) -> None:
+        """Nothing: the fixture ends it."""
+
+    def really_close(self) -> None:
+        """End the JVM."""
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def spark_engine() -> Iterator[SparkEngine]:
+    """The run's one Spark engine, starting in the background from its first use on."""
+    engine = _LentEngine(heap="2g")
+    engine.start()
+    yield engine
+    engine.really_close()
 
 
 _topic_numbers = itertools.count(1)
