@@ -292,10 +292,10 @@ class Source(Protocol):
         ...
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
-        """A consistent image; ``tables`` are checked to be readable in it.
+        """A consistent image. ``tables``: what will be read, where a source must know before.
 
         Raises:
-            ChangefeedError: CF2201 when the source could not give one now.
+            ChangefeedError: CF2005 when the source could not give one now.
         """
         ...
 
@@ -308,6 +308,17 @@ class Source(Protocol):
         system_id: str,
         intern: Callable[[TableSchema], TableSchema],
         spool: Path,
+        latest: Callable[[TableName], TableSchema | None] | None = None,
     ) -> Stream:
-        """The changes after ``start``."""
+        """The changes after ``start``.
+
+        Args:
+            system_id: what :meth:`system_id` said when the slot was made; empty: not known.
+            intern: gives a schema its version number.
+            spool: a folder of its own for large transactions.
+            latest: the last shape known of a table, to see what changed while nobody looked.
+
+        Raises:
+            ChangefeedError: CF2104 this is another database than ``system_id``.
+        """
         ...

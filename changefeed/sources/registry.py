@@ -32,7 +32,7 @@ def open_source(name: str, uri: str) -> Source:
     Raises:
         ChangefeedError: CF1201 the URI has no scheme or one that no source knows.
     """
-    scheme, separator, _ = uri.partition("://")
+    scheme, separator, rest = uri.partition("://")
     if not separator or not scheme:
         raise ChangefeedError(
             "CF1201",
@@ -42,7 +42,7 @@ def open_source(name: str, uri: str) -> Source:
     factory = _factory(scheme.lower())
     if factory is None:
         raise _unknown(name, scheme)
-    return factory(name, uri)
+    return factory(name, f"{scheme.lower()}://{rest}")
 
 
 def _factory(scheme: str) -> Callable[[str, str], Source] | None:

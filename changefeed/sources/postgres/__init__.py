@@ -1,11 +1,11 @@
 """PostgreSQL as a source: version 12 and newer, by logical replication with ``pgoutput``.
 
-    wire auth lsn          the replication protocol on a plain socket
-    types details columns values rows pgoutput spool stream
-                           the log, decoded by columns
-    connect introspect checks setup
-                           sessions, names and shapes, what hinders, what we make there
-    snapshot lookup        the initial scan, and single values by key
+wire auth lsn          the replication protocol on a plain socket
+types details columns values rows pgoutput spool stream
+                       the log, decoded by columns
+connect introspect checks setup
+                       sessions, names and shapes, what hinders, what we make there
+snapshot lookup        the initial scan, and single values by key
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError
             "the server is a standby: a publication can only be made on the primary",
             hint="use the primary's address in the connection (target_session_attrs=read-write).",
         )
-    known = setup.settings(
-        connection, ["wal_level", "max_replication_slots", "max_wal_senders"]
-    )
+    known = setup.settings(connection, ["wal_level", "max_replication_slots", "max_wal_senders"])
     if known.get("wal_level") != "logical":
         yield ChangefeedError(
             "CF2003",
@@ -198,9 +196,7 @@ def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
             f"role {name} may not open replication connections",
             hint=f"GRANT rds_replication TO {name};" if rds else f"ALTER ROLE {name} REPLICATION;",
         )
-    present = (
-        setup.members(connection, plan.publication) is not None if plan.publication else False
-    )
+    present = setup.members(connection, plan.publication) is not None if plan.publication else False
     if not present and not creates:
         yield ChangefeedError(
             "CF2004",

@@ -6,9 +6,11 @@ same whether it comes from the replication stream, an initial scan or a lookup b
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -86,7 +88,10 @@ def connection_info(uri: str, **changes: str) -> str:
             hint="write postgresql://user:password@host:5432/database; "
             "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
         ) from None
-    return conninfo.make_conninfo("", **{**_DEFAULTS, **given, **changes})
+    # Also for replication connections, which take no settings later: a database in another
+    # encoding, or in none (SQL_ASCII), would have psycopg hand out bytes or garbled names.
+    fixed = {"client_encoding": "UTF8"}
+    return conninfo.make_conninfo("", **{**_DEFAULTS, **given, **fixed, **changes})
 
 
 def connect(uri: str, *, autocommit: bool = True, **changes: str) -> Connection:
@@ -144,6 +149,7 @@ class Sessions:
         self._keep = keep
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle, os.getpid())
 
     @contextmanager
     def session(self, doing: str) -> Iterator[Connection]:
@@ -174,9 +180,14 @@ class Sessions:
     def close(self) -> None:
         """Close what is idle; the object stays usable."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+            _close_all(self._idle, os.getpid())
+
+
+def _close_all(connections: list[Connection], pid: int) -> None:
+    """Close and empty the list; in a forked process the sockets are still the parent's."""
+    if pid == os.getpid():
+        while connections:
+            connections.pop().close()
 
 
 def is_quiet(connection: Connection) -> bool:

@@ -100,9 +100,7 @@ def look_up(connection: Connection, watches: Sequence[Watch]) -> list[Relation |
 
 # ------------------------------------------------------------------------- refusals
 
-_HINT_VIEW = (
-    "watch the tables below it; CREATE CHANGEFEED ... AS SELECT shapes rows like a view."
-)
+_HINT_VIEW = "watch the tables below it; CREATE CHANGEFEED ... AS SELECT shapes rows like a view."
 
 #: relkind -> (what CockroachDB's kind of text calls it, hint).
 _REFUSED_KINDS: Mapping[str, tuple[str, str]] = {
@@ -158,9 +156,7 @@ def unknown_table(connection: Connection, watch: Watch) -> ChangefeedError:
         return ChangefeedError(
             "CF1101", f'schema "{watch.schema}" does not exist', hint=hint, span=watch.span
         )
-    return ChangefeedError(
-        "CF1101", f'table "{watch}" does not exist', hint=hint, span=watch.span
-    )
+    return ChangefeedError("CF1101", f'table "{watch}" does not exist', hint=hint, span=watch.span)
 
 
 def _schema_exists(connection: Connection, schema: str) -> bool:

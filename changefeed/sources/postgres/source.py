@@ -11,14 +11,15 @@ from changefeed.schema import TableName, TableSchema
 from changefeed.sources.base import (
     Prepared,
     SlotState,
-    Stream,
     TableInfo,
     Watch,
 )
 from changefeed.sources.postgres import checks, introspect, setup
 from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
+from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
+from changefeed.sources.postgres.stream import ReplicationStream
 from changefeed.sources.postgres.types import TableDetails
 
 
@@ -166,14 +167,7 @@ class PostgresSource:
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> PostgresSnapshot:
         """See :meth:`changefeed.sources.base.Source.snapshot`."""
-        snapshot = PostgresSnapshot(self._uri, self.name)
-        try:
-            for table in tables:
-                snapshot.verify(table)
-        except BaseException:
-            snapshot.close()
-            raise
-        return snapshot
+        return PostgresSnapshot(self._uri, self.name)
 
     def stream(
         self,
@@ -184,9 +178,28 @@ class PostgresSource:
         system_id: str,
         intern: Callable[[TableSchema], TableSchema],
         spool: Path,
-    ) -> Stream:
+        latest: Callable[[TableName], TableSchema | None] | None = None,
+    ) -> ReplicationStream:
         """See :meth:`changefeed.sources.base.Source.stream`."""
-        raise NotImplementedError
+        if system_id and (present := self.system_id()) != system_id:
+            raise ChangefeedError(
+                "CF2104",
+                f"source {self.name!r} is another database than before",
+                detail=f"system identifier/database {present}, was {system_id}",
+            )
+        return ReplicationStream(
+            self._uri,
+            slot,
+            publication,
+            start=start,
+            describe=self.describe_oids,
+            intern=intern,
+            source=self.name,
+            spool_dir=spool,
+            latest=latest,
+            lookup=Lookup(self._uri).fetch,
+            system_id=system_id.partition("/")[0],
+        )
 
 
 def _demand_slot(state: SlotState, slot: str) -> None:

@@ -1,0 +1,67 @@
+"""PostgreSQL's ``COPY ... TO STDOUT (FORMAT csv)`` as Arrow string columns.
+
+The text of each value is what the replication stream would send too: one set of rules
+(:mod:`changefeed.sources.postgres.values`) turns both into log form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from changefeed.errors import ChangefeedError
+
+#: What psycopg hands out of a COPY: each piece is one whole row.
+Piece = bytes | bytearray | memoryview
+
+#: A block of CSV that is turned into one batch. A longer row makes a longer block.
+BLOCK_BYTES = 6 << 20
+
+
+def blocks(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Join rows to blocks of about ``size`` bytes, so that memory stays bounded."""
+    block: list[Piece] = []
+    length = 0
+    for row in rows:
+        block.append(row)
+        length += len(row)
+        if length >= size:
+            yield b"".join(block)
+            block, length = [], 0
+    if block:
+        yield b"".join(block)
+
+
+def parse_csv(block: bytes, columns: int) -> list[pa.StringArray]:
+    """CSV without a header as string columns; NULL and '' stay apart.
+
+    PostgreSQL writes NULL as nothing and the empty string as ``""``. A row of one NULL is an
+    empty line, which is a row all the same.
+
+    Raises:
+        ChangefeedError: CF2202 the text is not UTF-8 (a SQL_ASCII database holds what it likes).
+    """
+    names = [str(i) for i in range(columns)]
+    try:
+        table = pa_csv.read_csv(
+            pa.BufferReader(block),
+            read_options=pa_csv.ReadOptions(
+                column_names=names, block_size=len(block) + 1, use_threads=False
+            ),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise ChangefeedError(
+            "CF2202",
+            "the table holds text that is not valid UTF-8",
+            hint="the database's encoding is SQL_ASCII or its text was damaged: repair the rows.",
+        ) from error
+    return [column.combine_chunks() for column in table.columns]

@@ -1,0 +1,261 @@
+"""Publication and slot: made, changed and removed on a real server, by several at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import TableName
+from changefeed.sources.postgres import PostgresSource, setup
+from changefeed.sources.postgres.connect import connect
+from tests.services.postgres import Database, PostgresCluster
+
+pytestmark = pytest.mark.postgres
+
+ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+A, B = TableName("shop", "public", "a"), TableName("shop", "public", "b")
+
+
+@pytest.fixture
+def source(postgres: Database) -> Iterator[PostgresSource]:
+    postgres.execute("create table a (id int primary key, v text)")
+    postgres.execute("create table b (id int primary key)")
+    opened = PostgresSource("shop", postgres.uri)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def name(postgres: Database) -> str:
+    """Slots are of the whole server: one name for each test."""
+    return f"changefeed_{postgres.name}"
+
+
+def published(postgres: Database, name: str) -> list[str]:
+    rows = postgres.execute(
+        "select tablename from pg_publication_tables where pubname = %s order by 1", [name]
+    )
+    return [table for (table,) in rows]
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+@ALL
+def test_prepare_makes_grows_shrinks_and_repeats(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    first = source.prepare(slot=name, publication=name, tables=[A])
+    assert (first.slot_created, first.added, first.removed) == (True, (A,), ())
+    again = source.prepare(slot=name, publication=name, tables=[A], expect_slot=True)
+    assert (again.slot_created, again.added, again.removed) == (False, (), ())
+    swapped = source.prepare(slot=name, publication=name, tables=[B])
+    assert (swapped.added, swapped.removed) == ((B,), (A,))
+    assert published(postgres, name) == ["b"]
+    assert source.prepare(slot=name, publication=name, tables=[]).removed == (B,)
+    assert published(postgres, name) == []
+    ((*actions, via_root),) = postgres.execute(
+        "select pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot from pg_publication"
+    )
+    assert all(actions) and via_root
+    state = source.slot_state(name)
+    assert (state.exists, state.plugin, state.database) == (True, "pgoutput", postgres.name)
+    assert state.status == "reserved" and not state.lost
+    assert source.slot_position(name) == state.confirmed >= state.restart
+    source.forget(slot=name, publication=name)
+    source.forget(slot=name, publication=name)
+    assert not source.slot_state(name).exists
+    assert postgres.execute("select * from pg_publication") == []
+
+
+@ALL
+def test_a_bad_table_does_not_keep_the_others_out(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    postgres.execute("create view v as select 1")
+    bad, view = TableName("shop", "public", "zzz"), TableName("shop", "public", "v")
+    done = source.prepare(slot=name, publication=name, tables=[A, bad, view])
+    assert done.added == (A,)
+    assert {t.name: e.code.number for t, e in done.problems.items()} == {
+        "zzz": "CF1101",
+        "v": "CF1302",
+    }
+
+
+@ALL
+def test_children_by_inheritance_are_not_taken_along(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    postgres.execute("create table child () inherits (a)")
+    postgres.execute("create table p (id int primary key) partition by range (id)")
+    postgres.execute("create table p1 partition of p default")
+    p = TableName("shop", "public", "p")
+    source.prepare(slot=name, publication=name, tables=[A, p])
+    assert published(postgres, name) == ["a", "p"]
+    assert source.prepare(slot=name, publication=name, tables=[p]).removed == (A,)
+    assert published(postgres, name) == ["p"]
+
+
+def test_many_at_once_agree(postgres: Database, source: PostgresSource, name: str) -> None:
+    sources = [PostgresSource("shop", postgres.uri) for _ in range(6)]
+    gate = threading.Barrier(len(sources))
+
+    def go(one: PostgresSource) -> bool:
+        gate.wait()
+        return one.prepare(slot=name, publication=name, tables=[A, B]).slot_created
+
+    with ThreadPoolExecutor(len(sources)) as pool:
+        created = list(pool.map(go, sources))
+    for one in sources:
+        one.close()
+    assert created.count(True) == 1
+    assert published(postgres, name) == ["a", "b"]
+
+
+def test_prepare_waits_for_those_who_were_writing(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    with postgres.connect(autocommit=False) as writer, ThreadPoolExecutor(1) as pool:
+        source.prepare(slot=name, publication=name, tables=[B])
+        writer.execute("insert into a values (1, 'before')")
+        waiting = pool.submit(source.prepare, slot=name, publication=name, tables=[A, B])
+        until(lambda: published(postgres, name) == ["a", "b"])
+        # Others may write and commit meanwhile; only the old writer is waited for.
+        postgres.execute("insert into a values (2, 'meanwhile')")
+        assert not waiting.done()
+        writer.commit()
+        assert waiting.result(20).added == (A,)
+    with connect(postgres.uri) as connection:
+        assert setup.settling(connection, name) == set()
+
+
+def test_who_gave_up_waiting_is_not_forgotten(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    oid = source.describe(None, "a").oid
+    with postgres.connect(autocommit=False) as writer, connect(postgres.uri) as ours:
+        writer.execute("insert into a values (1, 'before')")
+        setup.set_tables(ours, name, [setup.Member(oid, "public", "a")])
+        with pytest.raises(ChangefeedError) as caught:
+            setup.settle(ours, name, seconds=0.2)
+        assert caught.value.code.number == "CF2005"
+        assert f"pid {writer.info.backend_pid}" in caught.value.detail
+        assert setup.settling(ours, name) == {oid}
+        # A second attempt has nothing to add, and waits all the same.
+        setup.set_tables(ours, name, [setup.Member(oid, "public", "a")])
+        assert setup.settling(ours, name) == {oid}
+        writer.rollback()
+        setup.settle(ours, name, seconds=20)
+        assert setup.settling(ours, name) == set()
+
+
+def test_the_rows_of_a_table_that_joins_under_fire_all_come(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    """The case that older minor releases lose: a decoder that learned "not published"."""
+    source.prepare(slot=name, publication=name, tables=[B])
+    with postgres.connect(autocommit=False) as old, ThreadPoolExecutor(1) as pool:
+        old.execute("insert into a values (1, 'before')")
+        joining = pool.submit(source.prepare, slot=name, publication=name, tables=[A, B])
+        until(lambda: published(postgres, name) == ["a", "b"])
+        old.execute("insert into a values (2, 'after')")
+        old.commit()
+        joining.result(20)
+    for i in range(3, 6):
+        postgres.execute("insert into a values (%s, 'later')", [i])
+    ((inserts,),) = postgres.execute(
+        "select count(*) from pg_logical_slot_peek_binary_changes("
+        " %s, null, null, 'proto_version', '1', 'publication_names', %s)"
+        " where get_byte(data, 0) = ascii('I')"
+        "   and position(convert_to('later', 'UTF8') in data) > 0",
+        [name, name],
+    )
+    assert inserts == 3
+
+
+def test_a_slot_that_is_gone_or_not_ours_is_an_error(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        source.prepare(slot=name, publication=name, tables=[A], expect_slot=True)
+    assert caught.value.code.number == "CF2102"
+    assert postgres.execute("select * from pg_publication") == []
+    with pytest.raises(ChangefeedError) as caught:
+        source.slot_position(name)
+    assert caught.value.code.number == "CF2102"
+    postgres.execute("select pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
+    with pytest.raises(ChangefeedError) as caught:
+        source.prepare(slot=name, publication=name, tables=[A])
+    assert caught.value.code.number == "CF2003"
+    assert "test_decoding" in caught.value.detail
+
+
+@pytest.mark.parametrize("own_postgres", [14, 16, 18], indirect=True)
+def test_a_slot_whose_log_was_removed_is_lost(own_postgres: PostgresCluster) -> None:
+    for setting in ("max_slot_wal_keep_size = '1MB'", "max_wal_size = '32MB'"):
+        own_postgres.execute(f"alter system set {setting}")
+    own_postgres.reload()
+    with own_postgres.database() as db:
+        db.execute("create table a (id int primary key, v text)")
+        source = PostgresSource("shop", db.uri)
+        source.prepare(slot="lost", publication="lost", tables=[A])
+        for _ in range(5):
+            db.execute("insert into a select i, repeat('x', 500) from generate_series(1, 9000) i")
+            db.execute("delete from a")
+            db.execute("select pg_switch_wal()")
+            db.execute("checkpoint")
+        state = source.slot_state("lost")
+        assert state.lost
+        with pytest.raises(ChangefeedError) as caught:
+            source.prepare(slot="lost", publication="lost", tables=[A], expect_slot=True)
+        assert caught.value.code.number == "CF2102"
+        source.forget(slot="lost", publication="lost")
+        assert not source.slot_state("lost").exists
+        source.close()
+
+
+def test_a_dead_reader_is_ended_before_the_slot_is_dropped(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    source.prepare(slot=name, publication=name, tables=[A])
+    with closing(psycopg.connect(postgres.uri, replication="database", autocommit=True)) as reader:
+        # Starts the stream and never reads it again: a client that hangs.
+        reader.pgconn.send_query(
+            f"START_REPLICATION SLOT {name} LOGICAL 0/0"
+            f" (proto_version '1', publication_names '{name}')".encode()
+        )
+        until(lambda: source.slot_state(name).active_pid is not None)
+        with connect(postgres.uri) as connection:
+            assert setup.drop_slot(connection, name, seconds=0.2)
+            assert not setup.drop_slot(connection, name)
+
+
+@ALL
+def test_positions_rise_above_every_commit(postgres: Database, source: PostgresSource) -> None:
+    before = source.current_position()
+    with postgres.connect() as writer:
+        writer.execute("set synchronous_commit = off")
+        writer.execute("insert into a values (1)")
+        ((inserted,),) = writer.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+    after = source.current_position()
+    high, low = inserted.split("/")
+    assert before < f"{(int(high, 16) << 32) + int(low, 16):016X}" <= after
+    assert len(before) == 16
+
+
+def test_the_identity_is_of_server_and_database(postgres: Database, source: PostgresSource) -> None:
+    other = PostgresSource("shop", postgres.server.uri("postgres"))
+    assert source.system_id() == source.system_id() != other.system_id()
+    assert source.system_id().partition("/")[0] == other.system_id().partition("/")[0]
+    other.close()

@@ -1,0 +1,99 @@
+"""Sources by scheme, connection strings, and what an error may say."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from changefeed.errors import Action, ChangefeedError
+from changefeed.sources.base import Source
+from changefeed.sources.postgres.connect import connection_info, translate
+from changefeed.sources.registry import open_source, schemes
+
+SECRET = "s3cr3t-pw"
+
+
+def test_both_spellings_of_the_scheme_open_a_source() -> None:
+    for scheme in ("postgresql", "postgres", "POSTGRES"):
+        source = open_source("shop", f"{scheme}://u@127.0.0.1:1/db")
+        assert isinstance(source, Source)
+        assert source.name == "shop"
+    assert {"postgres", "postgresql"} <= set(schemes())
+
+
+def test_an_unknown_scheme_is_named_with_the_nearest_that_exists() -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        open_source("shop", f"postgrsql://u:{SECRET}@h/db")
+    assert caught.value.code.number == "CF1201"
+    assert "postgrsql" in caught.value.message
+    assert "did you mean 'postgresql'?" in caught.value.hint
+    assert SECRET not in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize("uri", ["", "shop", f"u:{SECRET}@host/db", "://h/db"])
+def test_a_uri_without_scheme_is_refused_without_repeating_it(uri: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        open_source("shop", uri)
+    assert caught.value.code.number == "CF1201"
+    assert caught.value.message == "no scheme found for the URI of connection 'shop'"
+    assert SECRET not in caught.value.hint
+
+
+def test_an_unknown_parameter_is_named() -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        connection_info(f"postgresql://u:{SECRET}@h/db?sslmod=require")
+    assert caught.value.code.number == "CF1202"
+    assert "'sslmod'" in caught.value.message
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "uri", [f"postgresql://u:{SECRET}%zz@h/db", f"postgresql://u:{SECRET}@[::1/db"]
+)
+def test_a_malformed_uri_never_shows_its_password(uri: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        connection_info(uri)
+    assert caught.value.code.number == "CF1201"
+    assert SECRET not in f"{caught.value.message} {caught.value.hint} {caught.value.detail}"
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_the_uri_wins_over_our_defaults_and_changes_win_over_the_uri() -> None:
+    info = psycopg.conninfo.conninfo_to_dict(
+        connection_info(
+            "postgresql://u@h/db?connect_timeout=3&replication=true", replication="database"
+        )
+    )
+    assert info["connect_timeout"] == "3"
+    assert info["replication"] == "database"
+    assert info["application_name"] == "changefeed"
+
+
+def test_a_source_does_not_show_its_uri() -> None:
+    assert SECRET not in repr(open_source("shop", f"postgresql://u:{SECRET}@h/db"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "action"),
+    [
+        (psycopg.errors.InsufficientPrivilege("no"), "CF2004", Action.USER),
+        (psycopg.errors.TooManyConnections("full"), "CF2005", Action.RETRY),
+        (psycopg.errors.LockNotAvailable("locked"), "CF2005", Action.RETRY),
+        (psycopg.errors.AdminShutdown("bye"), "CF2001", Action.RETRY),
+        (psycopg.errors.InvalidPassword("no"), "CF2002", Action.STOP),
+        (psycopg.OperationalError("connection refused"), "CF2001", Action.RETRY),
+        (
+            psycopg.OperationalError('FATAL:  password authentication failed for user "u"'),
+            "CF2002",
+            Action.STOP,
+        ),
+        (psycopg.errors.SyntaxError("bad"), "CF2003", Action.USER),
+    ],
+)
+def test_errors_of_the_driver_get_our_codes(
+    error: psycopg.Error, code: str, action: Action
+) -> None:
+    known = translate(error, "do it")
+    assert (known.code.number, known.action) == (code, action)
+    assert known.message.startswith("cannot do it: ")
