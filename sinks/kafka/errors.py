@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("changefeed.sinks.kafka")
 # Without a handler of its own Python would print warnings on the terminal.
 _logger.addHandler(logging.NullHandler())
+# Remarks on settings we chose on purpose, at every start of a producer.
+_logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())
 
 #: Error names (``KafkaError.name()``) that are not "cannot reach": the code, and what to say.
 _BY_NAME: dict[str, tuple[str, str]] = {

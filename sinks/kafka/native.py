@@ -265,6 +265,7 @@ class NativeChannel:
             self._drain(0)
             left = self.outstanding()
             if self._fatal:
+                self._give_up()
                 break
             if left < before:
                 patience.progress()
@@ -274,6 +275,14 @@ class NativeChannel:
         with self._lock:
             failures, self._failures = self._failures, []
         return failures
+
+    def _give_up(self) -> None:
+        """Collect the report of the message the producer died of; drop the others."""
+        self._lib.rd_kafka_purge(self._handle, _PURGE_ALL)
+        for _ in range(20):
+            self._drain(100)
+            if not self.outstanding():
+                return
 
     def outstanding(self) -> int:
         return int(self._lib.rd_kafka_outq_len(self._handle)) if self._handle else 0
@@ -319,8 +328,9 @@ class NativeChannel:
     def _log(self, event: int) -> None:
         facility, text, level = c_char_p(), c_char_p(), c_int()
         if not self._lib.rd_kafka_event_log(event, facility, text, level):
+            kind = (facility.value or b"").decode()
             line = (text.value or b"").decode(errors="replace")
-            self.reasons.logger.log(_LEVELS.get(level.value, 20), "%s", line)
+            self.reasons.logger.log(_LEVELS.get(level.value, 20), "%s %s", kind, line)
 
     def _name(self, code: int) -> str:
         return str(self._lib.rd_kafka_err2name(code).decode())

@@ -107,6 +107,10 @@ class PortableChannel:
                 patience.progress()
             before = left
             patience.check()
+        if self._fatal:
+            # Collect the report of the message the producer died of; drop the others.
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            self._producer.flush(2)
         with self._lock:
             failures, self._failures = self._failures, []
         return failures

@@ -25,7 +25,7 @@ class Topics:
         self._reasons = reasons
         settings = {**config, "error_cb": reasons.note}
         self._admin: AdminClient = AdminClient(settings, logger=reasons.logger)
-        self._limits: dict[str, int | None] = {}
+        self._limits: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def partitions(self, names: Sequence[str]) -> dict[str, int]:
@@ -109,6 +109,7 @@ class Topics:
             except (KafkaException, KeyError):
                 # Not everyone may read configurations: the broker then refuses by itself.
                 found = None
-        with self._lock:
-            self._limits[name] = found
+        if found is not None:  # a topic made a moment ago may not be known everywhere
+            with self._lock:
+                self._limits[name] = found
         return found

@@ -6,9 +6,8 @@ A sink author writes a :class:`Harness` for the sink and one parametrised test:
     def test_my_sink(case: Case, my_harness: Harness) -> None:
         run_case(case, my_harness)
 
-A case that a sink cannot pass *by its nature* is named in ``Harness.never`` with the reason;
-:func:`run_case` then proves that the reason still holds where that can be proved, by failing when
-a named case does not exist.
+A case that a sink cannot pass *by its nature* is named in ``Harness.never`` with the reason, and
+is not run; naming a case that does not exist is an error.
 """
 
 from __future__ import annotations
