@@ -12,7 +12,7 @@ from changefeed.catalog import tables
 from changefeed.catalog.rows import Connection
 from changefeed.catalog.store import Store
 from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import Status
+from changefeed.jobs.model import Job, Status
 from sinks.registry import sink_location
 
 #: ``INTO 'external://name'`` points at a connection.
@@ -106,6 +106,11 @@ class Connections(Store):
         if not query:
             return found
         return f"{found}{'&' if '?' in found else '?'}{query}"
+
+    def connections_of(self, job: Job) -> list[str]:
+        """Names of the connections a job reads from and writes to."""
+        sink = external_name(job.sink_uri or "")
+        return [job.source] if sink is None else [job.source, sink]
 
     def connections(self) -> list[Connection]:
         """All connections by name."""

@@ -6,6 +6,7 @@ belongs to a feed's start (cursor, initial_scan, end_time) and the kind of its s
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -367,7 +368,8 @@ def _without(
     EXCLUDE takes one name more. INCLUDE loses the name if it is there as itself; a glob
     that fits the table cannot be narrowed.
     """
-    name = _shown(table) if isinstance(target, nodes.DatabaseTarget) else table.name
+    whole = isinstance(target, nodes.DatabaseTarget)
+    name = glob.escape(_shown(table) if whole else table.name)
     if target.filter is not nodes.Filter.INCLUDE:
         return type(target)(
             target.name, nodes.Filter.EXCLUDE, (*target.patterns, name), span=target.span

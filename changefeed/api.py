@@ -1,0 +1,305 @@
+"""The one door: a statement in, a :class:`Result` out. For the shell, tests, and servers.
+
+::
+
+    catalog = Catalog.open("state")
+    engine = Engine(catalog, host=node)
+    session = Session()
+    engine.execute("USE shop", session)
+    result = engine.execute("SHOW CHANGEFEEDS", session)
+
+Every error a user can meet is a :class:`~changefeed.errors.ChangefeedError`, tied to the place
+in the text. Thread-safe as long as each client has its own :class:`Session`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from changefeed.catalog import Catalog, Job, Status, TableState
+from changefeed.clock import Clock, SystemClock
+from changefeed.errors import ChangefeedError, Problems, Span
+from changefeed.plan.names import scheme_of, source_connections
+from changefeed.plan.stages import FeedPlan
+from changefeed.schema import TableSchema
+from changefeed.sources.base import Source, TableInfo
+from changefeed.sources.registry import open_source as open_registered
+from changefeed.sources.registry import schemes as source_schemes
+from changefeed.statements import connections, feeds, listing, show, sync
+from changefeed.statements.context import (
+    Context,
+    FeedHost,
+    LogPlace,
+    NoHost,
+    Result,
+    Session,
+    StreamRow,
+    log_place_of,
+)
+from changefeed.statements.values import Names, Rate, Seconds, Size
+from grammar import nodes
+from grammar.parser import parse
+from grammar.printer import to_sql
+from grammar.problems import SyntaxProblem
+from grammar.split import split
+
+__all__ = [
+    "Engine",
+    "FeedHost",
+    "FeedPlan",
+    "Names",
+    "NoHost",
+    "Rate",
+    "Result",
+    "Seconds",
+    "Session",
+    "Size",
+    "StreamRow",
+    "Summary",
+]
+
+S = TypeVar("S", bound=nodes.Statement)
+Handler = Callable[[Any, Context], Result]
+
+#: Syntax node -> what it does.
+HANDLERS: dict[type[nodes.Statement], Handler] = {
+    nodes.CreateConnection: connections.create_connection,
+    nodes.AlterConnection: connections.alter_connection,
+    nodes.DropConnection: connections.drop_connection,
+    nodes.ShowConnections: connections.show_connections,
+    nodes.Use: connections.use,
+    nodes.ShowTables: connections.show_tables,
+    nodes.CreateChangefeed: feeds.create,
+    nodes.CreateCdc: feeds.create_cdc,
+    nodes.DropCdc: feeds.drop_cdc,
+    nodes.Explain: feeds.explain,
+    nodes.Validate: feeds.validate,
+    nodes.AlterChangefeed: feeds.alter,
+    nodes.RenameChangefeed: feeds.rename,
+    nodes.PauseChangefeed: feeds.pause,
+    nodes.ResumeChangefeed: feeds.resume,
+    nodes.DropChangefeed: feeds.drop,
+    nodes.ShowChangefeeds: listing.show_changefeeds,
+    nodes.ShowChangefeed: show.show_changefeed,
+    nodes.ShowCreateChangefeed: show.show_create,
+    nodes.ShowJobs: show.show_jobs,
+    nodes.Sync: sync.sync,
+}
+
+#: How many expected words a syntax error names.
+SHOWN_EXPECTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The toolbar's figures. ``scanning`` maps feeds under an initial scan to (rows, total)."""
+
+    feeds: int
+    running: int
+    troubled: int
+    worst_lag: Seconds | None
+    scanning: dict[str, tuple[int, int]]
+
+
+class Engine:
+    """Executes statements against one state."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        clock: Clock | None = None,
+        *,
+        host: FeedHost | None = None,
+        open_source: Callable[[str, str], Source] = open_registered,
+        log_place: LogPlace | None = None,
+    ) -> None:
+        """
+        Args:
+            catalog: the state.
+            clock: time for ``now``, lags and deadlines.
+            host: the node in this process; without one, another process may run a node.
+            open_source: connection name and URI -> source.
+            log_place: when the log reached a position of a source; the state's own logs
+                when not given.
+        """
+        self.catalog = catalog
+        self.clock: Clock = clock or SystemClock()
+        self.host: FeedHost = host or NoHost(catalog)
+        self._open_source = open_source
+        self._log_place = log_place or log_place_of(catalog)
+        self._sources: dict[tuple[str, str], Source] = {}
+
+    # -- statements -----------------------------------------------------------------------
+
+    def execute(self, statement: str | nodes.Statement, session: Session) -> Result:
+        """Run one statement.
+
+        Raises:
+            ChangefeedError: CF1001 for a text that is no statement; else what the statement
+                says. Several problems come together as
+                :class:`~changefeed.errors.Problems`.
+        """
+        text = statement if isinstance(statement, str) else to_sql(statement)
+        parsed = parsed_statement(statement) if isinstance(statement, str) else statement
+        try:
+            return HANDLERS[type(parsed)](parsed, self._context(session, text))
+        except Problems as problems:
+            for problem in problems.problems:
+                _tie(problem, text)
+            raise _tie(problems, text) from problems.__cause__
+        except ChangefeedError as error:
+            raise _tie(error, text) from error.__cause__
+
+    def execute_script(self, text: str, session: Session) -> Iterator[Result]:
+        """Run the statements of a text in order, one at a time as the iterator is asked."""
+        for piece in split(text):
+            if piece.text.strip():
+                yield self.execute(piece.text, session)
+
+    def _context(self, session: Session, text: str) -> Context:
+        return Context(
+            self.catalog,
+            self.clock,
+            session,
+            self.host,
+            self.open_source,
+            self._log_place,
+            text,
+        )
+
+    def open_source(self, name: str, uri: str) -> Source:
+        """The source of a connection, opened once per URI."""
+        known = self._sources.get((name, uri))
+        if known is None:
+            known = self._sources[name, uri] = self._open_source(name, uri)
+        return known
+
+    def use_source(self, session: Session, source: str) -> None:
+        """What ``--source`` names: a connection, or a URI that becomes one.
+
+        Raises:
+            ChangefeedError: CF1101 no such connection, CF1201 no source has this scheme.
+        """
+        if "://" not in source:
+            self.execute(nodes.Use(source), session)
+            return
+        if scheme_of(source) not in source_schemes():
+            raise ChangefeedError(
+                "CF1201",
+                "the URI of --source is no source's",
+                hint=f"sources are: {', '.join(source_schemes())}.",
+            )
+        taken = {c.name: c.uri for c in self.catalog.connections()}
+        for name, uri in taken.items():
+            if uri == source:
+                session.source = name
+                return
+        name = base = _connection_name(source)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base}_{number}"
+        self.catalog.create_connection(name, source)
+        session.source = name
+
+    # -- for prompts: names to complete, figures to show ----------------------------------
+
+    def connections(self) -> list[str]:
+        """Names of the external connections."""
+        return [c.name for c in self.catalog.connections()]
+
+    def feeds(self) -> list[str]:
+        """Names of the feeds."""
+        return [job.name for job in self.catalog.jobs()]
+
+    def source_name(self, session: Session) -> str | None:
+        """What unqualified table names belong to: USE, or the only source."""
+        if session.source is not None:
+            return session.source
+        known = source_connections(self.catalog)
+        return known[0].name if len(known) == 1 else None
+
+    def tables(self, session: Session) -> list[TableInfo]:
+        """The tables of the session's source, asked now; none without a source.
+
+        Raises:
+            ChangefeedError: the source cannot be asked.
+        """
+        name = self.source_name(session)
+        if name is None:
+            return []
+        return self.open_source(name, self.catalog.connection(name).uri).tables()
+
+    def describe(self, session: Session, schema: str | None, table: str) -> TableSchema | None:
+        """The shape of one table of the session's source; None without a source.
+
+        Raises:
+            ChangefeedError: there is no such table, or the source cannot be asked.
+        """
+        name = self.source_name(session)
+        if name is None:
+            return None
+        return self.open_source(name, self.catalog.connection(name).uri).describe(schema, table)
+
+    def summary(self) -> Summary:
+        """Feeds running, feeds in trouble, worst lag, scans under way."""
+        jobs = self.catalog.jobs()
+        now = self.clock.now().wall
+        active = [job for job in jobs if job.status.active]
+        lags = [lag for job in active if (lag := listing.lag(job, now)) is not None]
+        return Summary(
+            feeds=len(jobs),
+            running=sum(job.status in (Status.RUNNING, Status.SCANNING) for job in jobs),
+            troubled=sum(_troubled(job) for job in jobs),
+            worst_lag=max(lags, default=None),
+            scanning={job.name: self._scan(job) for job in active if job.status is Status.SCANNING},
+        )
+
+    def _scan(self, job: Job) -> tuple[int, int]:
+        tables = [
+            t
+            for t in self.catalog.tables(job.id)
+            if (t.scan_wanted or t.scan_at is not None) and t.state is not TableState.FAILED
+        ]
+        rows = sum(t.scan_rows for t in tables)
+        return rows, max(rows, sum(max(t.scan_rows, t.scan_total) for t in tables))
+
+
+def _troubled(job: Job) -> bool:
+    return job.status in (Status.FAILED, Status.RETRYING, Status.STALLED)
+
+
+def parsed_statement(text: str) -> nodes.Statement:
+    """Parse one statement.
+
+    Raises:
+        ChangefeedError: CF1001 with what was expected.
+    """
+    try:
+        return parse(text)
+    except SyntaxProblem as problem:
+        expected = list(problem.expected[:SHOWN_EXPECTED])
+        more = ", ..." if len(problem.expected) > SHOWN_EXPECTED else ""
+        detail = f"expected {' or '.join(expected)}{more}" if expected else ""
+        raise ChangefeedError(
+            "CF1001",
+            problem.message,
+            detail=detail,
+            hint=problem.hint,
+            span=Span(problem.span.start, problem.span.end),
+            text=text,
+        ) from problem
+
+
+def _tie(error: ChangefeedError, text: str) -> ChangefeedError:
+    return error.located(text)
+
+
+def _connection_name(uri: str) -> str:
+    """A name for a connection made from a URI: its database."""
+    path = uri.partition("://")[2].partition("?")[0].partition("/")[2]
+    name = re.sub(r"[^a-z0-9_]", "_", path.lower()).strip("_")
+    return name if name and not name[0].isdigit() else "source"

@@ -1,0 +1,156 @@
+"""External connections, USE and SHOW TABLES."""
+
+from __future__ import annotations
+
+from changefeed.errors import ChangefeedError, Span
+from changefeed.options import to_span
+from changefeed.plan.names import find_source, scheme_of, source_connections
+from changefeed.sources.registry import schemes as source_schemes
+from changefeed.statements.context import Context, Result
+from changefeed.statements.listing import moment
+from changefeed.statements.values import Names, Rate, Size
+from grammar import nodes
+from grammar.spelling import did_you_mean
+from sinks.registry import schemes as sink_schemes
+
+
+def create_connection(statement: nodes.CreateConnection, context: Context) -> Result:
+    """CREATE EXTERNAL CONNECTION."""
+    _check_uri(statement.uri)
+    try:
+        made = context.catalog.create_connection(
+            statement.name, statement.uri.text, statement.if_not_exists
+        )
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    notices = [] if made else [f'external connection "{statement.name}" already exists, skipping']
+    return Result("done", notices=notices, tag="CREATE EXTERNAL CONNECTION")
+
+
+def alter_connection(statement: nodes.AlterConnection, context: Context) -> Result:
+    """ALTER EXTERNAL CONNECTION: feeds that use it connect anew."""
+    _check_uri(statement.uri)
+    _existing(statement.name, statement.name_span, context)
+    old = context.catalog.connection(statement.name)
+    users = [job.name for job in context.catalog.source_jobs(statement.name)]
+    if users and scheme_of(old.uri) != scheme_of(statement.uri.text):
+        raise ChangefeedError(
+            "CF1303",
+            f'external connection "{statement.name}" is the source of {", ".join(users)}: '
+            "it cannot become another kind",
+            hint="CREATE another connection.",
+            span=to_span(statement.uri.span),
+        )
+    context.catalog.alter_connection(statement.name, statement.uri.text)
+    context.host.wake()
+    return Result("done", tag="ALTER EXTERNAL CONNECTION")
+
+
+def drop_connection(statement: nodes.DropConnection, context: Context) -> Result:
+    """DROP EXTERNAL CONNECTION."""
+    if not statement.if_exists:
+        _existing(statement.name, statement.name_span, context)
+    dropped = context.catalog.drop_connection(statement.name, statement.if_exists)
+    if context.session.source == statement.name:
+        context.session.source = None
+    notices = (
+        [] if dropped else [f'external connection "{statement.name}" does not exist, skipping']
+    )
+    return Result("done", notices=notices, tag="DROP EXTERNAL CONNECTION")
+
+
+def show_connections(statement: nodes.ShowConnections, context: Context) -> Result:
+    """SHOW EXTERNAL CONNECTIONS: URIs without secrets."""
+    used: dict[str, list[str]] = {}
+    for job in context.catalog.jobs():
+        for name in context.catalog.connections_of(job):
+            used.setdefault(name, []).append(job.name)
+    rows = [
+        (c.name, c.redacted, Names(used.get(c.name, ())), moment(c.created))
+        for c in context.catalog.connections()
+    ]
+    return Result(columns=("name", "uri", "used_by", "created"), rows=list(rows))
+
+
+def use(statement: nodes.Use, context: Context) -> Result:
+    """USE: what unqualified names belong to, for the rest of the session."""
+    context.session.source = find_source(context.catalog, statement.name, statement.name_span).name
+    return Result("done", tag="USE")
+
+
+def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
+    """SHOW TABLES: what can be watched at a source, asked now."""
+    name = _source_name(statement, context)
+    state = context.catalog.source_state(name)
+    watched = context.catalog.watched(name)
+    infos = context.source(name).tables(state.publication or None)
+    rows = [
+        (
+            f"{info.name.schema}.{info.name.name}",
+            Names(info.key),
+            str(info.identity),
+            Rate(info.rows_estimate),
+            Size(info.bytes),
+            info.kind,
+            Names(watched.get(info.name, ())),
+        )
+        for info in infos
+    ]
+    columns = ("table", "key", "replica_identity", "rows", "size", "kind", "watched_by")
+    return Result(columns=columns, rows=list(rows))
+
+
+def _source_name(statement: nodes.ShowTables, context: Context) -> str:
+    name = statement.source or context.session.source
+    if name is not None:
+        return find_source(context.catalog, name, statement.source_span).name
+    known = source_connections(context.catalog)
+    if len(known) == 1:
+        return known[0].name
+    names = ", ".join(c.name for c in known)
+    hint = (
+        f"SHOW TABLES FROM {known[0].name}, or USE one of: {names}."
+        if known
+        else (
+            "CREATE EXTERNAL CONNECTION shop AS 'postgresql://user:password@host/database'; first."
+        )
+    )
+    raise ChangefeedError("CF1101", "which source is meant is not known", hint=hint)
+
+
+def _check_uri(uri: nodes.Literal) -> None:
+    """The URI leads to a source or a sink we have."""
+    scheme = scheme_of(uri.text)
+    known = [*source_schemes(), *sink_schemes()]
+    if scheme in known:
+        return
+    span: Span | None = to_span(uri.span)
+    if not scheme or len(scheme) > 30:
+        raise ChangefeedError(
+            "CF1201",
+            "no scheme found for the URI of the connection",
+            hint="write it as scheme://user:password@host/name.",
+            span=span,
+        )
+    near = did_you_mean(scheme, known)
+    hint = f'did you mean "{near}://"? ' if near else ""
+    raise ChangefeedError(
+        "CF1201",
+        f"no source and no sink has the scheme {scheme}",
+        hint=f"{hint}known are: {', '.join(dict.fromkeys(known))}.",
+        span=span,
+    )
+
+
+def _existing(name: str, span: nodes.Span | None, context: Context) -> None:
+    names = [c.name for c in context.catalog.connections()]
+    if name in names:
+        return
+    near = did_you_mean(name, names)
+    raise ChangefeedError(
+        "CF1101",
+        f'external connection "{name}" does not exist',
+        hint=f'did you mean "{near}"?' if near else "SHOW EXTERNAL CONNECTIONS lists them.",
+        span=to_span(span),
+    )

@@ -1,0 +1,195 @@
+"""What a statement has around it: state, clock, session, node; and what it answers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from changefeed.catalog import Catalog, Connection, Job
+from changefeed.clock import Clock, Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Position
+from changefeed.options import to_span
+from changefeed.plan.build import OpenSource, Surroundings
+from changefeed.plan.stages import FeedPlan
+from changefeed.sources.base import Source
+from changefeed.state import StateLayout
+from changefeed.statements.values import Cell
+from grammar import nodes
+from grammar.spelling import did_you_mean
+
+#: One row of a sinkless feed: table (None for a resolved mark), key, value.
+StreamRow = tuple[str | None, bytes | None, bytes | None]
+
+
+class FeedHost(Protocol):
+    """What a statement needs of the node in this process (or the lack of one)."""
+
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+        """Run a feed whose rows come out of the iterator; closing it ends the feed."""
+        ...
+
+    def wake(self) -> None:
+        """Look at the job table now."""
+        ...
+
+    def node_running(self) -> bool:
+        """Whether some process runs the feeds of this state."""
+        ...
+
+
+class NoHost:
+    """No node in this process; another one may run the state's feeds."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+        """Refused: somebody has to run it.
+
+        Raises:
+            ChangefeedError: CF1303.
+        """
+        raise ChangefeedError(
+            "CF1303",
+            "a feed without INTO needs a node in this process",
+            hint="run the statement in the changefeed shell, or give the feed a sink.",
+        )
+
+    def wake(self) -> None:
+        """Another process's node sees the change by itself."""
+
+    def node_running(self) -> bool:
+        """Whether a node's heartbeat is fresh."""
+        return bool(self._catalog.live_nodes())
+
+
+#: Source name and position -> its log timestamp, None while the log has not reached it.
+LogPlace = Callable[[str, Position], Timestamp | None]
+
+
+@dataclass(slots=True)
+class Session:
+    """What lasts from statement to statement of one client. ``source`` is what USE set."""
+
+    source: str | None = None
+    client: str = "shell"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a statement answers.
+
+    Attributes:
+        kind: ``rows``, ``done`` (nothing to show but notices) or ``stream``.
+        columns: names of the columns.
+        rows: cells; :mod:`.values` show themselves by ``str()``.
+        notices: sentences for the person, one each.
+        stream: rows of a sinkless feed as they come; close it to end the feed.
+        vertical: one row of many columns, better shown one column a line.
+        job_id, name: of the feed a CREATE made.
+        tag: the statement in capitals, as psql prints it (``CREATE CHANGEFEED``).
+    """
+
+    kind: str = "rows"
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[Cell, ...]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    stream: Iterator[tuple[str | None, str | None, str | None]] | None = None
+    vertical: bool = False
+    job_id: int | None = None
+    name: str | None = None
+    tag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One statement's surroundings. ``text`` is the statement as typed, for errors."""
+
+    catalog: Catalog
+    clock: Clock
+    session: Session
+    host: FeedHost
+    open_source: OpenSource
+    log_place: LogPlace
+    text: str = ""
+
+    def surroundings(self) -> Surroundings:
+        """For the planner."""
+        return Surroundings(
+            self.catalog, self.clock, self.text, self.session.source, self.open_source
+        )
+
+    def source(self, name: str) -> Source:
+        """The source behind a connection; does not connect yet."""
+        connection: Connection = self.catalog.connection(name)
+        return self.open_source(connection.name, connection.uri)
+
+    def job(self, ref: nodes.FeedRef) -> Job:
+        """The feed a statement names.
+
+        Raises:
+            ChangefeedError: CF1101 with the nearest name.
+        """
+        key = ref.name if ref.name is not None else ref.job_id
+        if key is None:
+            raise AssertionError("a feed is named or numbered")
+        found = self.catalog.find_job(key)
+        if found is None:
+            raise self._unknown(ref, key)
+        return found
+
+    def _unknown(self, ref: nodes.FeedRef, key: str | int) -> ChangefeedError:
+        span = to_span(ref.span)
+        if isinstance(key, int):
+            message = f"could not load job with job id {key}"
+            return ChangefeedError("CF1101", message, hint="SHOW JOBS lists them.", span=span)
+        near = did_you_mean(key, [job.name for job in self.catalog.jobs()])
+        hint = f'did you mean "{near}"?' if near else "SHOW CHANGEFEEDS lists them."
+        message = f'changefeed "{key}" does not exist'
+        return ChangefeedError("CF1101", message, hint=hint, span=span)
+
+    def jobs(self, refs: Sequence[nodes.FeedRef]) -> list[Job]:
+        """The feeds a statement names, each once; all of them when it names none."""
+        if not refs:
+            return self.catalog.jobs()
+        found = {job.id: job for job in map(self.job, refs)}
+        return list(found.values())
+
+    def wait(self, reached: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``reached`` or ``seconds`` passed; whether it was reached.
+
+        Looks again at every change of the state and at least every 0.1 s.
+        """
+        deadline = self.clock.monotonic() + seconds
+        for turn in itertools.count():
+            seen = self.catalog.version()
+            if reached():
+                return True
+            left = deadline - self.clock.monotonic()
+            if left <= 0:
+                return False
+            self.catalog.wait(seen, min(left, 0.02 if turn < 50 else 0.1))
+        raise AssertionError("the loop has no other end")
+
+
+def log_place_of(catalog: Catalog) -> LogPlace:
+    """Reads the change logs in the state's directory."""
+
+    def place(source: str, position: Position) -> Timestamp | None:
+        # Loaded on use: only SYNC needs it.
+        from changefeed.log import LogReader
+
+        path = StateLayout(Path(catalog.directory)).log(source)
+        if not path.exists():
+            return None
+        reader = LogReader(path)
+        frontier = reader.refresh()
+        if frontier is None or frontier.position < position:
+            return None
+        return reader.timestamp_at(position) or frontier.at
+
+    return place

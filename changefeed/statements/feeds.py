@@ -1,0 +1,466 @@
+"""Making, altering, pausing, resuming and dropping feeds.
+
+A statement changes the job table; the node does the rest. Where a node runs, the statement
+waits (not forever) until what it asked for is so; where none runs, it does what can be done
+without one, and says what waits.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from changefeed.catalog import Job, SourceState, Status, Wanted
+from changefeed.errors import CODES, ChangefeedError
+from changefeed.options import to_span
+from changefeed.plan import cdc
+from changefeed.plan.alter import plan_alter
+from changefeed.plan.build import check_create, plan_create
+from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
+from changefeed.plan.check import problem_rows
+from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
+from changefeed.plan.explain import explain_rows
+from changefeed.plan.stages import FeedPlan
+from changefeed.schema import TableName
+from changefeed.sources.base import Watch
+from changefeed.state import StateLayout
+from changefeed.statements.context import Context, Result
+from changefeed.statements.values import Cell
+from grammar import nodes
+
+#: How long a statement waits for the source to agree to send the tables, seconds.
+CAPTURE_SECONDS = 30.0
+#: How long a statement waits for a node to pause, resume or drop a feed, seconds.
+NODE_SECONDS = 30.0
+#: A feed that was resumed shows within this time, or the statement says so.
+RESUME_SECONDS = 10.0
+#: A CREATE gives a NOTICE each for this many topics.
+SHOWN_TOPICS = 20
+
+FEED_COLUMNS = ("job_id", "name")
+STATUS_COLUMNS = ("job_id", "name", "status")
+
+
+# ------------------------------------------------------------------------------- CREATE
+
+
+def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
+    """CREATE CHANGEFEED: plan, store, and wait until the source sends the tables."""
+    existing = context.catalog.find_job(statement.name) if statement.name else None
+    if existing is not None and statement.if_not_exists:
+        notice = f'changefeed "{existing.name}" already exists, skipping'
+        return Result(
+            "rows",
+            FEED_COLUMNS,
+            [(existing.id, existing.name)],
+            [notice],
+            job_id=existing.id,
+            name=existing.name,
+            tag="CREATE CHANGEFEED",
+        )
+    plan = plan_create(statement, context.surroundings())
+    if plan.sinkless:
+        rows = context.host.start_sinkless(plan)
+        return Result(
+            "stream",
+            ("table", "key", "value"),
+            notices=list(plan.notices),
+            stream=_texts(rows),
+            tag="CREATE CHANGEFEED",
+        )
+    job = _store(plan, statement, context)
+    return Result(
+        "rows",
+        FEED_COLUMNS,
+        [(job.id, job.name)],
+        [*plan.notices, *_topic_notices(plan.sink.topics), *_no_node(context)],
+        job_id=job.id,
+        name=job.name,
+        tag="CREATE CHANGEFEED",
+    )
+
+
+def _store(plan: FeedPlan, statement: nodes.CreateChangefeed, context: Context) -> Job:
+    catalog = context.catalog
+    if not context.host.node_running() and plan.start is not None:
+        # Nobody will make the slot soon, and this feed owes every change from now on.
+        _prepare_here(plan, context)
+    try:
+        job = catalog.create_job(plan.spec())
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    context.host.wake()
+    tables = {table.schema.table for table in plan.tables}
+    if context.host.node_running():
+        _await_capture(job, tables, context)
+    return catalog.job(job.id)
+
+
+def _prepare_here(plan: FeedPlan, context: Context) -> None:
+    """Make slot and publication without a node; a crash after it leaves an orphan row that
+    the next node removes."""
+    catalog, stage = context.catalog, plan.source
+    state = catalog.source_state(stage.source)
+    watched = set(catalog.watched(stage.source)) | {t.schema.table for t in plan.tables}
+    source = context.source(stage.source)
+    catalog.save_source_state(stage.source, slot=stage.slot, publication=stage.publication)
+    source.prepare(
+        slot=stage.slot,
+        publication=stage.publication,
+        tables=sorted(watched),
+        expect_slot=bool(state.system_id),
+    )
+    catalog.save_source_state(stage.source, system_id=source.system_id())
+
+
+def _await_capture(job: Job, tables: set[TableName], context: Context) -> None:
+    """Wait until every later change of the tables reaches the log.
+
+    Raises:
+        ChangefeedError: the source refused; the job is gone again.
+    """
+    catalog = context.catalog
+
+    def settled() -> bool:
+        now = catalog.job(job.id)
+        return tables <= catalog.captured(job.source).keys() or not now.status.active
+
+    context.wait(settled, CAPTURE_SECONDS)
+    now = catalog.job(job.id)
+    if now.status is Status.FAILED and now.started is None:
+        catalog.delete_job(job.id)
+        context.host.wake()
+        code = now.error_code if now.error_code in CODES else "CF2003"
+        raise ChangefeedError(code, now.error or now.reason, hint=now.hint or "")
+
+
+def _topic_notices(topics: tuple[str, ...]) -> Iterator[str]:
+    for topic in topics[:SHOWN_TOPICS]:
+        yield f"changefeed will emit to topic {topic}"
+    if len(topics) > SHOWN_TOPICS:
+        yield f"changefeed will emit to {len(topics) - SHOWN_TOPICS} topics more"
+
+
+def _no_node(context: Context) -> list[str]:
+    if context.host.node_running():
+        return []
+    return ["no node runs for this state: the feed waits for one (changefeed start)"]
+
+
+def _texts(
+    rows: Iterator[tuple[str | None, bytes | None, bytes | None]],
+) -> Iterator[tuple[str | None, str | None, str | None]]:
+    """The rows of a sinkless feed as text; closing this closes the feed."""
+    try:
+        for table, key, value in rows:
+            yield table, _decoded(key), _decoded(value)
+    finally:
+        close: Callable[[], None] | None = getattr(rows, "close", None)
+        if close is not None:
+            close()
+
+
+def _decoded(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="backslashreplace")
+
+
+def create_cdc(statement: nodes.CreateCdc, context: Context) -> Result:
+    """YugabyteDB's CREATE CDC."""
+    return create(cdc.translate(statement, context.text), context)
+
+
+def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
+    """YugabyteDB's DROP CDC."""
+    ref = nodes.FeedRef(name=cdc.feed_name(statement.table), span=statement.table.span)
+    if context.catalog.find_job(ref.name or "") is None:
+        table = ".".join(statement.table.parts)
+        raise ChangefeedError(
+            "CF1101",
+            f"there is no CDC for {table}",
+            hint="SHOW CHANGEFEEDS lists the feeds; DROP CHANGEFEED drops those of other names.",
+            span=to_span(statement.table.span),
+        )
+    return drop(nodes.DropChangefeed((ref,)), context)
+
+
+# ---------------------------------------------------------------------- EXPLAIN, VALIDATE
+
+
+Made = nodes.CreateChangefeed | nodes.CreateCdc
+
+
+def _plain(statement: Made, text: str) -> nodes.CreateChangefeed:
+    return cdc.translate(statement, text) if isinstance(statement, nodes.CreateCdc) else statement
+
+
+def explain(statement: nodes.Explain, context: Context) -> Result:
+    """EXPLAIN CREATE CHANGEFEED: the stages; creates nothing."""
+    plan = plan_create(_plain(statement.statement, context.text), context.surroundings())
+    rows: list[tuple[Cell, ...]] = [*explain_rows(plan)]
+    return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
+
+
+def validate(statement: nodes.Validate, context: Context) -> Result:
+    """VALIDATE CREATE CHANGEFEED: every problem as a row; creates nothing."""
+    rows: list[tuple[Cell, ...]] = []
+    try:
+        plain = _plain(statement.statement, context.text)
+    except ChangefeedError as error:
+        rows += problem_rows(None, getattr(error, "problems", [error]), (), context.text)
+        return Result("rows", CHECK_COLUMNS, rows)
+    plan, problems = check_create(plain, context.surroundings())
+    warnings = _source_warnings(plan, context) if plan else []
+    rows += problem_rows(plan, problems, warnings, context.text)
+    return Result("rows", CHECK_COLUMNS, rows)
+
+
+def _source_warnings(plan: FeedPlan, context: Context) -> list[str]:
+    """What the source finds worth a word; not every kind of source has such a check."""
+    source = context.source(plan.source.source)
+    look: Callable[[list[Watch]], list[str]] | None = getattr(source, "warnings", None)
+    if look is None:
+        return []
+    tables = [table.schema.table for table in plan.tables]
+    return look([Watch(table.name, table.schema) for table in tables])
+
+
+# ------------------------------------------------------------------------ ALTER, RENAME
+
+
+def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
+    """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
+    job = context.job(statement.feed)
+    plan = plan_alter(statement, job, context.surroundings())
+    altered = context.catalog.alter_job(
+        job.id,
+        sink_uri=plan.sink_uri,
+        targets=plan.targets,
+        options=plan.options.to_dict(),
+        statement=plan.statement,
+        add=[stage.progress for stage in plan.add],
+        drop=plan.drop,
+        topics=plan.topics,
+        generation=job.generation,
+    )
+    context.host.wake()
+    if plan.add and altered.status.active and context.host.node_running():
+        added = {stage.schema.table for stage in plan.add}
+        context.wait(lambda: added <= context.catalog.captured(job.source).keys(), CAPTURE_SECONDS)
+    topics = tuple(dict.fromkeys([*(s.progress.topic for s in plan.add), *plan.topics.values()]))
+    return Result(
+        "rows",
+        ("job_id", "job_description"),
+        [(altered.id, altered.statement)],
+        [*plan.notices, *_topic_notices(topics)],
+        job_id=altered.id,
+        name=altered.name,
+        tag="ALTER CHANGEFEED",
+    )
+
+
+def rename(statement: nodes.RenameChangefeed, context: Context) -> Result:
+    """ALTER CHANGEFEED f RENAME TO g."""
+    job = context.job(statement.feed)
+    try:
+        renamed = context.catalog.rename_job(job.id, statement.new_name)
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    return Result("rows", FEED_COLUMNS, [(renamed.id, renamed.name)], tag="ALTER CHANGEFEED")
+
+
+# --------------------------------------------------------------------------- PAUSE, RESUME
+
+
+def pause(statement: nodes.PauseChangefeed, context: Context) -> Result:
+    """PAUSE: stop delivery, keep the place. ALL means those that are under way."""
+    jobs = context.jobs(statement.feeds)
+    if not statement.feeds:
+        jobs = [job for job in jobs if job.status.active]
+    notices = []
+    for job in jobs:
+        if job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
+            raise _wrong_state(job, "paused", statement.feeds)
+    for job in jobs:
+        if job.status is Status.PAUSED and job.wanted is Wanted.PAUSED:
+            notices.append(f'changefeed "{job.name}" is paused already')
+        context.catalog.request(job.id, Wanted.PAUSED)
+    context.host.wake()
+    for job in jobs:
+        notices += _until(job, context, _pause_here, "pause", lambda now: not now.status.active)
+    return _statuses(jobs, notices, context, "PAUSE")
+
+
+def _pause_here(job: Job, context: Context) -> None:
+    now = context.catalog.job(job.id)
+    if now.status.active:
+        context.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+
+
+def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
+    """RESUME: go on from where it stopped; failed tables of a running feed try again."""
+    jobs = context.jobs(statement.feeds)
+    if not statement.feeds:
+        jobs = [job for job in jobs if job.status in (Status.PAUSED, Status.FAILED)]
+    for job in jobs:
+        if not _can_resume(job, context):
+            raise _not_paused(job, statement.feeds)
+    for job in jobs:
+        _resume_one(job, context)
+    context.host.wake()
+    notices: list[str] = []
+    if context.host.node_running():
+        for job in jobs:
+            # A feed that only retries tables is under way already.
+            context.wait(partial(_taken_up, job, context), RESUME_SECONDS)
+    elif jobs:
+        notices += _no_node(context)
+    return _statuses(jobs, notices, context, "RESUME")
+
+
+def _can_resume(job: Job, context: Context) -> bool:
+    """It stands still, is about to, or has a table that does."""
+    if job.status.finished:
+        return False
+    if not job.status.active or job.wanted is not Wanted.RUNNING:
+        return True
+    return any(table.error is not None for table in context.catalog.tables(job.id))
+
+
+def _taken_up(job: Job, context: Context) -> bool:
+    return context.catalog.job(job.id).status is not Status.PENDING
+
+
+def _resume_one(job: Job, context: Context) -> None:
+    catalog = context.catalog
+    catalog.retry_tables(job.id)
+    if job.status in (Status.PAUSED, Status.FAILED):
+        catalog.transition(job.id, Status.PENDING, reason="resumed, waits for a node")
+    catalog.request(job.id, Wanted.RUNNING)
+
+
+def _span_of(job: Job, refs: tuple[nodes.FeedRef, ...]) -> nodes.Span | None:
+    return next((r.span for r in refs if r.name == job.name or r.job_id == job.id), None)
+
+
+def _wrong_state(job: Job, what: str, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1301",
+        f"job {job.id} is {job.status} and cannot be {what}",
+        span=to_span(_span_of(job, refs)),
+    )
+
+
+def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1301",
+        f"job {job.id} is not paused",
+        hint=f"it is {job.status}.",
+        span=to_span(_span_of(job, refs)),
+    )
+
+
+# ----------------------------------------------------------------------------------- DROP
+
+
+def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
+    """DROP: end feeds for good; with its last feed a source loses slot and publication."""
+    refs = statement.feeds
+    notices = []
+    if statement.if_exists:
+        known = [ref for ref in refs if context.catalog.find_job(_key(ref)) is not None]
+        notices += [
+            f'changefeed "{_key(ref)}" does not exist, skipping' for ref in refs if ref not in known
+        ]
+        refs = tuple(known)
+        if not refs:
+            return Result("done", notices=notices, tag="DROP CHANGEFEED")
+    jobs = context.jobs(refs)
+    for job in jobs:
+        if job.status is Status.DROPPED:
+            raise _wrong_state(job, "dropped again", refs)
+    for job in jobs:
+        context.catalog.request(job.id, Wanted.DROPPED)
+    context.host.wake()
+    for job in jobs:
+        notices += _until(
+            job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED
+        )
+    for source in sorted({job.source for job in jobs}):
+        notices += _forget_source(source, context)
+    return _statuses(jobs, notices, context, "DROP")
+
+
+def _key(ref: nodes.FeedRef) -> str | int:
+    if ref.name is not None:
+        return ref.name
+    return -1 if ref.job_id is None else ref.job_id
+
+
+def _drop_here(job: Job, context: Context) -> None:
+    context.catalog.delete_job(job.id)
+
+
+def _forget_source(name: str, context: Context) -> list[str]:
+    """Once no feed needs a source, nothing of ours stays there; a node does it by itself."""
+    catalog = context.catalog
+
+    def gone() -> bool:
+        state = catalog.source_state(name)
+        return not state.updated or bool(catalog.source_jobs(name))
+
+    if context.host.node_running():
+        if context.wait(gone, NODE_SECONDS):
+            return []
+        return [_left_behind(catalog.source_state(name))]
+    if gone():
+        return []
+    state = catalog.source_state(name)
+    try:
+        if state.slot:
+            context.source(name).forget(slot=state.slot, publication=state.publication)
+    except ChangefeedError as error:
+        catalog.save_source_state(name, error=error.message, error_code=error.code.number)
+        return [f"{_left_behind(state)}: {error.message}"]
+    catalog.forget_source(name)
+    layout = StateLayout(Path(catalog.directory))
+    for folder in (layout.log(name), layout.spool(name)):
+        shutil.rmtree(folder, ignore_errors=True)
+    return []
+
+
+def _left_behind(state: SourceState) -> str:
+    return (
+        f"slot and publication {state.slot} are still at source {state.name} and keep its log; "
+        "the next node removes them as soon as it can reach the source"
+    )
+
+
+# ------------------------------------------------------------------------------- together
+
+
+def _until(
+    job: Job,
+    context: Context,
+    alone: Callable[[Job, Context], None],
+    verb: str,
+    reached: Callable[[Job], bool],
+) -> list[str]:
+    """Wait for the node to do it, or do it here where none runs; what to say if neither."""
+    if not context.host.node_running():
+        alone(job, context)
+        return []
+    if context.wait(lambda: reached(context.catalog.job(job.id)), NODE_SECONDS):
+        return []
+    return [f'the node was asked to {verb} "{job.name}" and has not done it yet']
+
+
+def _statuses(jobs: list[Job], notices: list[str], context: Context, verb: str) -> Result:
+    rows: list[tuple[Cell, ...]] = []
+    for job in jobs:
+        now = context.catalog.job(job.id)
+        rows.append((now.id, now.name, str(now.status)))
+    return Result("rows", STATUS_COLUMNS, rows, notices, tag=f"{verb} CHANGEFEED")

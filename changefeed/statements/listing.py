@@ -1,0 +1,229 @@
+"""SHOW CHANGEFEEDS: one row a feed, with WHERE, ORDER BY and LIMIT on typed values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import re
+from collections.abc import Callable, Sequence
+from functools import cmp_to_key
+from typing import Any
+
+from changefeed.catalog import Job, Status, TableProgress
+from changefeed.errors import ChangefeedError
+from changefeed.option_types import parse_duration, parse_size
+from changefeed.options import to_span
+from changefeed.statements.context import Context, Result
+from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
+from grammar import nodes
+from grammar.spelling import did_you_mean
+
+#: Columns of SHOW CHANGEFEEDS: the important ones first, for narrow terminals.
+COLUMNS = (
+    "job_id",
+    "name",
+    "status",
+    "running_status",
+    "source",
+    "lag",
+    "rows_per_second",
+    "bytes_per_second",
+    "high_water_timestamp",
+    "error",
+    "sink_uri",
+    "full_table_names",
+    "topics",
+    "format",
+    "created",
+    "started",
+    "finished",
+    "modified",
+)
+
+Row = tuple[Cell, ...]
+
+
+def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Result:
+    """SHOW CHANGEFEEDS [WHERE ..] [ORDER BY ..] [LIMIT n]."""
+    rows = [feed_row(job, context) for job in context.catalog.jobs()]
+    rows = select(rows, COLUMNS, statement)
+    return Result(columns=COLUMNS, rows=rows)
+
+
+def feed_row(job: Job, context: Context) -> Row:
+    """One row of the listing."""
+    tables = context.catalog.tables(job.id)
+    return (
+        job.id,
+        job.name,
+        str(job.status),
+        running_status(job),
+        job.source,
+        lag(job, context.clock.now().wall),
+        Rate(round(job.rows_per_second, 1)),
+        Size(round(job.bytes_per_second)),
+        None if job.high_water is None else str(job.high_water),
+        error_text(job, tables),
+        job.redacted_sink_uri or None,
+        Names(str(table.table) for table in tables),
+        Names(dict.fromkeys(table.topic for table in tables)),
+        job.options.get("format", "json"),
+        moment(job.created),
+        moment(job.started),
+        moment(job.finished),
+        moment(job.modified),
+    )
+
+
+def running_status(job: Job) -> str:
+    """Why the job is where it is; of a healthy one, how far it is (CockroachDB's words)."""
+    if job.status is Status.RUNNING and job.high_water is not None:
+        return f"running: resolved={job.high_water}"
+    return job.reason
+
+
+def lag(job: Job, now: int) -> Seconds | None:
+    """How far behind now everything delivered is; None before there is anything, and at the end."""
+    if job.high_water is None or job.status is Status.SUCCEEDED:
+        return None
+    return Seconds(round(max(0.0, (now - job.high_water.wall) / 1e9), 3))
+
+
+def error_text(job: Job, tables: Sequence[TableProgress]) -> str | None:
+    """The job's error, else that of its failed tables."""
+    if job.error is not None:
+        return job.error
+    failed = [f"{t.table.schema}.{t.table.name}: {t.error}" for t in tables if t.error]
+    if not failed:
+        return None
+    more = f" (and {len(failed) - 1} tables more)" if len(failed) > 1 else ""
+    return failed[0] + more
+
+
+def moment(ns: int | None) -> str | None:
+    """``2026-11-21 21:24:52.123456`` in UTC: sorts as text in time order."""
+    if ns is None:
+        return None
+    at = dt.datetime.fromtimestamp(ns // 10**9, dt.UTC).replace(microsecond=ns // 1000 % 10**6)
+    return f"{at:%Y-%m-%d %H:%M:%S.%f}"
+
+
+# ------------------------------------------------------------------- WHERE, ORDER BY, LIMIT
+
+
+def select(
+    rows: Sequence[Row], columns: Sequence[str], statement: nodes.ShowChangefeeds
+) -> list[Row]:
+    """The rows that the statement asks for, in its order.
+
+    Raises:
+        ChangefeedError: CF1101 no such column, CF1204 a value that the column cannot have.
+    """
+    tests = [_test(condition, columns) for condition in statement.where]
+    kept = [row for row in rows if all(test(row) for test in tests)]
+    for ordering in reversed(statement.order_by):
+        place = _place(ordering.column, columns, ordering.span)
+        kept.sort(key=_key(place), reverse=ordering.descending)
+        # NULL comes last either way.
+        kept.sort(key=lambda row: row[place] is None)
+    return kept if statement.limit is None else kept[: statement.limit]
+
+
+def _key(place: int) -> Callable[[Row], Any]:
+    return cmp_to_key(lambda a, b: _compare(a[place], b[place]))
+
+
+def _compare(one: Cell, other: Cell) -> int:
+    if one is None or other is None:
+        return 0
+    if isinstance(one, str) or isinstance(other, str):
+        one, other = str(one), str(other)
+    return (one > other) - (one < other)  # type: ignore[operator]
+
+
+def _place(column: str, columns: Sequence[str], span: nodes.Span | None) -> int:
+    if column in columns:
+        return columns.index(column)
+    near = did_you_mean(column, columns)
+    raise ChangefeedError(
+        "CF1101",
+        f'column "{column}" does not exist',
+        hint=f'did you mean "{near}"?' if near else f"columns are: {', '.join(columns)}.",
+        span=to_span(span),
+    )
+
+
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def _test(condition: nodes.Condition, columns: Sequence[str]) -> Callable[[Row], bool]:
+    place = _place(condition.column, columns, condition.span)
+    sign = condition.operator.upper()
+    if sign == "IS NULL":
+        return lambda row: row[place] is None
+    if sign == "IS NOT NULL":
+        return lambda row: row[place] is not None
+    if condition.value is None:
+        raise AssertionError("only IS NULL has no value")
+    text, span = condition.value.text, condition.value.span or condition.span
+    if sign == "LIKE":
+        pattern = _like(text)
+        return lambda row: any(pattern.fullmatch(word) for word in _words(row[place]))
+    compare = _COMPARISONS[sign]
+
+    def test(row: Row) -> bool:
+        cell = row[place]
+        if cell is None:
+            return False
+        if isinstance(cell, Names):
+            # A list equals a text that is one of it.
+            return any(compare(_compare(word, text), 0) for word in cell or ("",))
+        return compare(_compare(cell, _typed(text, cell, condition.column, span)), 0)
+
+    return test
+
+
+def _typed(text: str, cell: Cell, column: str, span: nodes.Span | None) -> Cell:
+    """The literal as a value of the cell's kind."""
+    if isinstance(cell, str) or cell is None:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        pass  # a duration or size in words, or nothing a number can be compared with
+    try:
+        if isinstance(cell, Seconds):
+            return parse_duration(text)
+        if isinstance(cell, Size):
+            return parse_size(text)
+    except ValueError:
+        pass  # said below, in one way for all
+    raise ChangefeedError(
+        "CF1204", f"{column} is a number: '{text}' cannot be compared with it", span=to_span(span)
+    )
+
+
+def _words(cell: Cell) -> tuple[str, ...]:
+    if cell is None:
+        return ()
+    return tuple(cell) if isinstance(cell, Names) else (str(cell),)
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    """SQL's LIKE: ``%`` any text, ``_`` one character, backslash escapes."""
+    parts: list[str] = []
+    characters = iter(pattern)
+    for character in characters:
+        if character == "\\":
+            parts.append(re.escape(next(characters, "\\")))
+        else:
+            parts.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
+    return re.compile("".join(parts), re.DOTALL)

@@ -1,0 +1,189 @@
+"""SHOW CHANGEFEED f [TABLES|ERRORS], SHOW CREATE CHANGEFEED, SHOW JOBS."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
+from changefeed.errors import CODES
+from changefeed.options import Options
+from changefeed.plan.build import feed_sql
+from changefeed.statements import listing
+from changefeed.statements.context import Context, Result
+from changefeed.statements.listing import error_text, feed_row, moment, running_status
+from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
+from grammar import nodes
+
+#: How many events SHOW CHANGEFEED f ERRORS looks back.
+SHOWN_EVENTS = 100
+
+
+def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result:
+    """SHOW CHANGEFEED f [TABLES | ERRORS]."""
+    job = context.job(statement.feed)
+    return _ASPECTS[statement.aspect](job, context)
+
+
+def _detail(job: Job, context: Context) -> Result:
+    """Everything about one feed, in one row."""
+    tables = context.catalog.tables(job.id)
+    row = dict(zip(listing.COLUMNS, feed_row(job, context), strict=True))
+    state = context.catalog.source_state(job.source)
+    detail: dict[str, Cell] = {
+        **row,
+        "hint": job.hint,
+        "wanted": str(job.wanted),
+        "scan_progress": scan_text(tables),
+        "table_states": _states(tables),
+        "emitted_rows": Rate(job.emitted_rows),
+        "emitted_bytes": Size(job.emitted_bytes),
+        "targets": Names(job.targets),
+        "options": Names(_option_texts(job)),
+        "cursor": None if job.cursor is None else str(job.cursor),
+        "end_time": None if job.end_time is None else str(job.end_time),
+        "slot": state.slot or None,
+        "source_error": state.error or None,
+        "node": context.catalog.lease_holder(job.id),
+        "generation": job.generation,
+    }
+    return Result(columns=tuple(detail), rows=[tuple(detail.values())], vertical=True)
+
+
+def _option_texts(job: Job) -> list[str]:
+    shown = Options.from_dict(job.options).display()
+    return [f"{name} = '{text}'" if text else name for name, text in shown.items()]
+
+
+def _states(tables: Sequence[TableProgress]) -> Names:
+    counts = Counter(str(table.state) for table in tables)
+    return Names(f"{count} {state}" for state, count in sorted(counts.items()))
+
+
+def scan_text(tables: Sequence[TableProgress]) -> str | None:
+    """``45 % (2 of 5 tables, 450 of about 1,000 rows)``; None when nothing is scanned now."""
+    scanning = [t for t in tables if t.scan_wanted and t.state is not TableState.FAILED]
+    if not scanning:
+        return None
+    begun = [t for t in tables if t.scan_wanted or t.scan_at is not None]
+    rows = sum(t.scan_rows for t in begun)
+    total = max(rows, sum(max(t.scan_total, t.scan_rows) for t in begun))
+    percent = f"{100 * rows // total} %" if total else "0 %"
+    done = len(begun) - len(scanning)
+    return f"{percent} ({done} of {len(begun)} tables, {rows:,} of about {total:,} rows)"
+
+
+def _tables(job: Job, context: Context) -> Result:
+    """The state of each table."""
+    now = context.clock.now().wall
+    rows: list[tuple[Cell, ...]] = []
+    for table in context.catalog.tables(job.id):
+        done = table.done_upto
+        behind = None if done is None else max(0.0, (now - done.wall) / 1e9)
+        over = behind is None or job.status is Status.SUCCEEDED
+        rows.append(
+            (
+                f"{table.table.schema}.{table.table.name}",
+                table.topic,
+                str(table.state),
+                scan_text([table]),
+                None if over or behind is None else Seconds(round(behind, 3)),
+                None if done is None else str(done),
+                Rate(table.emitted_rows),
+                Size(table.emitted_bytes),
+                table.error,
+                CODES[table.error_code].hint if table.error_code in CODES else None,
+            )
+        )
+    columns = (
+        "table",
+        "topic",
+        "state",
+        "scan",
+        "lag",
+        "done_upto",
+        "emitted_rows",
+        "emitted_bytes",
+        "error",
+        "hint",
+    )
+    return Result(columns=columns, rows=rows)
+
+
+def _errors(job: Job, context: Context) -> Result:
+    """What failed, newest first, and what to do about it."""
+    rows: list[tuple[Cell, ...]] = []
+    events = context.catalog.events(job.id, limit=SHOWN_EVENTS, kinds=("error", "retry"))
+    rows += [_event_row(event) for event in events]
+    known = {(event.table, event.text) for event in events}
+    for table in context.catalog.tables(job.id):
+        name = str(table.table)
+        if table.error is not None and (name, table.error) not in known:
+            hint = CODES[table.error_code].hint if table.error_code in CODES else ""
+            rows.append((None, "error", table.error_code, name, table.error, hint or None))
+    return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
+
+
+def _event_row(event: JobEvent) -> tuple[Cell, ...]:
+    hint = CODES[event.code].hint if event.code in CODES else ""
+    return (moment(event.at), event.kind, event.code, event.table, event.text, hint or None)
+
+
+_ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {
+    None: _detail,
+    "tables": _tables,
+    "errors": _errors,
+}
+
+
+def show_create(statement: nodes.ShowCreateChangefeed, context: Context) -> Result:
+    """SHOW CREATE CHANGEFEED: runs again as it is, once redacted secrets are put back."""
+    job = context.job(statement.feed)
+    sql = job.statement
+    if job.status is not Status.DROPPED:
+        options = Options.from_dict(job.options)
+        sql = feed_sql(job.name, job.targets, job.source, job.sink_uri, options)
+    notices = []
+    if "redacted" in sql:
+        notices.append(
+            "secrets are redacted; put them back before you run this, or keep them in an "
+            "EXTERNAL CONNECTION"
+        )
+    return Result(columns=("name", "create_statement"), rows=[(job.name, sql)], notices=notices)
+
+
+def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
+    """SHOW JOBS: every job, dropped ones too."""
+    jobs = [*context.catalog.jobs(), *context.catalog.dropped_jobs()]
+    rows: list[tuple[Cell, ...]] = []
+    for job in sorted(jobs, key=lambda job: job.id):
+        tables = context.catalog.tables(job.id)
+        rows.append(
+            (
+                job.id,
+                job.name,
+                "CHANGEFEED",
+                job.statement,
+                str(job.status),
+                running_status(job),
+                moment(job.created),
+                moment(job.started),
+                moment(job.finished),
+                moment(job.modified),
+                error_text(job, tables),
+            )
+        )
+    columns = (
+        "job_id",
+        "name",
+        "job_type",
+        "description",
+        "status",
+        "running_status",
+        "created",
+        "started",
+        "finished",
+        "modified",
+        "error",
+    )
+    return Result(columns=columns, rows=rows)

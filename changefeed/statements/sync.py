@@ -1,0 +1,143 @@
+"""SYNC CHANGEFEED: wait until everything committed before now is durable in the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from changefeed.catalog import Job, Status, TableState
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.option_types import parse_duration
+from changefeed.options import to_span
+from changefeed.plan.words import duration_text
+from changefeed.statements.context import Context, Result
+from changefeed.statements.listing import lag
+from changefeed.statements.values import Seconds
+from grammar import nodes
+
+#: A feed in one of these will never get there by itself.
+_STUCK = (Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
+
+
+def sync(statement: nodes.Sync, context: Context) -> Result:
+    """SYNC CHANGEFEED f [TIMEOUT '5m'].
+
+    Raises:
+        ChangefeedError: CF1304 not in time, naming the lag; CF1301 the feed stands still.
+    """
+    seconds = _timeout(statement)
+    job = context.job(statement.feed)
+    waiting = _Waiting(statement, context, job, context.clock.monotonic(), seconds)
+    waiting.check(job)
+    position = context.source(job.source).current_position()
+    place: list[Timestamp] = []
+
+    def in_log() -> bool:
+        found = context.log_place(job.source, position)
+        place.extend([found] if found is not None else [])
+        return found is not None
+
+    waiting.until(in_log)
+    upto = place[-1]
+
+    def durable() -> bool:
+        high_water = context.catalog.job(job.id).high_water
+        return high_water is not None and high_water >= upto
+
+    waiting.until(durable)
+    _refuse_failed_tables(job, context, statement)
+    spent = Seconds(round(context.clock.monotonic() - waiting.begun, 3))
+    return Result(
+        columns=("job_id", "name", "synced_to", "waited"),
+        rows=[(job.id, job.name, str(upto), spent)],
+        tag="SYNC CHANGEFEED",
+    )
+
+
+class _Waiting:
+    """One SYNC: its deadline, and what ends it early."""
+
+    def __init__(
+        self, statement: nodes.Sync, context: Context, job: Job, begun: float, seconds: float
+    ) -> None:
+        self.statement = statement
+        self.context = context
+        self.job_id = job.id
+        self.begun = begun
+        self.seconds = seconds
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for ``reached``; raise when the feed stops moving or time is up."""
+
+        def over() -> bool:
+            if reached():
+                return True
+            self.check(self.context.catalog.job(self.job_id))
+            return False
+
+        left = self.begun + self.seconds - self.context.clock.monotonic()
+        if not self.context.wait(over, left):
+            raise self._late()
+
+    def check(self, job: Job) -> None:
+        """Raise when the feed stands still."""
+        span = to_span(self.statement.feed.span)
+        if job.status in _STUCK:
+            why = f": {job.error}" if job.error else ""
+            hint = job.hint or ""
+            if job.status in (Status.PAUSED, Status.FAILED):
+                hint = f"{hint} RESUME CHANGEFEED {job.name} lets it go on.".strip()
+            raise ChangefeedError(
+                "CF1301", f'changefeed "{job.name}" is {job.status}{why}', hint=hint, span=span
+            )
+        if not self.context.host.node_running():
+            raise ChangefeedError(
+                "CF1301",
+                f'no node runs changefeed "{job.name}"',
+                hint="changefeed start runs one.",
+                span=span,
+            )
+
+    def _late(self) -> ChangefeedError:
+        job = self.context.catalog.job(self.job_id)
+        behind = lag(job, self.context.clock.now().wall)
+        state = f"{job.status}, {behind} behind" if behind is not None else f"{job.status}"
+        error = self.context.catalog.source_state(job.source).error
+        return ChangefeedError(
+            "CF1304",
+            f'changefeed "{job.name}" did not catch up within {duration_text(self.seconds)}: '
+            f"it is {state}",
+            detail=job.error or error or job.reason,
+            hint="it goes on; ask again, or look at SHOW CHANGEFEED for what holds it.",
+            span=to_span(self.statement.feed.span),
+        )
+
+
+def _timeout(statement: nodes.Sync) -> float:
+    if statement.timeout is None:
+        return inf
+    span = to_span(statement.timeout.span)
+    try:
+        seconds = parse_duration(statement.timeout.text)
+    except ValueError as error:
+        raise ChangefeedError(
+            "CF1204", f"TIMEOUT: {error}", hint="write it as '5m'.", span=span
+        ) from None
+    if seconds <= 0:
+        raise ChangefeedError("CF1204", "TIMEOUT must be greater than 0", span=span)
+    return seconds
+
+
+def _refuse_failed_tables(job: Job, context: Context, statement: nodes.Sync) -> None:
+    """A feed whose table failed has not delivered everything, however far the others are."""
+    failed = [t for t in context.catalog.tables(job.id) if t.state is TableState.FAILED]
+    if failed:
+        table = failed[0]
+        raise ChangefeedError(
+            "CF1301",
+            f'{len(failed)} of the tables of changefeed "{job.name}" failed: '
+            f"{table.table.schema}.{table.table.name}: {table.error}",
+            hint=f"SHOW CHANGEFEED {job.name} TABLES lists them; RESUME tries them again.",
+            span=to_span(statement.feed.span),
+        )

@@ -1,0 +1,42 @@
+"""Values of listings that compare as numbers and show as a person reads them.
+
+``str()`` is for tables, the value itself for JSON, WHERE and ORDER BY.
+"""
+
+from __future__ import annotations
+
+from changefeed.plan.words import count_text, duration_text, size_text
+
+
+class Seconds(float):
+    """A span of time; shows as ``2m 5s``."""
+
+    def __str__(self) -> str:
+        return duration_text(self)
+
+
+class Size(float):
+    """Bytes; shows as ``1.5 kB``."""
+
+    def __str__(self) -> str:
+        return size_text(self)
+
+
+class Rate(float):
+    """Rows a second; shows as ``1,234``."""
+
+    def __str__(self) -> str:
+        return count_text(self)
+
+
+class Names(tuple[str, ...]):
+    """A list of names; shows as ``a, b``."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+
+#: What a cell of a result can be.
+Cell = str | int | float | Names | None
