@@ -115,8 +115,8 @@ def _columns(
         wall, logical = stamps(store.stamps(part.run))
         share = np.full(part.rows, part.bytes / part.rows)
         columns.append((wall[part.start : part.stop], logical[part.start : part.stop], share))
-    wall: Any = np.concatenate([c[0] for c in columns])
-    logical: Any = np.concatenate([c[1] for c in columns])
-    weight: Any = np.concatenate([c[2] for c in columns])
-    order = np.lexsort((logical, wall))
-    return wall[order], logical[order], weight[order]
+    walls: Any = np.concatenate([c[0] for c in columns])
+    logicals: Any = np.concatenate([c[1] for c in columns])
+    weights: Any = np.concatenate([c[2] for c in columns])
+    order = np.lexsort((logicals, walls))
+    return walls[order], logicals[order], weights[order]

@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,12 +115,15 @@ class LogWriter:
             raise damaged(journal_name(self._ledger.live), "journal is gone") from None
 
     def _remove_orphans(self) -> None:
-        """Files of appends, rolls and compactions that a crash cut short."""
+        """Files of appends, rolls, compactions and sweeps that a crash cut short."""
         known = {journal_name(self._live.number)} | {name for name, _ in self._live.segments}
         for sealed in self._ledger.sealed:
             known.add(journal_name(sealed.number))
             known.update(name for name, _ in sealed.segments)
-        known.update(g.name for g in self._ledger.garbage)
+        present = {path.name for path in self.root.iterdir()}
+        garbage = tuple(g for g in self._ledger.garbage if g.name in present)
+        self._ledger = replace(self._ledger, garbage=garbage)
+        known.update(g.name for g in garbage)
         for path in self.root.iterdir():
             ours = path.name.startswith(("journal-", "segment-")) or path.suffix == ".tmp"
             if ours and path.name not in known:
@@ -242,6 +246,7 @@ class LogWriter:
             raise
         self._live = new
         old.close()
+        self._count()
         self._publish()
 
     def _take_number(self) -> int:
@@ -256,7 +261,8 @@ class LogWriter:
             write_ledger(self.root, changed)
         except OSError as error:
             # After the rename nobody knows which of the two a crash would leave.
-            if read_ledger(self.root) != self._ledger:
+            disk = read_ledger(self.root)
+            if disk is None or disk.generation != self._ledger.generation:
                 self._break(error)
             raise
         self._ledger = changed
