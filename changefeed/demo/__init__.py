@@ -1,1 +1,43 @@
-"""``changefeed demo``: feeds at work on a real PostgreSQL, with nothing else installed."""
+"""``changefeed demo``: feeds at work on a real PostgreSQL, with nothing else installed.
+
+Starts the embedded server, makes the shop, runs ``feeds.sql`` through the same door as the
+shell, shows the rows of the initial scan, lets somebody buy things and shows each change as
+it arrives, ends with SHOW CHANGEFEEDS. Owns a folder for the time it runs and leaves neither
+a process nor a file behind, unless it is asked to keep the folder.
+
+Importing this loads nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def run(
+    *,
+    seconds: float = 15.0,
+    port: int | None = None,
+    keep: bool = False,
+    feeds: Path | None = None,
+    console: Console | None = None,
+) -> int:
+    """Play the demo; the exit code (0, or 130 after Ctrl-C).
+
+    Args:
+        seconds: how long live changes are shown.
+        port: TCP port of the server on 127.0.0.1; a free one by default.
+        keep: leave the folder with database, job table and files, and say where it is.
+        feeds: another file of statements; it may use the connections ``shop`` and ``lake``.
+        console: where to print.
+
+    Raises:
+        ChangefeedError: the ``demo`` extra is missing, the server does not start, or a
+            statement fails.
+    """
+    from changefeed.demo.play import play
+
+    return play(seconds=seconds, port=port, keep=keep, feeds=feeds, console=console)

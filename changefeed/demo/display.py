@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich import box
@@ -47,6 +48,16 @@ class Display:
     def say(self, text: str) -> None:
         """A plain line."""
         self.console.print(Text(text))
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Something that turns on a terminal while the block runs; a line elsewhere."""
+        if not self.console.is_terminal:
+            self.say(f"{text} ...")
+            yield
+            return
+        with self.console.status(text):
+            yield
 
     def statement(self, sql: str) -> None:
         """A statement about to run."""

@@ -1,0 +1,198 @@
+"""The course of the demo, from the server's start to SHOW CHANGEFEEDS."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+
+from changefeed.api import Engine, Session
+from changefeed.catalog import Catalog
+from changefeed.demo import shop
+from changefeed.demo.display import Display
+from changefeed.embedded import EmbeddedPostgres
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.node import Node
+from grammar.split import split
+
+#: What the sinkless feed of ``feeds.sql`` watches: the scan is over when all their rows came.
+STREAMED = ("customers", "orders", "order_items")
+
+#: A first Spark session takes ten seconds here and much longer on a busy machine.
+FIRST_ROW_SECONDS = 180.0
+
+StreamRow = tuple[str | None, str | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Where the demo takes place."""
+
+    folder: Path
+    server: EmbeddedPostgres
+    engine: Engine
+    session: Session
+    display: Display
+
+
+def play(
+    *, seconds: float, port: int | None, keep: bool, feeds: Path | None, console: Console | None
+) -> int:
+    """What :func:`changefeed.demo.run` does."""
+    display = Display(console or Console(highlight=False))
+    text = feeds.read_text() if feeds else (files("changefeed.demo") / "feeds.sql").read_text()
+    try:
+        with _stage(display, port, keep) as stage:
+            _play(stage, text, seconds)
+    except KeyboardInterrupt:
+        display.say("stopped")
+        return 130
+    return 0
+
+
+@contextmanager
+def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
+    """Folder, server, shop, engine, connections; all gone afterwards (but a kept folder)."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="changefeed-demo-"))
+        if keep:
+            stack.callback(display.say, f"kept: {folder}")
+        else:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)  # the server's account must get to its data, which is its own alone
+        display.heading("a shop in an embedded PostgreSQL")
+        server = stack.enter_context(EmbeddedPostgres(folder / "postgresql", port=port))
+        shop.create(server.uri())
+        display.say(f"{server.uri()}  tables: {', '.join(shop.TABLES)}")
+        engine = stack.enter_context(_engine(folder / "state"))
+        stage = _Stage(folder, server, engine, Session(client="demo"), display)
+        for name, uri in {"shop": server.uri(), "lake": (folder / "lake").as_uri()}.items():
+            engine.execute(f"CREATE EXTERNAL CONNECTION {name} AS '{uri}'", stage.session)
+        yield stage
+
+
+@contextmanager
+def _engine(state: Path) -> Iterator[Engine]:
+    """A state of its own with a node in this process; Spark starts in the background at once."""
+    state.mkdir()
+    catalog = Catalog.open(str(state))
+    node = Node(catalog, str(state))
+    try:
+        node.engine.start()
+        node.start()
+        yield Engine(catalog, host=node)
+    finally:
+        node.stop()
+        catalog.close()
+
+
+def _play(stage: _Stage, text: str, seconds: float) -> None:
+    """Run the statements one after the other."""
+    stage.display.heading("feeds.sql")
+    for piece in split(text):
+        sql = piece.text.strip()
+        if not sql:
+            continue
+        stage.display.statement(sql)
+        result = stage.engine.execute(sql, stage.session)
+        for notice in result.notices:
+            stage.display.notice(notice)
+        if result.stream is not None:
+            _watch(stage, result.stream, seconds)
+        elif result.columns:
+            stage.display.table(result.tag or sql.rstrip(";"), result.columns, result.rows)
+
+
+def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:
+    """Show the scan's rows, then ``seconds`` of live changes."""
+    display = stage.display
+    pump = _Pump(stream)
+    writer = shop.Writer(stage.server.uri(), display.committed)
+    try:
+        expected = shop.row_count(stage.server.uri(), STREAMED)
+        display.heading(f"initial scan: {expected} rows")
+        with display.waiting("waiting for Spark to start"):
+            row = pump.next(FIRST_ROW_SECONDS)
+        shown = 0
+        while row is not None:
+            display.row(*row)
+            shown += row[0] is not None
+            if shown >= expected:
+                break
+            row = pump.next(FIRST_ROW_SECONDS)
+        display.heading("live: what is committed (») and what arrives")
+        writer.start()
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            row = pump.next(left, required=False)
+            if row is not None:
+                display.row(*row)
+        if writer.failure is not None:
+            raise writer.failure
+    finally:
+        writer.stop()
+        pump.stop()
+    display.heading("after it")
+
+
+class _Pump:
+    """Takes rows off a stream in a thread, so that waiting for one can end."""
+
+    def __init__(self, stream: Iterator[StreamRow]) -> None:
+        self._stream = stream
+        self._rows: queue.Queue[StreamRow] = queue.Queue(1000)
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="demo-stream", daemon=True)
+        self._thread.start()
+
+    def next(self, timeout: float, *, required: bool = True) -> StreamRow | None:
+        """The next row; None when ``timeout`` seconds passed without one.
+
+        Raises:
+            ChangefeedError: CF1304 when a row is ``required`` and none came; or the error that
+                the feed ended with.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self._rows.get(timeout=max(0.0, min(0.2, deadline - time.monotonic())))
+            except queue.Empty:
+                if self._error is not None:
+                    raise self._error from None
+                if time.monotonic() >= deadline and required:
+                    raise ChangefeedError("CF1304", "no row arrived from the feed") from None
+                if time.monotonic() >= deadline:
+                    return None
+
+    def stop(self) -> None:
+        """End the feed: the thread closes its stream after the row at hand."""
+        self._stopped.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        try:
+            for row in self._stream:
+                while not self._stopped.is_set():
+                    try:
+                        self._rows.put(row, timeout=0.2)
+                        break
+                    except queue.Full:
+                        continue  # the display is behind; look whether it has left
+                if self._stopped.is_set():
+                    break
+        except Exception as error:
+            self._error = error
+        finally:
+            close = getattr(self._stream, "close", None)
+            if close is not None:
+                close()
