@@ -6,6 +6,7 @@ redaction, what ALTER may change and what SHOW CREATE prints. Adding an option i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
@@ -240,7 +241,7 @@ FULL_TABLE_NAME = option(
     Flag(),
     False,
     group="Message",
-    summary="Topics and rows carry database.schema.table instead of the table's name.",
+    summary="Topics and messages carry database.schema.table instead of the table's name.",
     example="full_table_name",
 )
 ENRICHED_PROPERTIES = option(
@@ -297,6 +298,7 @@ HEADERS_JSON_COLUMN_NAME = option(
     group="Key and headers",
     summary="A json or jsonb column that becomes the message's headers and leaves the value.",
     example="headers_json_column_name = 'headers'",
+    shown="none",
     schemes=KAFKA,
 )
 EXTRA_HEADERS = option(
@@ -306,6 +308,7 @@ EXTRA_HEADERS = option(
     group="Key and headers",
     summary="Headers that every message gets.",
     example="""extra_headers = '{"origin": "shop"}'""",
+    shown="none",
     schemes=KAFKA,
     secret=True,
 )
@@ -447,6 +450,7 @@ KAFKA_SINK_CONFIG = option(
     summary="Tunes the Kafka producer: Flush {Messages, Bytes, Frequency, MaxMessages, MaxBytes}, "
     "Retry {Max, Backoff}, ClientID, Compression, CompressionLevel, RequiredAcks, Version.",
     example="""kafka_sink_config = '{"Flush": {"MaxMessages": 500}, "RequiredAcks": "ALL"}'""",
+    shown="the client's defaults",
     schemes=KAFKA,
 )
 MAX_MEMORY = option(
@@ -488,3 +492,20 @@ def redact_option(name: str, text: str) -> str:
     if row is not None and row.secret:
         return REDACTED if text else text
     return uri.redact(text) if "://" in text else text
+
+
+def mask_statement(text: str) -> str:
+    """A statement as it may be echoed: secrets are asterisks, and every offset stays true."""
+    return uri.mask(_SECRET_VALUES.sub(_stars, text))
+
+
+_SECRET_VALUES = re.compile(
+    r"\b((?:"
+    + "|".join(row.name for row in OPTIONS.values() if row.secret)
+    + r")\s*=\s*')((?:[^']|'')*)",
+    re.IGNORECASE,
+)
+
+
+def _stars(match: re.Match[str]) -> str:
+    return match[1] + "*" * len(match[2])

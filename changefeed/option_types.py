@@ -48,9 +48,9 @@ _WORDS = {
     "week": "w",
 }
 _UNITS = {**_NANOS, **{word: _NANOS[unit] for word, unit in _WORDS.items()}}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([^\W\d_]*)\s*")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([^\W\d_]*)\s*")
 
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?i?B?)\Z", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\Z", re.IGNORECASE)
 _SIZES = {
     "": 1,
     "k": 1000,

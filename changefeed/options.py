@@ -57,6 +57,7 @@ from changefeed.option_table import (
     OptionRow,
     SchemaChangeEvents,
     SchemaChangePolicy,
+    mask_statement,
     option,
     redact_option,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "UNORDERED",
     "UPDATED",
     "alter_options",
+    "mask_statement",
     "option",
     "parse_add_options",
     "parse_options",

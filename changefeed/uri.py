@@ -21,7 +21,7 @@ REDACTED = "redacted"
 
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.\-]*):")
 _AUTHORITY_END = re.compile(r"[/?#]")
-_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^:@\[\]\s]*)(?::\d*)?\Z")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]*(?:%[\w.~%-]+)?\]|[^:@\[\]\s]*)(?::\d{0,5})?\Z", re.ASCII)
 
 #: Parameters whose value is a secret, by a part of their name.
 _SECRET = re.compile(
@@ -329,6 +329,8 @@ def redact(text: str) -> str:
         doubtful = "@" in text or "=" in text or _SECRET_INSIDE.search(text)
         return REDACTED if doubtful else text
     head, body = text[: found.end()], text[found.end() :]
+    if "@" in body and not body.startswith("//"):
+        return f"{head}{REDACTED}@{_redact_rest(body[body.rindex('@') + 1 :], whole=True)}"
     slashes = body[:2] if body.startswith("//") else ""
     return head + slashes + _redact_body(body[len(slashes) :])
 
@@ -393,21 +395,20 @@ def _redact_parameter(part: str) -> str:
     return part
 
 
-_MASKED = re.compile(
-    r"(?P<before>://[^\s:/'@]*:)(?P<password>[^'\s]*)(?=@)"
-    r"|(?P<name>[\w%-]*(?:pass|pwd|secret|token|credential|key|auth)[\w%-]*\s*=\s*'?)(?P<value>[^&'\s;]+)",
-    re.IGNORECASE,
-)
+_USER_INFO = re.compile(r"(://[^\s:/'@]*:)([^'\s]*)(?=@)")
+_NAMED = re.compile(r"([\w%-]+)\s*=\s*'?")
+_VALUE = re.compile(r"[^&'\s;,]+")
 
 
 def mask(text: str) -> str:
-    """A statement with the secrets of its URIs turned into as many asterisks.
+    """Any text with the secrets of the URIs in it turned into as many asterisks.
 
-    The length stays, so that a caret under it still points to the right place.
+    The length stays, so that a caret under the text still points to the right place.
     """
-
-    def hide(match: re.Match[str]) -> str:
-        kept = match["before"] or match["name"] or ""
-        return kept + "*" * (len(match[0]) - len(kept))
-
-    return _MASKED.sub(hide, text)
+    masked = _USER_INFO.sub(lambda match: match[1] + "*" * len(match[2]), text)
+    for named in _NAMED.finditer(masked):
+        value = _VALUE.match(masked, named.end())
+        if value and is_secret(unquote(named[1])):
+            stars = "*" * len(value[0])
+            masked = masked[: value.start()] + stars + masked[value.end() :]
+    return masked

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import sys
 import tempfile
 from functools import lru_cache
@@ -117,10 +116,8 @@ def _load(cache: Path) -> Lark | None:
             return None
         with cache.open("rb") as file:
             return Lark.load(file)
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError):
-        # A damaged cache costs one rebuild, which overwrites it.
+    except Exception:
+        # Absent, or damaged in a way nobody can list: it costs one rebuild, which overwrites it.
         return None
 
 

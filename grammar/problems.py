@@ -1,6 +1,6 @@
 """What is wrong with a statement that does not parse: where, what would fit, what was meant.
 
-A message never quotes the inside of a string, because strings hold URIs with passwords.
+A message never repeats what stands in quotes, because there stand URIs with passwords.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import lark
 from lark import Lark, Token
@@ -99,7 +100,7 @@ QUOTED_LENGTH = 40
 
 def keyword(terminal: str) -> str | None:
     """The keyword a terminal stands for, in capitals; None when it is no keyword."""
-    return None if terminal in WORDS else terminal.removeprefix("_")
+    return None if terminal in WORDS else terminal.removeprefix("_").partition("__")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +158,21 @@ def _unquoted_uri(failure: Failure) -> str | None:
         return None
     if _SCHEME.match(failure.rest):
         return "put the URI in single quotes"
-    return "put it in single quotes" if failure.text.startswith('"') else None
+    if "SINK_URI" in failure.accepts and not failure.ended:
+        return "a sink is a URI in single quotes: 'kafka://host:port', 'external://connection'"
+    return None
 
 
 def _double_quotes(failure: Failure) -> str | None:
     wants_string = failure.accepts & _VALUES and not failure.accepts & _NAMES
     if failure.text.startswith('"') and wants_string:
         return "strings take single quotes; double quotes are for names"
+    return None
+
+
+def _bare_string(failure: Failure) -> str | None:
+    if "STRING" in failure.accepts and _WORD.fullmatch(failure.text):
+        return "strings take single quotes"
     return None
 
 
@@ -199,9 +208,8 @@ def _wrong_order(failure: Failure) -> str | None:
 
 def _twice(failure: Failure) -> str | None:
     word = failure.text.upper()
-    if word in {"FROM", "INTO", "WITH"} and _seen(failure, f"_{word}") and not failure.keywords:
-        return f"{word} is given twice"
-    return None
+    clause = word in {"FROM", "INTO", "WITH"} and word not in failure.keywords
+    return f"{word} is given twice" if clause and _seen(failure, f"_{word}") else None
 
 
 def _misspelt(failure: Failure) -> str | None:
@@ -221,7 +229,7 @@ def _missing_equal(failure: Failure) -> str | None:
 
 
 def _double_equal(failure: Failure) -> str | None:
-    if failure.text == "=" and failure.last == "_EQUAL":
+    if failure.text == "=" and failure.last in {"_EQUAL", "COMPARISON"}:
         return "one = is enough"
     return None
 
@@ -252,6 +260,7 @@ def _too_many_parts(failure: Failure) -> str | None:
 MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
     _unquoted_uri,
     _double_quotes,
+    _bare_string,
     _quoted_name,
     _comma_before_clause,
     _trailing_comma,
@@ -329,12 +338,12 @@ def _message(failure: Failure) -> str:
         return "syntax error at end of statement"
     if failure.text.startswith("'"):
         return "syntax error at a quoted string"
+    if failure.text.startswith('"'):
+        return "syntax error at a quoted name"
     text = failure.text
     if len(text) > QUOTED_LENGTH:
         text = text[:QUOTED_LENGTH] + "…"
-    return (
-        f"syntax error at or near {text if text.startswith(chr(34)) else chr(34) + text + chr(34)}"
-    )
+    return f'syntax error at or near "{text}"'
 
 
 _UNCLOSED = {
@@ -354,7 +363,16 @@ def unclosed(text: str, lexeme: Lexeme) -> SyntaxProblem:
 EXCERPT_WIDTH = 100
 
 
-def point(text: str, span: Span, *, mask: Callable[[str], str] | None = None) -> str:
+class Stretch(Protocol):
+    """Any span: of the syntax or of an error."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+def point(text: str, span: Stretch, *, mask: Callable[[str], str] | None = None) -> str:
     """The line of ``text`` that ``span`` starts in, with carets under it.
 
     ``mask`` hides secrets and must keep the length: what is shown is ``mask(text)``.

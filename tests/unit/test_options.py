@@ -1,0 +1,386 @@
+"""The option table row by row, sinks, storing, showing, ALTER, and CREATE CDC."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from changefeed.cdc_dialect import CDC_OPTIONS, parse_cdc_options
+from changefeed.clock import ManualClock, Timestamp
+from changefeed.errors import ChangefeedError, Problems
+from changefeed.option_relations import RELATIONS
+from changefeed.option_types import Takes, parse_duration, parse_moment, parse_size
+from changefeed.options import (
+    CURSOR,
+    DIFF,
+    ENVELOPE,
+    INITIAL_SCAN,
+    KAFKA_SINK_CONFIG,
+    KEY_IN_VALUE,
+    OPTIONS,
+    REDACTED,
+    RESOLVED,
+    RETRY_FOR,
+    Envelope,
+    InitialScan,
+    OptionRow,
+    Options,
+    alter_options,
+    mask_statement,
+    parse_add_options,
+    parse_options,
+    redact_option,
+)
+from grammar import nodes
+from grammar.parser import parse
+from grammar.printer import to_sql
+from tests.golden import runner
+
+NOW = 1_700_000_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """A sink's abilities; the defaults are Kafka's."""
+
+    formats: tuple[str, ...] = ("json",)
+    envelopes: tuple[str, ...] = ()
+    key_in_value: bool = False
+    resolved: bool = True
+    compressions: tuple[str, ...] = ("none", "gzip")
+
+
+def nodes_of(written: str) -> tuple[nodes.Option, ...]:
+    statement = parse(f"CREATE CHANGEFEED FOR t WITH {written}")
+    assert isinstance(statement, nodes.CreateChangefeed)
+    return statement.options
+
+
+def given(written: str, scheme: str = "kafka", sink: Abilities | None = None) -> Options:
+    return parse_options(
+        nodes_of(written), scheme=scheme, capabilities=sink, clock=ManualClock(NOW)
+    )
+
+
+def problems_of(error: ChangefeedError) -> list[ChangefeedError]:
+    return error.problems if isinstance(error, Problems) else [error]
+
+
+def refused(written: str, sink: Abilities, scheme: str = "kafka") -> list[str]:
+    with pytest.raises(ChangefeedError) as caught:
+        given(written, scheme, sink)
+    return [f"{problem.code.number} {problem.message}" for problem in problems_of(caught.value)]
+
+
+# ------------------------------------------------------------------------------- the table
+
+
+@pytest.mark.parametrize("row", OPTIONS.values(), ids=list(OPTIONS))
+def test_every_row_is_whole(row: OptionRow[object]) -> None:
+    assert row.summary.endswith("."), "a summary is a sentence"
+    assert row.example.startswith(row.name)
+    assert bool(row.shown_default) == (row.type.takes is not Takes.NOTHING)
+    scheme = "kafka" if row.fits("kafka") else sorted(row.schemes or {""})[0]
+    needed = ", envelope = enriched" if row.name == "enriched_properties" else ""
+    assert row.name in given(row.example + needed, scheme).given
+
+
+def test_every_option_and_rule_has_a_golden_error() -> None:
+    texts = [
+        case.output
+        for file in ("errors", "relations")
+        for case in runner.cases(runner.FOLDER / "options" / f"{file}.txt")
+    ]
+    for relation in RELATIONS:
+        named = (relation.first.row.name, relation.second.row.name)
+        assert any(all(name in text for name in named) for text in texts), named
+        assert any(relation.because in text for text in texts), relation.because
+
+
+def test_lookup_is_by_row_and_by_name() -> None:
+    options = given("resolved = '10s', retry_for = forever")
+    resolved: float | None = options[RESOLVED]
+    assert resolved == options["resolved"] == 10.0
+    assert options[RETRY_FOR] == math.inf
+    assert options[INITIAL_SCAN] is InitialScan.YES
+    assert options.given == {"resolved", "retry_for"}
+    assert set(options) == set(OPTIONS)
+    with pytest.raises(KeyError):
+        options["formt"]
+
+
+# ------------------------------------------------------------------------------- sinks
+
+
+def test_a_sink_refuses_what_it_cannot() -> None:
+    files = Abilities(
+        formats=("json", "csv"),
+        envelopes=("wrapped", "row"),
+        key_in_value=True,
+        resolved=False,
+        compressions=("gzip",),
+    )
+    assert refused("envelope = key_only, resolved, compression = lz4", files, "file") == [
+        "CF1206 this sink is incompatible with envelope=key_only",
+        "CF1206 this sink is incompatible with option resolved",
+        "CF1206 this sink is incompatible with compression=lz4",
+    ]
+    assert refused("format = csv, initial_scan = 'only'", Abilities()) == [
+        "CF1206 this sink is incompatible with format=csv"
+    ]
+    assert given("compression = none, envelope = none", "file", files)[ENVELOPE] is Envelope.ROW
+
+
+def test_a_sink_without_keys_puts_the_key_into_the_value() -> None:
+    files = Abilities(formats=("json", "csv"), key_in_value=True)
+    assert given("diff", "file", files)[KEY_IN_VALUE] is True
+    assert given("envelope = row", "file", files)[KEY_IN_VALUE] is False
+    assert given("format = csv, initial_scan_only", "file", files)[KEY_IN_VALUE] is False
+    assert "key_in_value" not in given("diff", "file", files).given
+
+
+# ------------------------------------------------------------------------------- storing
+
+
+def test_options_come_back_from_the_job_table() -> None:
+    written = (
+        "envelope = diff, resolved, cursor = '-10m', kafka_sink_config = '{\"ClientID\": \"c\"}'"
+    )
+    options = given(written)
+    stored = options.to_dict()
+    assert stored == {
+        "envelope": "diff",
+        "resolved": "",
+        "cursor": "1699999400000000000.0000000000",
+        "kafka_sink_config": '{"ClientID": "c"}',
+    }
+    again = Options.from_dict(stored)
+    assert again == options
+    assert again.given == options.given
+    assert again[DIFF] is True
+    assert again[CURSOR] == Timestamp(NOW - 600_000_000_000)
+    assert again[KAFKA_SINK_CONFIG].client_id == "c"
+
+
+def test_a_stored_end_in_the_past_is_no_error() -> None:
+    options = Options.from_dict({"end_time": "1.0000000000", "cursor": "9223372036854775807"})
+    assert options["end_time"] == Timestamp(1)
+
+
+def test_an_option_of_another_version() -> None:
+    with pytest.raises(ChangefeedError, match='invalid option "slo"') as caught:
+        Options.from_dict({"slo": "99%"})
+    assert caught.value.code.number == "CF1203"
+
+
+# ------------------------------------------------------------------------------- showing
+
+
+def test_secrets_are_not_shown() -> None:
+    options = given("""extra_headers = '{"Authorization": "s3cret"}', diff, metrics_label = m""")
+    assert options.display() == {"extra_headers": REDACTED, "diff": "", "metrics_label": "m"}
+    assert "s3cret" not in repr(options)
+    printed = ", ".join(map(to_sql, options.nodes()))
+    assert printed == "extra_headers = 'redacted', diff, metrics_label = 'm'"
+
+
+def test_redact_option() -> None:
+    assert redact_option("extra_headers", "{}") == REDACTED
+    assert redact_option("metrics_label", "x") == "x"
+    assert redact_option("unknown", "http://u:pw@h") == "http://u:redacted@h"
+
+
+def test_mask_statement_keeps_offsets() -> None:
+    text = "WITH Extra_Headers = '{\"a\": \"it''s\"}', key_column = 'c', x = 'k://u:pw@h'"
+    shown = mask_statement(text)
+    assert len(shown) == len(text)
+    assert shown == "WITH Extra_Headers = '**************', key_column = 'c', x = 'k://u:**@h'"
+
+
+# ------------------------------------------------------------------------------- ALTER
+
+
+def altered(current: Options, written: str) -> Options:
+    statement = parse(f"ALTER CHANGEFEED f {written}")
+    assert isinstance(statement, nodes.AlterChangefeed)
+    changes: list[nodes.Option] = []
+    removed: list[nodes.Name] = []
+    for action in statement.actions:
+        if isinstance(action, nodes.AlterSet):
+            changes.extend(action.options)
+        if isinstance(action, nodes.AlterUnset):
+            removed.extend(action.names)
+    return alter_options(current, changes, removed, scheme="kafka", clock=ManualClock(NOW))
+
+
+def test_alter_changes_a_copy() -> None:
+    current = given("diff, resolved = '10s', cursor = '-10m'")
+    new = altered(current, "SET resolved = '5s', updated UNSET diff")
+    assert new.to_dict() == {
+        "resolved": "5s",
+        "updated": "",
+        "cursor": "1699999400000000000.0000000000",
+    }
+    assert new[INITIAL_SCAN] is InitialScan.NO
+    assert (new[RESOLVED], new[DIFF]) == (5.0, False)
+    assert current[RESOLVED] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("SET initial_scan = 'no'", 'cannot alter option "initial_scan"'),
+        ("SET no_initial_scan", 'cannot alter option "no_initial_scan"'),
+        ("SET cursor = '-1m'", 'cannot alter option "cursor"'),
+        ("UNSET end_time", 'cannot unset option "end_time"'),
+        ("UNSET sink", 'cannot unset option "sink"'),
+        ("SET sink", 'cannot alter option "sink"'),
+        ("UNSET qux", 'invalid option "qux"'),
+        ("SET qux", 'invalid option "qux"'),
+        ("SET updated UNSET updated", 'option "updated" specified multiple times'),
+        (
+            "SET unordered",
+            "resolved timestamps cannot be guaranteed to be correct in unordered mode",
+        ),
+        ("SET envelope = row", "diff is only usable with envelope=wrapped"),
+    ],
+)
+def test_what_alter_refuses(written: str, message: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        altered(given("diff, resolved"), written)
+    assert [problem.message for problem in problems_of(caught.value)] == [message]
+
+
+def test_the_end_of_a_running_feed_does_not_stop_alter() -> None:
+    current = Options.from_dict({"end_time": "1"})
+    assert altered(current, "SET diff")[DIFF] is True
+
+
+def test_add_takes_initial_scan_alone() -> None:
+    assert parse_add_options(()) is InitialScan.YES
+    assert parse_add_options(nodes_of("initial_scan = 'no'")) is InitialScan.NO
+    assert parse_add_options(nodes_of("no_initial_scan")) is InitialScan.NO
+    assert parse_add_options(nodes_of("initial_scan_only")) is InitialScan.ONLY
+    with pytest.raises(ChangefeedError, match='option "diff" is not allowed with ADD'):
+        parse_add_options(nodes_of("diff"))
+
+
+# ------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("-0", 0),
+        ("10s", 10),
+        ("1.5s", 1.5),
+        (".5m", 30),
+        ("100ms", 0.1),
+        ("1h30m", 5400),
+        ("1h 30m", 5400),
+        ("-10m", -600),
+        ("+5 minutes", 300),
+        ("2 days", 172800),
+        ("1 hr 2 secs", 3602),
+        ("7US", 7e-6),
+        ("3µs", 3e-6),
+        ("1w", 604800),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds, abs=0)
+
+
+@pytest.mark.parametrize("text", ["", "-", "s", "10", "1x", "1s2", "--1s", "1..5s", "1s,", "٣s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("64MB", 64_000_000),
+        ("64MiB", 64 * 2**20),
+        ("1.5 GiB", 3 * 2**29),
+        ("2k", 2000),
+        ("2Ki", 2048),
+        ("10B", 10),
+        ("1tib", 2**40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "1 PB", "1iB", "1.2.3MB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("5", Timestamp(5)),
+        ("5.0000000007", Timestamp(5, 7)),
+        ("-10s", Timestamp(NOW - 10_000_000_000)),
+        ("1us", Timestamp(NOW + 1000)),
+        ("1970-01-01", Timestamp(0)),
+        ("1970-01-01 00:00:01Z", Timestamp(10**9)),
+        ("1970-01-01T01:00:00.000001+01:00", Timestamp(1000)),
+    ],
+)
+def test_moments(text: str, moment: Timestamp) -> None:
+    assert parse_moment(text, Timestamp(NOW)) == moment
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1969-12-31", "2999-01-01", "-100000d"])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(ValueError, match="timestamp"):
+        parse_moment(text, Timestamp(NOW))
+
+
+# ------------------------------------------------------------------------------- CREATE CDC
+
+
+def cdc(written: str, kind: str = "KAFKA") -> tuple[str, tuple[nodes.Option, ...]]:
+    statement = parse(f"CREATE CDC FOR t INTO {kind} WITH {written}")
+    assert isinstance(statement, nodes.CreateCdc)
+    return statement.kind, statement.options
+
+
+def test_cdc_options() -> None:
+    found = parse_cdc_options(
+        *cdc("cluster_address = 'http://localhost:9092/', topic = 'x', record = ALL, updated")
+    )
+    assert (found.cluster_address, found.target) == ("localhost:9092", "x")
+    assert found.record is nodes.Record.ALL
+    assert [option.name for option in found.others] == ["updated"]
+    found = parse_cdc_options(*cdc("cluster_address = 'h:1'", "ELASTICSEARCH"))
+    assert (found.cluster_address, found.target) == ("h:1", None)
+    assert found.record is nodes.Record.AFTER
+    assert set(CDC_OPTIONS) == {"cluster_address", "topic", "index", "record"}
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("topic = 't'", 'option "cluster_address" is needed'),
+        ("cluster_address", 'option "cluster_address" requires a value'),
+        ("cluster_address = 'h', index = 'i'", "this sink is incompatible with option index"),
+        ("cluster_address = 'h', topic = a, topic = b", 'option "topic" specified multiple times'),
+        (
+            "cluster_address = 'h', record = AFTR",
+            "unknown record: AFTR, valid values are 'AFTER', 'CHANGE' and 'ALL'",
+        ),
+    ],
+)
+def test_what_cdc_refuses(written: str, message: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        parse_cdc_options(*cdc(written))
+    assert caught.value.message == message

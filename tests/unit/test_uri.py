@@ -1,0 +1,203 @@
+"""Sink URIs: taking apart, consuming parameters, errors that keep secrets, redaction."""
+
+from __future__ import annotations
+
+import pytest
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import Host, SinkURL, is_secret, mask, redact, split_uri
+
+
+def failure(code: str, make: object) -> ChangefeedError:
+    assert callable(make)
+    with pytest.raises(ChangefeedError) as caught:
+        make()
+    assert caught.value.code.number == code
+    return caught.value
+
+
+def test_parts_of_a_connection() -> None:
+    parts = split_uri("postgresql://app:p%40ss%2Fw@db.example:5432/shop?sslmode=require&x")
+    assert (parts.scheme, parts.user, parts.password) == ("postgresql", "app", "p@ss/w")
+    assert parts.hosts == (Host("db.example", 5432),)
+    assert parts.database == "shop"
+    assert parts.parameters == (("sslmode", "require"), ("x", ""))
+    assert "p@ss" not in repr(parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("kafka://a:1,b:2,c", (Host("a", 1), Host("b", 2), Host("c"))),
+        ("kafka://[::1]:9092", (Host("::1", 9092),)),
+        ("kafka://[fe80::1%25eth0],b:2", (Host("fe80::1%eth0"), Host("b", 2))),
+        ("kafka://", ()),
+        ("file:///tmp/a b", ()),
+        ("postgresql://%2Frun%2Fpg/db", (Host("/run/pg"),)),
+    ],
+)
+def test_hosts(text: str, hosts: tuple[Host, ...]) -> None:
+    assert SinkURL(text).hosts == hosts
+
+
+def test_addresses_take_the_default_port() -> None:
+    url = SinkURL("kafka://a:1,[::1],b")
+    assert url.addresses(9092) == ("a:1", "[::1]:9092", "b:9092")
+    assert (url.host, url.port) == ("a", 1)
+
+
+def test_paths_are_decoded() -> None:
+    assert SinkURL("file:///tmp/a%20b?file_size=1MB").path == "/tmp/a b"
+    assert SinkURL("FILE:///tmp").scheme == "file"
+
+
+def test_parameters_are_consumed() -> None:
+    url = SinkURL(
+        "kafka://h?tls_enabled=true&n=5&ca_cert=Y2Vy%2BA==&sasl_mechanism=plain&topic_prefix=a+b"
+    )
+    assert url.take_bool("tls_enabled") is True
+    assert url.take_int("n") == 5
+    assert url.take_base64("ca_cert") == b"cer\xf8"
+    assert url.take_choice("sasl_mechanism", ("PLAIN", "SCRAM-SHA-256")) == "PLAIN"
+    assert url.take_str("topic_prefix") == "a+b"
+    assert url.take_str("topic_name", "t") == "t"
+    assert url.take_bool("sasl_enabled") is False
+    assert url.take_int("m", 7) == 7
+    assert url.take_base64("client_cert") is None
+    assert url.take_choice("x", ("A",), "A") == "A"
+    url.finish()
+
+
+def test_leftovers_are_an_error_with_a_suggestion() -> None:
+    url = SinkURL("kafka://h?topik_name=secret-value&zzz=1")
+    assert url.take_str("topic_name") is None
+    error = failure("CF1202", url.finish)
+    assert error.message == "unknown kafka sink query parameters: [topik_name, zzz]"
+    assert error.hint == 'did you mean "topic_name" for "topik_name"?'
+    assert "secret-value" not in repr(error)
+
+
+def test_leftovers_of_a_sink_without_parameters() -> None:
+    error = failure("CF1202", lambda: SinkURL("null://?x=1").finish())
+    assert error.hint == "it takes none"
+
+
+@pytest.mark.parametrize(
+    ("query", "take", "message"),
+    [
+        ("tls_enabled=maybe", "take_bool", "param tls_enabled must be a bool"),
+        ("tls_enabled=", "take_bool", "param tls_enabled must be a bool"),
+        ("n=x", "take_int", "param n must be an integer"),
+        ("n=-1", "take_int", f"param n must be between 0 and {2**63 - 1}"),
+        ("ca_cert=***", "take_base64", "param ca_cert must be base 64 encoded"),
+    ],
+)
+def test_values_of_the_wrong_kind(query: str, take: str, message: str) -> None:
+    url = SinkURL(f"kafka://h?{query}")
+    error = failure("CF1207", lambda: getattr(url, take)(query.partition("=")[0]))
+    assert error.message == message
+
+
+def test_a_choice_names_the_choices() -> None:
+    url = SinkURL("kafka://h?sasl_mechanism=SCRAM-SHA256")
+    error = failure("CF1207", lambda: url.take_choice("sasl_mechanism", ("PLAIN", "SCRAM-SHA-256")))
+    assert error.message == "param sasl_mechanism must be one of PLAIN, SCRAM-SHA-256"
+    assert error.hint == "did you mean SCRAM-SHA-256?"
+
+
+def test_a_required_parameter() -> None:
+    url = SinkURL("kafka://h?sasl_user=u")
+    assert url.take_required("sasl_user") == "u"
+    why = "sasl_password must be provided when SASL is enabled"
+    error = failure("CF1207", lambda: url.take_required("sasl_password", why))
+    assert error.message == why
+
+
+def test_a_parameter_given_twice() -> None:
+    error = failure("CF1207", lambda: SinkURL("kafka://h?a=1&a=2"))
+    assert error.message == "param a is given twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "omit the SINK clause for inline results"),
+        ("  ", "omit the SINK clause for inline results"),
+        ("localhost", "no scheme found for sink URL"),
+        ("//localhost", "no scheme found for sink URL"),
+        ("kafka://h:port", "host and port of the URI are malformed"),
+        ("kafka://h:99999", "the port of the URI must be between 1 and 65535"),
+        ("kafka://h:123456", "host and port of the URI are malformed"),
+        ("kafka://app:s3cret/x@h", "host and port of the URI are malformed"),
+        ("kafka://app:1#s3cret@h", "a URI has no # before the host"),
+    ],
+)
+def test_malformed(text: str, message: str) -> None:
+    error = failure("CF1201", lambda: SinkURL(text))
+    assert error.message == message
+    assert "s3cret" not in f"{error.message}{error.hint}{error.detail}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("kafka://h:9092", "kafka://h:9092"),
+        ("kafka://a:1,b:2/x?topic_prefix=p", "kafka://a:1,b:2/x?topic_prefix=p"),
+        ("postgresql://app:pw@db:5432/shop", "postgresql://app:redacted@db:5432/shop"),
+        ("postgresql://app@db/shop", "postgresql://app@db/shop"),
+        ("postgresql://[::1]:5/x", "postgresql://[::1]:5/x"),
+        ("kafka://h?sasl_user=u&sasl_password=p", "kafka://h?sasl_user=u&sasl_password=redacted"),
+        ("kafka://h?sasl_user=a@b", "kafka://h?sasl_user=a@b"),
+        ("kafka://h?SASL%5FPASSWORD=p", "kafka://h?SASL%5FPASSWORD=redacted"),
+        ("kafka://h?client_key=k&client_cert=c", "kafka://h?client_key=redacted&client_cert=c"),
+        (
+            "azure-event-hub://h?shared_access_key_name=n&shared_access_key=k",
+            "azure-event-hub://h?shared_access_key_name=n&shared_access_key=redacted",
+        ),
+        (
+            "s3://b?AWS_ACCESS_KEY_ID=i&AWS_SECRET_ACCESS_KEY=s&AWS_SESSION_TOKEN=t",
+            "s3://b?AWS_ACCESS_KEY_ID=i&AWS_SECRET_ACCESS_KEY=redacted&AWS_SESSION_TOKEN=redacted",
+        ),
+        (
+            "kafka://h?confluent_schema_registry=https://u:pw@r:8081",
+            "kafka://h?confluent_schema_registry=https://u:redacted@r:8081",
+        ),
+        (
+            "kafka://h?confluent_schema_registry=https%3A%2F%2Fu%3Apw%40r",
+            "kafka://h?confluent_schema_registry=https://u:redacted@r",
+        ),
+        # Not percent-encoded: it is not clear where the password ends.
+        ("postgresql://app:p@ss/w@db:5432/shop", "postgresql://redacted@db:5432/shop"),
+        ("postgresql://app:p/w@db/shop", "postgresql://redacted@db/shop"),
+        ("postgresql://app:1/w@db/shop", "postgresql://redacted@db/shop"),
+        ("postgresql://app:p?w@db/shop", "postgresql://redacted@db/shop"),
+        ("postgresql://app:p#w@db/shop", "postgresql://redacted@db/shop"),
+        ("postgresql://app:p w", "postgresql://redacted"),
+        ("host=db password=pw", "redacted"),
+        ("app:pw@db", "app:redacted@db"),
+        ("no secret here", "no secret here"),
+        ("", ""),
+    ],
+)
+def test_redact(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_a_sink_url_never_shows_its_secrets() -> None:
+    url = SinkURL("kafka://u:pw@h?sasl_password=pw2")
+    assert "pw" not in url.redacted().replace("sasl_password", "")
+    assert "pw2" not in repr(url)
+
+
+@pytest.mark.parametrize(
+    "name", ["sasl_user", "topic_name", "ca_cert", "key_column", "partition_key"]
+)
+def test_what_is_no_secret(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_mask_keeps_the_length() -> None:
+    text = "INTO 'kafka://u:p@ss@h?sasl_password=x y' WITH key_column = 'c'"
+    shown = mask(text)
+    assert shown == "INTO 'kafka://u:****@h?sasl_password=* y' WITH key_column = 'c'"
+    assert len(shown) == len(text)
