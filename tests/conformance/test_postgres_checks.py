@@ -1,0 +1,334 @@
+"""Every problem at once, each with the statement that mends it: the statement is then run."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from changefeed.errors import ChangefeedError, Span
+from changefeed.sources.base import Watch
+from changefeed.sources.postgres import PostgresSource
+from tests.services.postgres import Database, PostgresCluster
+
+pytestmark = pytest.mark.postgres
+
+ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+
+SHOP = """
+    create schema app;
+    create table good (id int primary key, v text);
+    create table "No Key" (a int, b text);
+    create table nothing (id int primary key); alter table nothing replica identity nothing;
+    create table late (id int primary key deferrable);
+    create table full_one (a int); alter table full_one replica identity full;
+    create table indexed (a int not null, b int); create unique index ia on indexed (a);
+    alter table indexed replica identity using index ia;
+    create table app.other (id int primary key);
+"""
+
+
+def problems(uri: str, *watches: Watch | str, **made: str) -> list[ChangefeedError]:
+    source = PostgresSource("shop", uri)
+    try:
+        asked = [w if isinstance(w, Watch) else Watch(w) for w in watches]
+        return source.check(asked, **made)
+    finally:
+        source.close()
+
+
+def messages(uri: str, *watches: Watch | str, **made: str) -> list[str]:
+    return [problem.message for problem in problems(uri, *watches, **made)]
+
+
+@contextmanager
+def role(postgres: Database, attributes: str = "") -> Iterator[tuple[str, str]]:
+    """A role of its own: its name and the URI to come with."""
+    name = f"role_{postgres.name}"
+    postgres.execute(f"create role {name} login {attributes}")
+    try:
+        yield name, postgres.uri.replace("postgres@", f"{name}@")
+    finally:
+        postgres.execute(f"drop owned by {name}; drop role {name}")
+
+
+@ALL
+def test_a_ready_database_has_no_problem(postgres: Database) -> None:
+    postgres.execute(SHOP)
+    names = ["good", "full_one", "indexed", Watch("other", "app"), Watch("full_one", diff=True)]
+    assert messages(postgres.uri, *names) == []
+    assert postgres.execute("select * from pg_publication") == []
+    assert postgres.slots() == []
+
+
+@ALL
+def test_tables_without_identity_are_refused_and_the_hint_mends_them(postgres: Database) -> None:
+    """Published without it, the application's own UPDATE would fail: shown here too."""
+    postgres.execute(SHOP)
+    postgres.execute("drop index ia")
+    found = problems(postgres.uri, "good", "No Key", "nothing", "late", "indexed")
+    assert [p.message for p in found] == [
+        'table public."No Key" has no replica identity: it has no primary key '
+        "(a deferrable one does not count)",
+        "table public.nothing has no replica identity: its replica identity is NOTHING",
+        "table public.late has no replica identity: it has no primary key "
+        "(a deferrable one does not count)",
+        "table public.indexed has no replica identity: the index of its replica identity is gone",
+    ]
+    assert {p.code.number for p in found} == {"CF2003"}
+    postgres.execute('insert into "No Key" values (1)')
+    postgres.execute('create publication p for table "No Key"')
+    with pytest.raises(Exception, match="does not have a replica identity"):
+        postgres.execute('update "No Key" set a = 2')
+    for problem in found:
+        postgres.execute(problem.hint)
+    assert messages(postgres.uri, "No Key", "nothing", "late", "indexed") == []
+    postgres.execute('update "No Key" set a = 2')
+
+
+@ALL
+def test_diff_needs_full(postgres: Database) -> None:
+    postgres.execute(SHOP)
+    span = Span(3, 7)
+    (problem,) = problems(
+        postgres.uri, Watch("good", diff=True, span=span), Watch("full_one", diff=True)
+    )
+    assert problem.message == (
+        "diff needs the old values of all columns, and table public.good logs only its key"
+    )
+    assert problem.hint == "ALTER TABLE public.good REPLICA IDENTITY FULL;"
+    assert problem.span == span
+    postgres.execute(problem.hint)
+    assert messages(postgres.uri, Watch("good", diff=True)) == []
+
+
+@ALL
+def test_partitions_need_the_identity_of_their_table(postgres: Database) -> None:
+    postgres.execute(
+        """
+        create table p (id int, v text) partition by range (id);
+        create table p_1 partition of p for values from (0) to (10);
+        create table p_2 partition of p default;
+        alter table p_1 replica identity full;
+        """
+    )
+    (problem,) = problems(postgres.uri, "p")
+    assert problem.hint == "ALTER TABLE public.p_2 REPLICA IDENTITY FULL;"
+    postgres.execute(problem.hint)
+    assert messages(postgres.uri, "p") == []
+    postgres.execute("alter table p replica identity full; alter table p_2 add primary key (id)")
+    postgres.execute("alter table p_2 replica identity default")
+    (problem,) = problems(postgres.uri, "p")
+    assert "partitions of table public.p have another replica identity" in problem.message
+    postgres.execute(problem.hint)
+    assert messages(postgres.uri, Watch("p", diff=True)) == []
+
+
+@ALL
+def test_a_key_with_a_generated_column_is_refused(postgres: Database) -> None:
+    postgres.execute(
+        "create table g (a int, b int generated always as (a * 2) stored, primary key (b))"
+    )
+    (problem,) = problems(postgres.uri, "g")
+    assert problem.code.number == "CF1302"
+    assert "generated column b" in problem.message
+
+
+@ALL
+def test_a_bare_role_learns_all_it_lacks_at_once(postgres: Database) -> None:
+    """Each hint is run (placeholders filled in): after that nothing is left."""
+    postgres.execute(SHOP)
+    with role(postgres) as (name, uri):
+        watches: list[Watch | str] = [Watch("other", "app"), "good"]
+        found = problems(uri, *watches)
+        owner = "only its owner may add table {} to a publication"
+        assert [p.message for p in found] == [
+            f"role {name} may not open replication connections",
+            f"role {name} may not make a publication in database {postgres.name}",
+            owner.format("app.other"),
+            "no right to use schema app",
+            "no right to read table app.other",
+            owner.format("public.good"),
+            "no right to read table public.good",
+        ]
+        assert {p.code.number for p in found} == {"CF2004"}
+        for problem in found:
+            postgres.execute(problem.hint.replace("<role of the connection>", name))
+        assert messages(uri, *watches) == []
+        source = PostgresSource("shop", uri)
+        tables = [t.table for t in source.describe_all([Watch("other", "app"), Watch("good")])]
+        slot = f"changefeed_{postgres.name}"
+        assert source.prepare(slot=slot, publication=slot, tables=tables).problems == {}
+        source.forget(slot=slot, publication=slot)
+        source.close()
+
+
+@ALL
+def test_single_columns_that_cannot_be_read_are_named(postgres: Database) -> None:
+    postgres.execute("create table good (id int primary key, secret text)")
+    with role(postgres, "replication") as (name, uri):
+        postgres.execute(f"grant create on database {postgres.name} to {name}")
+        postgres.execute(f"grant select (id) on good to {name}")
+        found = problems(uri, "good")
+    assert [p.detail for p in found if "read" in p.message] == ["columns secret"]
+
+
+@ALL
+def test_row_level_security_would_hide_rows(postgres: Database) -> None:
+    postgres.execute("create table good (id int primary key)")
+    postgres.execute("alter table good enable row level security")
+    with role(postgres, "replication") as (name, uri):
+        postgres.execute(f"grant create on database {postgres.name} to {name}")
+        postgres.execute(f"grant select on good to {name}")
+        found = messages(uri, "good")
+    assert "row-level security of table public.good hides rows from an initial scan" in found
+
+
+def test_a_publication_of_another_owner_is_found(postgres: Database) -> None:
+    postgres.execute("create table good (id int primary key); create publication ours")
+    with role(postgres, "replication") as (name, uri):
+        postgres.execute(f"grant select on good to {name}; alter table good owner to {name}")
+        (problem,) = problems(uri, "good", publication="ours")
+    assert problem.message == f"role {name} does not own publication ours"
+
+
+@pytest.mark.parametrize("major", [14, 18])
+def test_server_settings_are_checked(
+    own_postgres_factory: Callable[..., PostgresCluster], major: int
+) -> None:
+    server = own_postgres_factory(
+        major, wal_level="replica", max_replication_slots="1", max_wal_senders="1"
+    )
+    with server.database() as db:
+        db.execute("create table good (id int primary key)")
+        found = problems(db.uri, "good", "zzz")
+    assert [p.message for p in found] == [
+        "wal_level is 'replica', it must be 'logical'",
+        "max_replication_slots is 1 and 1 are free: a changefeed needs 2",
+        "max_wal_senders is 1 and 1 are free: a changefeed needs 2",
+        'table "zzz" does not exist',
+    ]
+    assert found[0].hint.startswith("ALTER SYSTEM SET wal_level = 'logical';")
+
+
+def test_a_slot_that_is_there_needs_only_one_more(
+    own_postgres_factory: Callable[..., PostgresCluster],
+) -> None:
+    server = own_postgres_factory(16, max_replication_slots="2")
+    with server.database() as db:
+        db.execute("create table good (id int primary key)")
+        source = PostgresSource("shop", db.uri)
+        source.prepare(
+            slot="ours", publication="ours", tables=[source.describe(None, "good").table]
+        )
+        assert messages(db.uri, "good", slot="ours", publication="ours") == []
+        (problem,) = problems(db.uri, "good", slot="another")
+        assert "max_replication_slots is 2 and 1 are free" in problem.message
+        source.forget(slot="ours", publication="ours")
+        source.close()
+
+
+def test_a_server_that_is_not_there_is_one_problem() -> None:
+    (problem,) = problems("postgresql://u@127.0.0.1:1/db?connect_timeout=2", "good")
+    assert problem.code.number == "CF2001"
+
+
+def test_notices(postgres: Database) -> None:
+    postgres.execute("create table good (id int primary key); create table c () inherits (good)")
+    source = PostgresSource("shop", postgres.uri)
+    unlimited, children = source.warnings([Watch("good")])
+    assert unlimited.startswith("max_slot_wal_keep_size is unlimited")
+    assert children.startswith("table good has tables that inherit from it")
+    source.close()
+
+
+# ------------------------------------------------------------------------- a pooler
+
+
+def test_a_pooler_is_recognised(postgres: Database) -> None:
+    postgres.execute("create table good (id int primary key)")
+    with pooler(postgres.uri) as uri:
+        (problem,) = problems(uri, "good")
+    assert problem.code.number == "CF2003"
+    assert problem.message == (
+        "a connection pooler stands before the server and refuses replication"
+    )
+    assert "PgBouncer" in problem.hint
+
+
+@contextmanager
+def pooler(uri: str) -> Iterator[str]:
+    """What matters of PgBouncer: its own cancel keys, and no replication."""
+    address, _, database = uri.rpartition("@")[2].partition("/")
+    host, _, port = address.partition(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(
+                    target=_session, args=(client, (host, int(port))), daemon=True
+                ).start()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{listener.getsockname()[1]}/{database}"
+        finally:
+            stop.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _session(client: socket.socket, server: tuple[str, int]) -> None:
+    with client, socket.create_connection(server) as upstream:
+        start = _startup(client)
+        if b"replication\0" in start:
+            fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: replication\0\0"
+            client.sendall(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+            return
+        upstream.sendall(start)
+        while True:  # the server's greeting, up to ReadyForQuery
+            kind = _exactly(upstream, 1)
+            size = _exactly(upstream, 4)
+            body = _exactly(upstream, int.from_bytes(size) - 4)
+            client.sendall(kind + size + (bytes(4) + body[4:] if kind == b"K" else body))
+            if kind == b"Z":
+                break
+        back = threading.Thread(target=_pump, args=(upstream, client), daemon=True)
+        back.start()
+        _pump(client, upstream)
+        upstream.shutdown(socket.SHUT_WR)
+        back.join()
+
+
+def _startup(client: socket.socket) -> bytes:
+    """The startup packet; requests for encryption before it are answered with no."""
+    while True:
+        size = _exactly(client, 4)
+        packet = size + _exactly(client, int.from_bytes(size) - 4)
+        if len(packet) > 8:
+            return packet
+        client.sendall(b"N")
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = peer.recv(count - len(data))
+        if not piece:
+            raise ConnectionError("the peer went away")
+        data += piece
+    return data
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    while piece := source.recv(65536):
+        target.sendall(piece)

@@ -1,0 +1,165 @@
+"""An initial scan when something breaks: found out at once, never a torn table."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from changefeed.errors import Action, ChangefeedError
+from changefeed.sources.postgres import PostgresSource, scan
+from changefeed.sources.postgres.scan import READERS, PostgresPart
+from changefeed.sources.postgres.snapshot import PostgresSnapshot
+from tests.services.postgres import Database, PostgresCluster
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def source(postgres: Database) -> Iterator[PostgresSource]:
+    postgres.execute("create table t (id int primary key, v text)")
+    postgres.execute("insert into t select i, repeat('x', 800) from generate_series(1, 20000) i")
+    opened = PostgresSource("shop", postgres.uri)
+    yield opened
+    opened.close()
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def count(part: PostgresPart) -> int:
+    return sum(batch.num_rows for batch in part.read())
+
+
+def ids(part: PostgresPart) -> list[int]:
+    """Runs in a process of its own."""
+    return [i for batch in part.read() for i in batch.column(0).to_pylist()]
+
+
+def end_sessions(postgres: Database) -> int:
+    """End every session of ours that sits in a transaction; how many there were."""
+    rows = postgres.execute(
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+        " where datname = %s and application_name = 'changefeed'"
+        "   and backend_xmin is not null",
+        [postgres.name],
+    )
+    return len(rows)
+
+
+def scan_again(error: ChangefeedError) -> bool:
+    return error.code.number == "CF2201" and error.action is Action.RETRY
+
+
+def test_a_lost_exporter_is_noticed(postgres: Database, source: PostgresSource) -> None:
+    schema = source.describe(None, "t")
+    with source.snapshot() as snapshot:
+        (part,) = snapshot.parts(schema)
+        assert snapshot.alive()
+        assert end_sessions(postgres) == 1
+        assert not snapshot.alive()
+        for use in (lambda: count(part), lambda: snapshot.parts(schema)):
+            with pytest.raises(ChangefeedError) as caught:
+                use()
+            assert scan_again(caught.value)
+
+
+def test_a_lost_reader_ends_its_part_only(postgres: Database, source: PostgresSource) -> None:
+    schema = source.describe(None, "t")
+    with source.snapshot() as snapshot:
+        (part,) = snapshot.parts(schema)
+        reading = part.read()
+        assert next(reading).num_rows > 0
+        ended = postgres.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+            " where datname = %s and query like 'COPY%%'",
+            [postgres.name],
+        )
+        assert ended == [(True,)]
+        with pytest.raises(ChangefeedError) as caught:
+            list(reading)
+        assert scan_again(caught.value)
+        assert count(part) == 20_000
+
+
+def test_an_idle_reader_does_not_hold_back_vacuum(
+    postgres: Database, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "READER_IDLE", "100ms")
+    schema = source.describe(None, "t")
+    with source.snapshot() as snapshot:
+        (part,) = snapshot.parts(schema)
+        assert count(part) == 20_000
+        ((reader,),) = READERS._idle.values()
+        query = "select 1 from pg_stat_activity where pid = %s"
+        until(lambda: postgres.execute(query, [reader.info.backend_pid]) == [])
+        assert count(part) == 20_000
+
+
+def test_a_crash_of_the_server_is_a_retry(own_postgres: PostgresCluster) -> None:
+    with own_postgres.database() as db:
+        db.execute("create table t (id int primary key, v text)")
+        db.execute("insert into t select i, repeat('x', 800) from generate_series(1, 20000) i")
+        source = PostgresSource("shop", db.uri)
+        schema = source.describe(None, "t")
+        with source.snapshot() as snapshot:
+            (part,) = snapshot.parts(schema)
+            reading = part.read()
+            next(reading)
+            own_postgres.kill()
+            with pytest.raises(ChangefeedError) as caught:
+                list(reading)
+            assert scan_again(caught.value)
+            with pytest.raises(ChangefeedError) as caught:
+                source.tables()
+            assert caught.value.code.number == "CF2001"
+            own_postgres.start()
+            with pytest.raises(ChangefeedError) as caught:
+                count(part)
+            assert scan_again(caught.value)
+        with source.snapshot() as snapshot:
+            assert sum(map(count, snapshot.parts(schema))) == 20_000
+        source.close()
+
+
+def test_a_forgotten_transaction_is_named(postgres: Database, source: PostgresSource) -> None:
+    with postgres.connect(autocommit=False) as forgotten:
+        forgotten.execute("insert into t values (0)")
+        with pytest.raises(ChangefeedError) as caught:
+            PostgresSnapshot(postgres.uri, "shop", consistent_seconds=0.5)
+        assert caught.value.code.number == "CF2005"
+        assert f"pid {forgotten.info.backend_pid} of postgres" in caught.value.detail
+    until(lambda: postgres.slots() == [])
+
+
+def test_no_free_slot_is_a_retry(
+    own_postgres_factory: Callable[..., PostgresCluster],
+) -> None:
+    server = own_postgres_factory(16, max_replication_slots="1")
+    with server.database() as db:
+        db.execute("select pg_create_logical_replication_slot('other', 'pgoutput')")
+        source = PostgresSource("shop", db.uri)
+        with pytest.raises(ChangefeedError) as caught:
+            source.snapshot()
+        assert (caught.value.code.number, caught.value.action) == ("CF2005", Action.RETRY)
+        source.close()
+
+
+@pytest.mark.parametrize("postgres", [14, 18], indirect=True)
+def test_parts_are_read_by_other_processes(postgres: Database, source: PostgresSource) -> None:
+    """While the table is written to; each part in whichever process is free."""
+    schema = source.describe(None, "t")
+    context = multiprocessing.get_context("spawn")
+    with source.snapshot() as snapshot, ProcessPoolExecutor(2, mp_context=context) as pool:
+        parts = list(snapshot.parts(schema, 1_500_000))
+        assert len(parts) > 8
+        postgres.execute("update t set v = v || '!' where id % 2 = 0; delete from t where id < 99")
+        found = [i for part in pool.map(ids, parts) for i in part]
+    assert sorted(found) == list(range(1, 20_001))
