@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,14 @@ def decode_columns(
     return _Decoder(block, tags, schema, 5 if streamed else 1).decode()
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which tuple each output row reads: ``at`` where ``present`` (None: everywhere)."""
+
+    at: Places
+    present: Mask | None
+
+
 class _Decoder:
     def __init__(self, block: Block, tags: Places, schema: TableSchema, header: int) -> None:
         self.block = block
@@ -115,8 +124,7 @@ class _Decoder:
         self.count = len(tags)
         data = block.data
         kinds = data[tags]
-        #: Where the first tuple's letter is; also a place inside each message to point
-        #: empty spans at, so that spans stay in order.
+        #: Where the first tuple's letter is; also where empty spans point.
         self.body = tags + (header + 4)
         lead = data[self.body]
         self.update = kinds == UPDATE
@@ -232,13 +240,22 @@ class _Decoder:
         self.deleted = op == DELETED
         self.created = op == CREATED
         #: Which tuple an output row reads its new and its old values from, -1 for none.
-        self.new_at = self._tuple_of(self.new_rows, ~self.deleted)
-        self.old_at = self._tuple_of(self.old_rows, ~self.created)
+        self.here = self.body[message]
+        self.new_at = self._choice(self._tuple_of(self.new_rows), ~self.deleted)
+        self.old_at = self._choice(self._tuple_of(self.old_rows), ~self.created)
 
-    def _tuple_of(self, rows: Places, wanted: Mask) -> Places:
+    def _tuple_of(self, rows: Places) -> Places:
+        """For each output row its tuple among those of the messages ``rows``, -1 for none."""
         at = np.full(self.count, -1, np.intp)
         at[rows] = np.arange(len(rows))
-        return np.where(wanted, at[self.message], -1)
+        tuples: Places = at[self.message]
+        return tuples
+
+    def _choice(self, at: Places, wanted: Mask) -> _Choice:
+        present = wanted & (at >= 0)
+        if present.all():
+            return _Choice(at, None)
+        return _Choice(np.where(present, at, 0), present)
 
     # ------------------------------------------------------------------------- values
 
@@ -259,71 +276,64 @@ class _Decoder:
     def _has_before(self) -> Mask:
         """Rows that were there before. The key of an update without an old tuple is known: it
         did not change; but where whole old rows are promised, one that is missing is null."""
-        return ~self.created
+        before: Mask = ~self.created
+        return before
 
     def _key_column(self, ordinal: int, unchanged: dict[int, Mask]) -> pa.Array:
         """The key each row is about: the old one of deletes, else the new one."""
-        from_old = self.deleted
-        cells = self._new_cells(ordinal, unchanged, where=~from_old)
-        if from_old.any():
-            old = self._cells_at(self.old, ordinal, np.where(from_old, self.old_at, -1))
-            cells = _merged(cells, old, from_old)
+        cells = self._new_cells(ordinal, unchanged)
+        if self.deleted.any():
+            cells = _merged(cells, self._cells(self.old, ordinal, self.old_at), self.deleted)
         return self._column(ordinal, cells)
 
     def _after(self, ordinal: int, unchanged: dict[int, Mask]) -> pa.Array:
         return self._column(ordinal, self._new_cells(ordinal, unchanged))
 
     def _before(self, ordinal: int) -> pa.Array:
-        at = np.where(self._whole_old(), self.old_at, -1)
-        return self._column(ordinal, self._cells_at(self.old, ordinal, at))
+        return self._column(ordinal, self._cells(self.old, ordinal, self._whole_old))
 
-    def _whole_old(self) -> Mask:
-        whole: Mask = self.has_row[self.message]
-        return whole
+    @cached_property
+    def _whole_old(self) -> _Choice:
+        """Old tuples that are whole rows: an old key vouches for the key alone."""
+        wanted = self.has_row[self.message] & ~self.created
+        return self._choice(self._tuple_of(self.old_rows), wanted)
 
-    def _new_cells(
-        self, ordinal: int, unchanged: dict[int, Mask], where: Mask | None = None
-    ) -> _Cells:
+    def _new_cells(self, ordinal: int, unchanged: dict[int, Mask]) -> _Cells:
         """New values; one that did not change is taken from the old row where it was sent."""
-        at = self.new_at if where is None else np.where(where, self.new_at, -1)
-        cells = self._cells_at(self.new, ordinal, at)
+        cells = self._cells(self.new, ordinal, self.new_at)
         if cells.kinds is None:
             return cells
         same = cells.kinds == UNCHANGED
         if not same.any():
             return cells
-        # An old key holds nothing but the key: its other columns are null without being so.
         has_old = self.has_old if ordinal in self.schema.key else self.has_row
         filled = same & has_old[self.message]
         if filled.any():
-            # The row's own old tuple, also on the second row of a changed key.
-            old_of = np.full(self.count, -1, np.intp)
-            old_of[self.old_rows] = np.arange(len(self.old_rows))
-            old = self._cells_at(self.old, ordinal, np.where(filled, old_of[self.message], -1))
-            cells = _merged(cells, old, filled)
+            # The message's own old tuple, also for the second row of a changed key.
+            choice = self._choice(self._tuple_of(self.old_rows), filled)
+            cells = _merged(cells, self._cells(self.old, ordinal, choice), filled)
         left = same & ~filled
         if left.any():
             unchanged[ordinal] = left
         return cells
 
-    def _cells_at(self, cells: Sequence[_Cells], ordinal: int, at: Places) -> _Cells:
-        """The cells of tuples ``at``; where that is -1 an empty null inside the message."""
-        none = at < 0
-        if not none.any():
-            cell = cells[ordinal]
+    def _cells(self, cells: Sequence[_Cells], ordinal: int, choice: _Choice) -> _Cells:
+        """The chosen tuples' cells; where there is none, an empty null inside the message."""
+        if not cells:
+            none = np.full(len(self.here), NULL, np.uint8)
+            return _Cells(self.here, self.here, none)
+        cell, at, present = cells[ordinal], choice.at, choice.present
+        if present is None:
             if len(cell.starts) == len(at):
                 return cell  # every tuple, in order
             kinds = None if cell.kinds is None else cell.kinds[at]
             return _Cells(cell.starts[at], cell.ends[at], kinds)
-        body = self.body[self.message]
-        if none.all():
-            return _Cells(body, body, np.full(len(at), NULL, np.uint8))
-        cell = cells[ordinal]
-        starts = np.where(none, body, cell.starts[at])
-        ends = np.where(none, body, cell.ends[at])
-        kinds = _kinds(cell)[at]
-        kinds[none] = NULL
-        return _Cells(starts, ends, kinds)
+        if cell.kinds is None:
+            kinds = np.where(present, np.uint8(AS_TEXT), np.uint8(NULL))
+        else:
+            kinds = np.where(present, cell.kinds[at], np.uint8(NULL))
+        starts = np.where(present, cell.starts[at], self.here)
+        return _Cells(starts, np.where(present, cell.ends[at], starts), kinds)
 
     def _column(self, ordinal: int, cells: _Cells) -> pa.Array:
         column: Column = self.schema.columns[ordinal]

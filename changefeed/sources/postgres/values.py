@@ -43,7 +43,7 @@ PADDING = 64
 class Spans:
     """Texts of one column where they lie in a buffer: ``data[starts[i]:ends[i]]``.
 
-    ``starts`` and ``ends`` interleaved never fall, also where ``valid`` is false (null). The
+    Where ``valid`` is false (null) the span is empty and lies anywhere in the buffer. The
     buffer is less than 2 GB long and goes on for :data:`PADDING` bytes behind the last end.
     """
 
@@ -65,16 +65,19 @@ def gather(spans: Spans) -> pa.StringArray:
     """The texts as one Arrow array of their own.
 
     The spans and the gaps between them are read as one Arrow array over the whole buffer, and
-    every second element is taken: the copy runs in Arrow, not in Python.
+    every second element is taken: the copy runs in Arrow, not in Python. Arrow looks at the
+    offsets of elements it takes and at the first and the last one, so a gap may be negative
+    (spans out of order), but the whole may not.
     """
     count = len(spans)
     if not count:
         return pa.array([], pa.string())
-    offsets = np.empty(2 * count, dtype=np.int32)
-    offsets[0::2] = spans.starts
-    offsets[1::2] = spans.ends
+    offsets = np.empty(2 * count + 1, dtype=np.int32)
+    offsets[0:-1:2] = spans.starts
+    offsets[1:-1:2] = spans.ends
+    offsets[-1] = max(offsets[0], offsets[-2])
     laid_out = pa.StringArray.from_buffers(
-        2 * count - 1, pa.py_buffer(offsets), pa.py_buffer(spans.data)
+        2 * count, pa.py_buffer(offsets), pa.py_buffer(spans.data)
     )
     mask = None if spans.valid is None else ~spans.valid
     return laid_out.take(pa.array(_even(count), mask=mask))
