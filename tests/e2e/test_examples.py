@@ -1,0 +1,110 @@
+"""Every example does what its ``expected`` folder says, on real servers.
+
+``pytest tests/e2e/test_examples.py tests/golden/test_language.py --rewrite`` writes the folders
+anew; read the difference.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from changefeed.spark.session import SparkEngine
+from tests.e2e.feeds import running
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+_TIMESTAMP = re.compile(r"\b\d{19}\.\d{10}\b")
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
+
+
+def masked(text: bytes | None) -> str:
+    """Text with timestamps of this run replaced."""
+    return _TIMESTAMP.sub("<ts>", (text or b"").decode())
+
+
+def check(request: pytest.FixtureRequest, file: Path, lines: list[str]) -> None:
+    """Compare with an expected file, or write it."""
+    text = "".join(line + "\n" for line in lines)
+    if request.config.getoption("--rewrite", default=False):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.kafka
+def test_kafka(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    kafka: KafkaBroker,
+    spark_engine: SparkEngine,
+) -> None:
+    folder = EXAMPLES / "kafka"
+    postgres.execute((folder / "setup.sql").read_text())
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(bank=postgres.uri, bus=f"{kafka.uri}?topic_prefix=bank_")
+        feeds.run_file(folder / "feeds.sql")
+        feeds.sync("bank_to_kafka")
+        postgres.execute((folder / "changes.sql").read_text())
+        feeds.sync("bank_to_kafka")
+        feeds.execute("DROP CHANGEFEED bank_to_kafka")
+    for topic in ("bank_accounts", "bank_transfers"):
+        records = kafka.messages(topic)
+        assert [r for r in records if r.key is None], "no resolved timestamp came"
+        rows = [f"{masked(r.key)}\t{masked(r.value)}" for r in records if r.key is not None]
+        check(request, folder / "expected" / f"{topic}.txt", rows)
+
+
+def test_files(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+) -> None:
+    folder = EXAMPLES / "files"
+    lake, exports = tmp_path / "lake", tmp_path / "exports"
+    postgres.execute((folder / "setup.sql").read_text())
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(plant=postgres.uri, lake=lake.as_uri(), exports=exports.as_uri())
+        feeds.run_file(folder / "feeds.sql")
+        feeds.sync("readings_to_files")
+        postgres.execute((folder / "changes.sql").read_text())
+        feeds.sync("readings_to_files")
+        feeds.execute("DROP CHANGEFEED readings_to_files")
+    names = sorted(str(path.relative_to(lake)) for path in lake.rglob("*") if path.is_file())
+    assert any(name.endswith(".RESOLVED") for name in names)
+    for topic in ("sensors", "readings"):
+        data = [name for name in names if re.search(rf"-{topic}-\w+\.ndjson$", name)]
+        rows = [masked(line) for name in data for line in (lake / name).read_bytes().splitlines()]
+        check(request, folder / "expected" / f"{topic}.ndjson", rows)
+    csv = [line for path in sorted(exports.rglob("*.csv")) for line in path.read_text().split("\n")]
+    check(request, folder / "expected" / "sensors.csv", [line for line in csv if line])
+
+
+def test_quickstart() -> None:
+    """The demo, as a user sees it; in a process of its own, because it starts Spark itself."""
+    run = subprocess.run(
+        [sys.executable, "-c", "import changefeed.demo as d; raise SystemExit(d.run(seconds=6))"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=EXAMPLES.parent,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    said = run.stdout
+    places = [
+        said.index(part)
+        for part in ("USE shop", "initial scan: ", "+ customers", "live: ", "»", "after it")
+    ]
+    assert places == sorted(places)
+    live = said[places[3] : places[5]]
+    assert re.search(r"[+~-] (orders|order_items|customers) +\[\d", live), "no change arrived"
+    assert "shop_to_lake" in said[places[5] :]
+    assert "Traceback" not in run.stderr
