@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 
 _BLOCK = re.compile(r"(?:^// .*\n)+(?=^[a-z_]+:)", re.MULTILINE)
 _FIELD = re.compile(r"%(\w+): ?(.*)")
@@ -38,7 +38,7 @@ class HelpTopic:
 @lru_cache(maxsize=1)
 def topics() -> tuple[HelpTopic, ...]:
     """Every topic, in the order of the grammar."""
-    grammar = files("grammar").joinpath("changefeed.lark").read_text("utf-8")
+    grammar = Path(__file__).with_name("changefeed.lark").read_text("utf-8")
     return tuple(
         _topic(block[0], grammar[block.end() :].partition(":")[0])
         for block in _BLOCK.finditer(grammar)
@@ -89,3 +89,32 @@ def help_for(words: str | Iterable[str]) -> HelpTopic | None:
         return begun[0]
     inside = [topic for topic in topics() if f"{asked} ".startswith(f"{topic.name} ")]
     return max(inside, key=lambda topic: len(topic.name), default=None)
+
+
+#: Categories in the order and words of the docs.
+HEADINGS = {
+    "connections": "Connections",
+    "changefeeds": "Changefeeds",
+    "listings": "Looking at feeds",
+    "dialects": "YugabyteDB's dialect",
+}
+
+
+def markdown() -> str:
+    """Every topic as a page, by category: the second half of ``docs/language.md``."""
+    parts = []
+    for category, heading in HEADINGS.items():
+        parts.append(f"## {heading}\n")
+        parts += [_section(topic) for topic in topics() if topic.category == category]
+    return "\n".join(parts)
+
+
+def _section(topic: HelpTopic) -> str:
+    lines = (
+        f"### {topic.name}\n",
+        f"```\n{topic.syntax}\n```\n",
+        f"{topic.text}\n",
+        f"```sql\n{topic.example}\n```\n",
+        f"See also: {', '.join(topic.see_also)}.\n",
+    )
+    return "\n".join(lines)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
+import threading
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 
 import lark
@@ -67,8 +66,8 @@ def _check_single(source: str) -> None:
 
 def grammar_text() -> str:
     """The whole grammar, as Lark reads it."""
-    folder = files("grammar")
-    return "\n".join(folder.joinpath(name).read_text("utf-8") for name in GRAMMAR_FILES)
+    here = Path(__file__).parent
+    return "\n".join((here / name).read_text("utf-8") for name in GRAMMAR_FILES)
 
 
 @lru_cache(maxsize=1)
@@ -122,15 +121,11 @@ def _load(cache: Path) -> Lark | None:
 
 
 def _store(built: Lark, cache: Path) -> None:
+    beside = cache.with_name(f"{cache.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                built.save(file)
-            os.replace(name, cache)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            built.save(file)
+        beside.replace(cache)
     except OSError:
         # A full or read-only disk costs the next start some 80 ms, nothing else.
-        return
+        beside.unlink(missing_ok=True)

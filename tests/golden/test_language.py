@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from enum import Enum
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from changefeed import option_docs
 from changefeed.clock import ManualClock
 from changefeed.errors import ChangefeedError, Problems
 from changefeed.options import OPTIONS, Options, parse_options
+from grammar import help as grammar_help
 from grammar.help import help_for
 from grammar.nodes import CreateChangefeed
 from grammar.parser import parse
 from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem, point
+from grammar.split import split
 from grammar.suggest import complete
 from tests.golden import runner
 
@@ -160,3 +163,26 @@ def test_the_page_of_options_is_the_table(rewrite: bool) -> None:
     if rewrite:
         page.write_text(option_docs.markdown(), "utf-8")
     assert page.read_text("utf-8") == option_docs.markdown()
+
+
+MADE = "<!-- From here on made from grammar/changefeed.lark: pytest tests/golden --rewrite -->\n\n"
+
+
+def test_the_page_of_statements_is_the_grammar(rewrite: bool) -> None:
+    page = DOCS / "language.md"
+    prose, mark, reference = page.read_text("utf-8").partition(MADE)
+    assert mark, "the page has lost its mark"
+    if rewrite:
+        reference = grammar_help.markdown()
+        page.write_text(prose + mark + reference, "utf-8")
+    assert reference == grammar_help.markdown()
+
+
+def test_the_statements_of_the_prose_parse() -> None:
+    prose = (DOCS / "language.md").read_text("utf-8").partition(MADE)[0]
+    blocks = re.findall(r"```sql\n(.*?)```", prose, re.DOTALL)
+    statements = [piece for block in blocks for piece in split(block)]
+    assert len(statements) > 10
+    for piece in statements:
+        assert piece.complete
+        parse(piece.text)
