@@ -7,6 +7,7 @@ Both ways run the same expressions (:mod:`changefeed.spark.envelope`) and yield 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from changefeed.spark.text import clean_columns
 
 if TYPE_CHECKING:
     from changefeed.spark.fold import Prepared
+    from changefeed.spark.rows import Segment
     from changefeed.spark.session import SparkEngine
 
 #: Up to this many rows :func:`encode_small` is faster than a job, which costs 100 ms of CPU
@@ -106,6 +108,65 @@ def _fold(
         ],
         schema=MESSAGE_SCHEMA,
     )
+
+
+def encode_big(
+    engine: SparkEngine,
+    table: pa.Table,
+    plan: MessagePlan,
+    clean: frozenset[str] | None = None,
+    *,
+    now_ns: int | None = None,
+    group: str | None = None,
+) -> pa.Table:
+    """The messages of many rows in memory, in their order, by one Spark job on all cores.
+
+    Arguments and errors are those of :func:`encode_small`; ``group`` is a name for
+    :meth:`SparkEngine.cancel`. Costs about the messages' size in memory, twice.
+    """
+    from changefeed.spark.executors import job_group
+    from changefeed.spark.rows import from_table, messages
+
+    if not table.num_rows:
+        return MESSAGE_SCHEMA.empty_table()
+    if clean is None:
+        clean = clean_columns(table, text_inputs(plan))
+    with engine.use() as session, job_group(session.sparkContext, group):
+        with from_table(session, table, plan, engine.scratch, engine.cores) as rows:
+            found = messages(rows, plan, clean, now_ns=now_ns).toArrow()
+    return _ordered(found)
+
+
+def encode_files(
+    engine: SparkEngine,
+    segments: Sequence[Segment],
+    plan: MessagePlan,
+    clean: frozenset[str] = frozenset(),
+    *,
+    now_ns: int | None = None,
+    group: str | None = None,
+) -> pa.Table:
+    """The messages of rows in files of the log, in the order of ``seq``; one Spark job."""
+    from changefeed.spark.executors import job_group
+    from changefeed.spark.rows import from_segments, messages
+
+    if not segments:
+        return MESSAGE_SCHEMA.empty_table()
+    with engine.use() as session, job_group(session.sparkContext, group):
+        rows = from_segments(session, segments, plan)
+        found = messages(rows, plan, clean, now_ns=now_ns).toArrow()
+    return _ordered(found)
+
+
+def _ordered(found: pa.Table) -> pa.Table:
+    """Rows by ``seq``. Spark keeps the order inside a task, not the order of tasks."""
+    batches = [batch for batch in found.to_batches() if batch.num_rows]
+    batches.sort(key=lambda batch: batch.column("seq")[0].as_py())
+    table = pa.Table.from_batches(batches, found.schema).cast(MESSAGE_SCHEMA)
+    seq = table["seq"].to_numpy()
+    if (seq[1:] < seq[:-1]).any():
+        table = table.sort_by("seq")
+    return table
 
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:

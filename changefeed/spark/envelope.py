@@ -44,7 +44,10 @@ class _Rows:
         self.deletes = not scan and plan.deletes is not Deletes.NO
         self.known = frozenset(plan.schema.before_ordinals)
 
-    def token(self, side: str, i: int) -> Expression:
+    def token(self, side: str, i: int) -> list[Part]:
+        """The JSON token of a column; ``null`` where the log has no such column."""
+        if side == "b" and i not in self.known:
+            return ["null"]
         name = f"{side}{i}"
         return json_token(
             self.plan.schema.columns[i],
@@ -53,26 +56,23 @@ class _Rows:
             null_as_object=self.plan.json_null_as_object,
         )
 
+    def member(self, side: str, i: int) -> list[Part]:
+        """``"b": "y"``."""
+        return [f"{self.name(i)}: ", *self.token(side, i)]
+
     def object(self, side: str, columns: Sequence[int]) -> list[Part]:
         """``{"a": 1, "b": "y"}``."""
-        return separated([self.member(i, self.token(side, i)) for i in columns], "{", "}")
+        return separated([self.member(side, i) for i in columns], "{", "}")
 
     def name(self, i: int) -> str:
         return string(self.plan.schema.columns[i].name)
-
-    def member(self, i: int, token: Part) -> list[Part]:
-        return [f"{self.name(i)}: ", token]
-
-    def known_token(self, side: str, i: int) -> Part:
-        return "null" if side == "b" and i not in self.known else self.token(side, i)
 
     def key(self, side: str) -> list[Part]:
         """``[1, "x"]``, or an object in the enriched envelope."""
         columns = self.plan.message_key
         if self.plan.envelope is Envelope.ENRICHED:
-            named = [self.member(i, self.known_token(side, i)) for i in columns]
-            return separated(named, "{", "}")
-        return separated([[self.known_token(side, i)] for i in columns], "[", "]")
+            return self.object(side, columns)
+        return separated([self.token(side, i) for i in columns], "[", "]")
 
 
 def expressions(plan: MessagePlan, clean: frozenset[str], *, scan: bool = False) -> Expressions:
@@ -165,8 +165,8 @@ def _flat(rows: _Rows, side: str, meta: dict[str, list[Part]]) -> Expression:
         members.append(['"__crdb__": ', *_members(meta)])
     key = set(rows.plan.schema.key)
     for i in rows.plan.columns:
-        token = rows.token(side, i) if side == "a" or i in key else "null"
-        members.append(rows.member(i, token))
+        shown = side == "a" or i in key
+        members.append(rows.member(side, i) if shown else [f"{rows.name(i)}: null"])
     return joined(separated(members, "{", "}"))
 
 

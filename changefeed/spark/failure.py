@@ -63,6 +63,8 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
     value = _VALUE.search(text)
     if value is not None:
         return ChangefeedError("CF4001", value[1])
+    if "cancelled part of cancelled job group" in text:
+        return ChangefeedError("CF4002", "the Spark job was cancelled")
     return ChangefeedError(
         "CF4002", f"Spark failed: {_kind(failure)}", hint="the log of Spark has the details."
     )

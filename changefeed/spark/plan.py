@@ -183,16 +183,17 @@ class MessagePlan:
 
 def resolved_payload(plan: MessagePlan, at: Timestamp) -> bytes:
     """The value of a resolved message."""
-    return _mark(plan, "resolved", at)
+    return mark_payload(plan.envelope, "resolved", at)
 
 
 def truncate_payload(plan: MessagePlan, at: Timestamp) -> bytes:
     """The value of the message that says all rows of the table were removed."""
-    return _mark(plan, "truncate", at)
+    return mark_payload(plan.envelope, "truncate", at)
 
 
-def _mark(plan: MessagePlan, member: str, at: Timestamp) -> bytes:
+def mark_payload(envelope: Envelope, member: str, at: Timestamp) -> bytes:
+    """The value of a message that is no row: ``member`` is ``resolved`` or ``truncate``."""
     text = f'{{"{member}": "{at}"}}'
-    if plan.envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
         text = f'{{"__crdb__": {text}}}'
     return text.encode()

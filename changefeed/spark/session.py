@@ -150,10 +150,16 @@ class SparkEngine:
         return self._current().kept(key, make)
 
     def cancel(self, group: str) -> None:
-        """Cancel the running jobs of a group (see ``SparkContext.setJobGroup``)."""
+        """Cancel the jobs of a group, also those it would start later. Never raises.
+
+        A group's name is used up by this.
+        """
         life = self._life
         if life is not None and life.usable:
-            life.session.result().sparkContext.cancelJobGroup(group)
+            context = life.session.result().sparkContext
+            # A JVM that is gone runs no job any more.
+            with contextlib.suppress(Exception):
+                context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
     @property
     def scratch(self) -> Path:

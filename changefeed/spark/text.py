@@ -1,4 +1,4 @@
-"""Which columns hold text that JSON can take as it is: one look at the bytes of a column."""
+"""Text that JSON can take as it is, told and made by Arrow, a column at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _MUST_ESCAPE = np.zeros(256, dtype=bool)
 _MUST_ESCAPE[:0x20] = True
@@ -21,6 +22,33 @@ def is_clean(column: pa.Array | pa.ChunkedArray) -> bool:
 def clean_columns(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> frozenset[str]:
     """Those of the text columns ``names`` that are clean."""
     return frozenset(name for name in names if is_clean(table[name]))
+
+
+def escaped(column: pa.Array) -> pa.Array:
+    """The values as JSON writes them inside quotes (RFC 8259, section 7).
+
+    A clean column comes back as it is. Which characters are there is read off the bytes, so
+    only those are looked for; escapes are those of Spark's writer (``\\u001F``).
+    """
+    found = np.unique(_bytes(column))
+    for code in found[_MUST_ESCAPE[found]][::-1]:  # the backslash before all that add some
+        column = pc.replace_substring(column, chr(code), _escape(int(code)))
+    return column
+
+
+_SHORT = {
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0C: "\\f",
+    0x0D: "\\r",
+    0x22: '\\"',
+    0x5C: "\\\\",
+}
+
+
+def _escape(code: int) -> str:
+    return _SHORT.get(code) or f"\\u{code:04X}"
 
 
 def _bytes(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

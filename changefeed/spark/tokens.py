@@ -58,32 +58,36 @@ def string(text: str) -> str:
 
 def json_token(
     column: Column, name: str, *, clean: bool, null_as_object: bool = False
-) -> Expression:
+) -> list[Part]:
     """The JSON token of log column ``name``; ``null`` for NULL.
 
     ``clean`` promises that no value has a character JSON must escape.
     """
     value = F.col(name)
+    null = F.lit("null")
     if column.form is Form.NATIVE:
-        token = value.cast("string")
-    elif column.form is Form.TEXT:
-        token = _quoted(value, clean)
-    elif null_as_object and column.logical == "json":
-        token = F.when(F.trim(value) == "null", _JSON_NULL).otherwise(value)
-    else:
-        token = value
-    return F.coalesce(token, F.lit("null"))
+        return [F.coalesce(value.cast("string"), null)]
+    if column.form is Form.TEXT and clean:
+        # Quotes as parts of their own: "text" never exists as a string that is copied again.
+        quote = F.when(value.isNull(), "").otherwise('"')
+        return [quote, F.coalesce(value, null), quote]
+    if column.form is Form.TEXT:
+        return [F.coalesce(_escaped(value), null)]
+    if null_as_object and column.logical == "json":
+        return [F.coalesce(F.when(F.trim(value) == "null", _JSON_NULL).otherwise(value), null)]
+    return [F.coalesce(value, null)]
 
 
-def _quoted(value: Expression, clean: bool) -> Expression:
+def _escaped(value: Expression) -> Expression:
+    """A JSON string of any text.
+
+    Spark's own writer escapes exactly, but makes a generator per value, so it gets those that
+    need it. The text between the brackets of ``["..."]`` starts and ends with a quote, so
+    trimming brackets takes one off each end.
+    """
+    exact = F.btrim(F.to_json(F.array(value)), F.lit("[]"))
     plain = F.concat(F.lit('"'), value, F.lit('"'))
-    if clean:
-        return plain
-    # Spark's own writer escapes exactly, but builds a generator per value: only where needed.
-    # The text between the brackets of ["..."] starts and ends with a quote, so trimming
-    # brackets takes one off each end.
-    escaped = F.btrim(F.to_json(F.array(value)), F.lit("[]"))
-    return F.when(value.rlike(MUST_ESCAPE), escaped).otherwise(plain)
+    return F.when(value.rlike(MUST_ESCAPE), exact).otherwise(plain)
 
 
 def csv_token(column: Column, name: str) -> Expression:

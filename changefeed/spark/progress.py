@@ -1,0 +1,92 @@
+"""How far the parts of a running scan are, told by the workers to the driver.
+
+Each worker sends one small datagram per batch to a socket of the driver, with the totals of
+its part so far. Advice only: one that is lost is made good by the next, and the true figures
+come with the job's result. The secret keeps other processes of the machine out.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+_FORM = struct.Struct(">16siqq")
+
+#: At most this often the listener is called, seconds.
+PERIOD = 0.25
+
+
+class Teller:
+    """Sends progress; pickles into the workers."""
+
+    def __init__(self, host: str, port: int, secret: bytes) -> None:
+        self._address = (host, port)
+        self._secret = secret
+        self._socket: socket.socket | None = None
+
+    def __call__(self, part: int, rows: int, size: int) -> None:
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.sendto(_FORM.pack(self._secret, part, rows, size), self._address)
+        except OSError:
+            return  # the driver shows an older figure for a moment
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_socket": None}
+
+
+class Listener:
+    """Adds up what the tellers of one job say and passes it on.
+
+    Args:
+        on_progress: called from a thread of its own with rows and bytes of all parts.
+        host: address the workers reach the driver at.
+    """
+
+    def __init__(self, on_progress: Callable[[int, int], None], host: str) -> None:
+        self._on_progress = on_progress
+        self._parts: dict[int, tuple[int, int]] = {}
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((host, 0))
+        self._socket.settimeout(PERIOD)
+        self._secret = secrets.token_bytes(16)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scan-progress", daemon=True)
+
+    def __enter__(self) -> Teller:
+        host, port = self._socket.getsockname()
+        self._thread.start()
+        return Teller(host, port, self._secret)
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        told = 0.0
+        fresh = False
+        while not self._closed.is_set():
+            fresh = self._take() or fresh
+            if fresh and time.monotonic() - told >= PERIOD:
+                told, fresh = time.monotonic(), False
+                rows, sizes = zip(*self._parts.values(), strict=True)
+                self._on_progress(sum(rows), sum(sizes))
+
+    def _take(self) -> bool:
+        try:
+            datagram = self._socket.recv(_FORM.size)
+        except TimeoutError:
+            return False
+        if len(datagram) != _FORM.size:
+            return False
+        secret, part, rows, size = _FORM.unpack(datagram)
+        if not secrets.compare_digest(secret, self._secret):
+            return False
+        self._parts[part] = (rows, size)
+        return True
