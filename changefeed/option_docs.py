@@ -1,8 +1,12 @@
-"""The option table as a page: ``docs/options.md`` is this text, and a test compares them."""
+"""The option table for people: the page ``docs/options.md``, and rows for help on a terminal.
+
+A test compares the page with :func:`markdown`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from changefeed.option_relations import RELATIONS, Relation
@@ -35,6 +39,34 @@ Options that contradict each other are an error that names both.
 def markdown() -> str:
     """The page."""
     return "".join((_HEAD, *_tables(), _TAIL, *map(_rule, RELATIONS)))
+
+
+@dataclass(frozen=True, slots=True)
+class OptionHelp:
+    """One option as help shows it: the sentence, the values it takes, the default in words."""
+
+    name: str
+    group: str
+    summary: str
+    values: str
+    default: str
+    example: str
+
+
+def listing(scheme: str | None = None) -> list[OptionHelp]:
+    """The options that a sink of this scheme takes (all of them without one), in table order."""
+    return [
+        OptionHelp(
+            row.name,
+            row.group,
+            row.summary,
+            ", ".join(row.values) or row.type.kind,
+            row.shown_default,
+            row.example,
+        )
+        for row in OPTIONS.values()
+        if scheme is None or row.fits(scheme)
+    ]
 
 
 def _tables() -> Iterator[str]:

@@ -264,7 +264,7 @@ class Reading:
 
     def __init__(self, clock: Clock, text: str, *, scheme: str = "", stored: bool = False) -> None:
         self.clock = clock
-        self.text = text
+        self.text = mask_statement(text)
         self.scheme = scheme
         self.stored = stored
         self.raw: dict[str, str] = {}

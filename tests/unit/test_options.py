@@ -10,6 +10,7 @@ import pytest
 from changefeed.cdc_dialect import CDC_OPTIONS, parse_cdc_options
 from changefeed.clock import ManualClock, Timestamp
 from changefeed.errors import ChangefeedError, Problems
+from changefeed.option_docs import listing
 from changefeed.option_relations import RELATIONS
 from changefeed.option_types import Takes, parse_duration, parse_moment, parse_size
 from changefeed.options import (
@@ -197,6 +198,29 @@ def test_mask_statement_keeps_offsets() -> None:
     shown = mask_statement(text)
     assert len(shown) == len(text)
     assert shown == "WITH Extra_Headers = '**************', key_column = 'c', x = 'k://u:**@h'"
+
+
+def test_an_error_echoes_the_statement_without_its_secrets() -> None:
+    text = "CREATE CHANGEFEED FOR t INTO 'kafka://u:s3cret@h' WITH formt"
+    statement = parse(text)
+    assert isinstance(statement, nodes.CreateChangefeed)
+    with pytest.raises(ChangefeedError) as caught:
+        parse_options(statement.options, scheme="kafka", text=text)
+    assert caught.value.text == "CREATE CHANGEFEED FOR t INTO 'kafka://u:******@h' WITH formt"
+    assert caught.value.span is not None
+    assert caught.value.text[caught.value.span.start : caught.value.span.end] == "formt"
+
+
+def test_help_lists_what_a_sink_takes() -> None:
+    kafka = {entry.name: entry for entry in listing("kafka")}
+    assert set(kafka) == {entry.name for entry in listing()} == set(OPTIONS)
+    assert set(OPTIONS) - {entry.name for entry in listing("file")} == {
+        "headers_json_column_name",
+        "extra_headers",
+        "kafka_sink_config",
+    }
+    assert (kafka["format"].values, kafka["format"].default) == ("json, csv", "json")
+    assert kafka["resolved"].values == "duration"
 
 
 # ------------------------------------------------------------------------------- ALTER
