@@ -166,10 +166,16 @@ def _end_with_parent(stop: Callable[[], None]) -> None:
 
 
 def _start_frontier(writer: LogWriter, source: Source, slot: str) -> Frontier:
-    """Where to go on: the log's own end, or the slot's first position for an empty log."""
-    if writer.frontier is not None:
-        return writer.frontier
-    return Frontier(at=Timestamp.ZERO, position=source.slot_position(slot))
+    """Where to go on: the log's own end, or the slot's first position for an empty log.
+
+    An empty log gets that position as its first entry, stamped now: every later position has
+    a timestamp then, and a ``cursor`` before the log is known to be one.
+    """
+    if writer.frontier is None:
+        begin = Frontier(at=SystemClock().now(), position=source.slot_position(slot))
+        writer.append(Flush((), begin))
+        return begin
+    return writer.frontier
 
 
 def capture(state: str, source_name: str, tell: Tell) -> None:
@@ -193,6 +199,7 @@ def capture(state: str, source_name: str, tell: Tell) -> None:
             system_id=known.system_id,
             intern=catalog.intern_schema,
             spool=layout.spool(source_name),
+            latest=catalog.latest_schema,
         )
         worker = Capture(stream, writer, tell, keep_from=lambda: catalog.oldest_needed(source_name))
         _end_with_parent(worker.stop)

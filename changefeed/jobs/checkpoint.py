@@ -17,7 +17,7 @@ from changefeed.options import MIN_CHECKPOINT_FREQUENCY, RESOLVED
 #: Progress of a feed that delivers is saved about this often (seconds).
 SAVE_SECONDS = 1.0
 #: Progress of a feed that only watches time pass is saved this often.
-SAVE_IDLE_SECONDS = 5.0
+SAVE_IDLE_SECONDS = 2.0
 
 
 class Checkpoint:

@@ -112,8 +112,17 @@ class Feed:
         )
 
     def high_water(self) -> Timestamp | None:
-        """Everything at or below is durable for every table that has not failed."""
-        live = [t.done_upto for t in self.tables.values() if t.state is not TableState.FAILED]
+        """Everything at or below is durable for every table that has not failed.
+
+        A table under backfill will still send rows *at* the scan's timestamp.
+        """
+        live = [
+            t.scan_at.previous()
+            if t.scan_wanted and t.scan_at and t.done_upto and t.done_upto >= t.scan_at
+            else t.done_upto
+            for t in self.tables.values()
+            if t.state is not TableState.FAILED
+        ]
         if not live or any(done is None for done in live):
             return None
         return min(done for done in live if done is not None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from changefeed.catalog import Catalog
 from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
+from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Frontier, Position
 from changefeed.jobs.capture import Notice
 from changefeed.jobs.supervisor import CaptureSupervisor
@@ -27,6 +27,9 @@ from changefeed.telemetry import log
 
 #: How often a keeper looks at the log by itself when another process runs the capture.
 POLL_SECONDS = 0.05
+
+#: How long a feed waits for its tables to be captured before it says so and tries again.
+CAPTURE_SECONDS = 60.0
 
 
 class SourceKeeper:
@@ -49,6 +52,7 @@ class SourceKeeper:
         self._stalled = ""
         self._wakes = 0
         self._closed = threading.Event()
+        self._follower: threading.Thread | None = None
 
     # -- the source -----------------------------------------------------------------------
 
@@ -81,9 +85,6 @@ class SourceKeeper:
         """
         wanted = frozenset(tables)
         with self._lock:
-            if not self._capturing:
-                self._wait_watched_elsewhere(wanted)
-                return
             if wanted != self._watched:
                 self._prepare(wanted)
             self._start_capture()
@@ -111,17 +112,6 @@ class SourceKeeper:
     def _object_name(self) -> str:
         safe = "".join(c if c.isalnum() and c.isascii() else "_" for c in self.name.lower())
         return f"changefeed_{self._catalog.state_id}_{safe}"[:63]
-
-    def _wait_watched_elsewhere(self, wanted: frozenset[TableName]) -> None:
-        deadline = time.monotonic() + 60
-        while not wanted <= self._catalog.captured(self.name).keys():
-            if time.monotonic() > deadline or self._closed.is_set():
-                raise ChangefeedError(
-                    "CF2101",
-                    f"the node of this state did not start to capture from {self.name!r}",
-                )
-            self._grown.wait(POLL_SECONDS)
-        self._follow()
 
     def forget(self) -> None:
         """No feed is left: stop the capture, remove slot and publication, drop the log."""
@@ -174,7 +164,7 @@ class SourceKeeper:
 
     def _follow(self) -> None:
         """Refresh by looking, for a log that another process writes."""
-        if self._supervisor is not None or getattr(self, "_follower", None) is not None:
+        if self._follower is not None:
             return
 
         def look() -> None:
@@ -235,10 +225,34 @@ class SourceKeeper:
                     return frontier
                 self._grown.wait(left)
 
+    def wait_captured(self, tables: Iterable[TableName], stop: threading.Event) -> None:
+        """Wait until every later commit to ``tables`` is sure to reach the log.
+
+        Raises:
+            ChangefeedError: the node of this state does not get there.
+        """
+        wanted = frozenset(tables)
+        deadline = time.monotonic() + CAPTURE_SECONDS
+        while not stop.is_set() and not wanted <= self._catalog.captured(self.name).keys():
+            if self._error is not None and self._error.action is not Action.RETRY:
+                raise self._error
+            if time.monotonic() > deadline:
+                why = self._catalog.source_state(self.name).error
+                raise ChangefeedError(
+                    "CF2101",
+                    f"capture from {self.name!r} did not begin",
+                    detail=why or "no node of this state took it up",
+                )
+            stop.wait(POLL_SECONDS)
+        if not self._capturing:
+            self._follow()
+
     def wait_position(
         self, position: Position, stop: threading.Event, timeout: float = 300.0
     ) -> Timestamp:
         """The log timestamp of ``position``, once the log has reached it.
+
+        A position before the log's begin has the begin's timestamp.
 
         Raises:
             ChangefeedError: capture stopped with an error, or the wait was too long.
@@ -249,7 +263,7 @@ class SourceKeeper:
                 frontier = self.reader.frontier
                 if frontier is not None and frontier.position >= position:
                     at = self.reader.timestamp_at(position)
-                    return at if at is not None else frontier.at
+                    return at if at is not None else self.reader.oldest
                 if self._error is not None:
                     raise self._error
                 if time.monotonic() > deadline:

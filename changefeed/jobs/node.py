@@ -25,19 +25,25 @@ from typing import TextIO
 from changefeed.catalog import Catalog
 from changefeed.clock import Clock, SystemClock
 from changefeed.errors import Action, ChangefeedError
+from changefeed.events import Frontier
 from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.model import Job, Status, Wanted
 from changefeed.jobs.runner import FeedRunner
 from changefeed.jobs.share import SharedMessages
+from changefeed.plan.stages import FeedPlan
 from changefeed.schema import TableName
 from changefeed.spark.session import SparkEngine
 from changefeed.state import StateLayout
+from changefeed.statements.context import StreamRow
 from changefeed.telemetry import log
+from sinks.terminal import TerminalSink
 
 LOOP_SECONDS = 0.1
+SINKLESS_STOP_SECONDS = 10.0
 HEARTBEAT_SECONDS = 2.0
 LEASE_SECONDS = 15.0
 EXPAND_SECONDS = 10.0
+FRONTIER_SECONDS = 1.0
 SOURCE_RETRY_SECONDS = 5.0
 
 
@@ -98,6 +104,8 @@ class Node:
         self._seen_version: object = None
         self._next_expand = 0.0
         self._next_heartbeat = 0.0
+        self._next_frontier = 0.0
+        self._saved_frontiers: dict[str, Frontier] = {}
         self._mutex = threading.RLock()
         self.is_node = False
 
@@ -145,7 +153,9 @@ class Node:
         self._lock_file.release()
 
     def wake(self) -> None:
-        """Look at the job table now."""
+        """Look at the job table now, and save every feed's progress soon (SYNC waits for it)."""
+        for runner in list(self._runners.values()):
+            runner.request_checkpoint()
         self._wake.set()
 
     def node_running(self) -> bool:
@@ -179,6 +189,7 @@ class Node:
 
     def _turn(self) -> None:
         now = time.monotonic()
+        self._save_frontiers(now)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_SECONDS
             self.catalog.heartbeat(self.id)
@@ -200,6 +211,19 @@ class Node:
         jobs = [j for j in jobs if j.wanted is not Wanted.DROPPED]
         self._watch_sources(jobs)
         self._start_wanted(jobs)
+
+    def _save_frontiers(self, now: float) -> None:
+        """Let other processes see how far the logs are (SHOW, SYNC)."""
+        if now < self._next_frontier:
+            return
+        self._next_frontier = now + FRONTIER_SECONDS
+        for name, keeper in list(self._keepers.items()):
+            frontier = keeper.frontier
+            if frontier is not None and frontier != self._saved_frontiers.get(name):
+                self._saved_frontiers[name] = frontier
+                self.catalog.save_source_state(
+                    name, position=frontier.position, frontier=frontier.at
+                )
 
     def _renew_leases(self) -> None:
         for runner in list(self._runners.values()):
@@ -244,9 +268,16 @@ class Node:
 
     def _remove_dropped(self, jobs: list[Job]) -> None:
         for job in jobs:
-            if job.wanted is Wanted.DROPPED and job.id not in self._runners:
+            gone = job.wanted is Wanted.DROPPED or self._abandoned(job)
+            if gone and job.id not in self._runners:
                 self.catalog.delete_job(job.id)
                 log.info("feed %s dropped", job.name)
+
+    def _abandoned(self, job: Job) -> bool:
+        """A sinkless feed whose process is gone."""
+        if not job.sinkless or self.catalog.lease_holder(job.id) is not None:
+            return False
+        return self.clock.now().wall - job.created > LEASE_SECONDS * 1e9
 
     def _watch_sources(self, jobs: list[Job]) -> None:
         wanted: dict[str, set[TableName]] = {}
@@ -317,6 +348,44 @@ class Node:
 
     # -- sinkless feeds -------------------------------------------------------------------
 
-    def runners(self) -> Iterator[FeedRunner]:
-        """The feeds that run here now."""
-        yield from list(self._runners.values())
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+        """Run a feed for the one client in this process; closing the iterator ends it.
+
+        Its job is in the table while it lives, so that the node that captures the source
+        (maybe another process) includes its tables; it is gone afterwards.
+        """
+        job = self.catalog.create_job(plan.spec())
+        sink = TerminalSink()
+        runner: FeedRunner | None = None
+        try:
+            lease = self.catalog.acquire_lease(job.id, self.id, LEASE_SECONDS)
+            if lease is None:
+                raise ChangefeedError("CF6003", "another node took the feed")
+            self.wake()
+            self.engine.start()
+            runner = FeedRunner(self, job, lease, sink)
+            with self._mutex:
+                self._runners[job.id] = runner
+            runner.start()
+            yield from self._rows(sink, runner)
+        finally:
+            sink.leave()
+            if runner is not None:
+                runner.request_stop()
+                runner.join(SINKLESS_STOP_SECONDS)
+                self._runners.pop(job.id, None)
+            self.catalog.delete_job(job.id)
+            self.wake()
+
+    def _rows(self, sink: TerminalSink, runner: FeedRunner) -> Iterator[StreamRow]:
+        renew_at = time.monotonic() + HEARTBEAT_SECONDS
+        while not sink.ended:
+            row = sink.take(0.2)
+            if row is not None:
+                yield row
+            if not self.is_node and time.monotonic() >= renew_at:
+                renew_at = time.monotonic() + HEARTBEAT_SECONDS
+                runner.renew_lease(LEASE_SECONDS)
+        job = self.catalog.job(runner.job_id)
+        if job.status is Status.FAILED:
+            raise ChangefeedError(job.error_code or "CF4002", job.error or job.reason)

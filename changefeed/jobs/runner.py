@@ -232,15 +232,18 @@ class FeedRunner:
         end = self._feed.job.end_time
         upto = min(frontier, end) if end is not None else frontier
         free: dict[TableName, Timestamp] = {}
-        held: dict[TableName, Timestamp] = {}
+        held: dict[Timestamp, dict[TableName, Timestamp]] = {}
         for table in self._feed.in_state(TableState.RUNNING):
-            if table.done_upto is not None:
-                group = held if self._scanning.holds(table) else free
-                group[table.table] = table.done_upto
+            if table.done_upto is None:
+                continue
+            if not self._scanning.holds(table):
+                free[table.table] = table.done_upto
+            elif table.scan_at is not None:
+                held.setdefault(table.scan_at, {})[table.table] = table.done_upto
         if free:
             yield upto, free
-        if held and self._scanning.at is not None:
-            yield min(upto, self._scanning.at), held
+        for scan_at, bounds in held.items():
+            yield min(upto, scan_at), bounds
 
     def _after_turn(self) -> bool:
         self._checkpoint.turn(self._feed, moved=True)
@@ -250,7 +253,7 @@ class FeedRunner:
         table = event.new.table
         self.catalog.record_event(self.job_id, "notice", difference(event), table=str(table))
         if needs_backfill(event, self._feed.options):
-            self._feed.update(table, scan_wanted=True, scan_rows=0, scan_total=0)
+            self._feed.update(table, scan_wanted=True, scan_at=None, scan_rows=0, scan_total=0)
 
     # -- states ---------------------------------------------------------------------------
 

@@ -111,6 +111,10 @@ class Scan(threading.Thread):
     def _scan(self) -> None:
         keeper = self._runner.keeper
         source = keeper.source
+        # An open image holds back VACUUM at the source: nothing may wait for Spark's start then.
+        self._runner.engine.session()
+        # The image must be younger than the capture, or changes between them would be lost.
+        keeper.wait_captured(self.tables, self._stopping)
         described = self._describe()
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
             self.at = keeper.wait_position(snapshot.position, self._stopping)
@@ -179,7 +183,7 @@ class Scan(threading.Thread):
                         target=self._runner.target(table.name),
                         schema=schema,
                         rows=messages,
-                        frontier=at,
+                        frontier=at.previous(),
                         scan=True,
                     )
                 )
@@ -253,7 +257,7 @@ class ScanDelivery:
                         target=self.target,
                         schema=self.schema,
                         rows=rows,
-                        frontier=self.epoch.upto,
+                        frontier=self.epoch.upto.previous(),
                         scan=True,
                     )
                 )

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 from changefeed.catalog import Catalog
-from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.faults import fault_point
 from changefeed.jobs.feed import Feed
@@ -40,14 +39,9 @@ class Scanning:
         return self._scan is not None or bool(_owed(feed))
 
     def holds(self, table: TableProgress) -> bool:
-        """A backfill of this table runs: its changes must not pass :attr:`at`."""
+        """A backfill of this table runs: its changes must not pass its ``scan_at``."""
         scan = self._scan
         return scan is not None and table.scan_wanted and table.table in scan.tables
-
-    @property
-    def at(self) -> Timestamp | None:
-        """The timestamp of the running scan, once known."""
-        return self._scan.at if self._scan is not None else None
 
     def text(self) -> str:
         """How far the scan is, with the time it still needs, for people."""
@@ -117,7 +111,7 @@ class Scanning:
             return
         if table.backfill and scan.at and now.done_upto and now.done_upto >= scan.at:
             table.caught_up.set()
-        if (table.rows, table.total) != (now.scan_rows, now.scan_total):
+        if (table.rows, table.total, scan.at) != (now.scan_rows, now.scan_total, now.scan_at):
             feed.update(name, scan_rows=table.rows, scan_total=table.total, scan_at=scan.at)
 
     def _place(self, feed: Feed, table: TableProgress) -> None:
@@ -129,6 +123,7 @@ class Scanning:
             self._check_cursor(table.table, cursor)
             at = cursor
         else:
+            self._keeper.wait_captured([table.table], self._stopping)
             position = table.start or self._keeper.source.current_position()
             at = self._keeper.wait_position(position, self._stopping)
         feed.update(table.table, state=TableState.RUNNING, done_upto=at)

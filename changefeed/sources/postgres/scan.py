@@ -22,7 +22,8 @@ from psycopg import sql
 from changefeed.errors import ChangefeedError
 from changefeed.schema import TableSchema
 from changefeed.sources.postgres.connect import Connection, connect, is_quiet, translate
-from changefeed.sources.postgres.csv import blocks, parse_csv
+from changefeed.sources.postgres.copyout import Block, copy_out
+from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.values import text_column
 
 #: The server ends a reader that was left idle this long: a process that took part in a scan
@@ -100,21 +101,27 @@ class Readers:
             ChangefeedError: CF2201 the snapshot is gone; CF2001, CF2002 no connection.
         """
         while (connection := self._pop(uri, snapshot)) is not None:
-            if is_quiet(connection):
+            if is_quiet(connection) and _set_idle(connection, "0"):
                 return connection
             connection.close()
         connection = connect(uri)
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             import_snapshot(connection, snapshot)
-            connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{READER_IDLE}'")
         except psycopg.Error as error:
             connection.close()
             raise snapshot_gone(error) from error
         return connection
 
     def give_back(self, uri: str, snapshot: str, connection: Connection) -> None:
-        """Keep the connection for the next part; at most one idle for each snapshot."""
+        """Keep the connection for the next part; at most one idle for each snapshot.
+
+        The server ends it when nobody takes it for a while. A reader at work has no such limit:
+        what reads from it may wait for Spark or for a slow sink.
+        """
+        if not _set_idle(connection, READER_IDLE):
+            connection.close()
+            return
         with self._lock:
             kept = self._idle.setdefault((uri, snapshot), [])
             surplus = [connection] if kept else []
@@ -143,6 +150,15 @@ class Readers:
                 self._idle, self._pid = {}, os.getpid()
             idle = self._idle.get((uri, snapshot))
             return idle.pop() if idle else None
+
+
+def _set_idle(connection: Connection, limit: str) -> bool:
+    """Let the server end the session after ``limit`` of idling; False when it is gone."""
+    try:
+        connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{limit}'")
+    except psycopg.Error:
+        return False
+    return True
 
 
 READERS = Readers()
@@ -211,12 +227,11 @@ def _prove_unchanged(connection: Connection, part: PostgresPart) -> None:
 
 
 def _batches(connection: Connection, part: PostgresPart) -> Iterator[pa.RecordBatch]:
-    with connection.cursor() as cursor, cursor.copy(part.query()) as copy:
-        for block in blocks(copy):
-            yield _batch(part, block)
+    for block in copy_out(connection, part.query()):
+        yield _batch(part, block)
 
 
-def _batch(part: PostgresPart, block: bytes) -> pa.RecordBatch:
+def _batch(part: PostgresPart, block: Block) -> pa.RecordBatch:
     """A block of CSV as columns ``a0..an`` in log form."""
     table = part.table
     texts = parse_csv(block, len(part.columns))
