@@ -276,22 +276,30 @@ class Jobs(Store):
         with self._database.write() as transaction:
             other = _by_name(transaction, name)
             if other and other.id != job_id:
-                raise ChangefeedError("CF1102", f'changefeed "{name}" already exists')
+                raise ChangefeedError(
+                    "CF1102",
+                    f'changefeed "{name}" already exists',
+                    hint="choose another name.",
+                )
             _set(transaction, job_id, name=name, modified=self._now())
             return self._job(_get(transaction, job_id))
 
     def delete_job(self, job_id: int) -> None:
         """Drop a job: progress, lease, events and secrets go, a row for SHOW JOBS stays.
 
-        The name is free afterwards. Dropping a dropped job does nothing.
+        Of a sinkless feed nothing stays. The name is free afterwards. Dropping a dropped job,
+        or one that is not there any more, does nothing.
         """
         now = self._now()
         with self._database.write() as transaction:
-            row = _get(transaction, job_id)
-            if row.status == Status.DROPPED.value:
+            row = _find(transaction, job_id)
+            if row is None or row.status == Status.DROPPED.value:
                 return
             for table in (tables.job_table, tables.lease, tables.event):
                 transaction.execute(delete(table).where(table.c.job_id == job_id))
+            if row.sinkless:
+                transaction.execute(delete(_job).where(_job.c.id == job_id))
+                return
             _set(
                 transaction,
                 job_id,

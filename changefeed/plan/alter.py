@@ -32,6 +32,7 @@ from changefeed.plan.build import (
     distinct,
     feed_sql,
     find_tables,
+    shown,
     table_notices,
     table_stages,
 )
@@ -199,9 +200,9 @@ class _Alteration:
         if all(old[row] == new[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME)):
             return
         where = nodes.TableTarget(nodes.QualifiedName(()), span=self.statement.feed.span)
-        for table, progress in self.tables.items():
+        for table in self.tables:
             schema = self.source.describe(table.schema, table.name)
-            self.problems += check_table(TableStage(schema, progress), new, where)
+            self.problems += check_table(schema, where, new)
 
     # -- tables ---------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class _Alteration:
                     self._problem(
                         "CF1302",
                         "target already watched by changefeed",
-                        f"it watches {_shown(place.schema.table)} now.",
+                        f"it watches {shown(place.schema.table)} now.",
                         place.target.span,
                     )
             else:
@@ -243,10 +244,9 @@ class _Alteration:
         start: Position | None = None
         if scan is InitialScan.NO:
             start = self.source.current_position()
-        stages = table_stages(fresh, self.source, sink, options, scan=scan, start=start)
-        for stage, place in zip(stages, fresh, strict=True):
-            self.problems += check_table(stage, options, place.target)
-        self.added += stages
+        for place in fresh:
+            self.problems += check_table(place.schema, place.target, options)
+        self.added += table_stages(fresh, self.source, sink, options, scan=scan, start=start)
         self.targets += definite(action.targets, found, self.source)
 
     def _check_source(self, fresh: Sequence[Found], *, diff: bool) -> None:
@@ -277,7 +277,7 @@ class _Alteration:
         name = ".".join(target.name.parts)
         span = target.name.span or target.span
         if fits:
-            listed = ", ".join(map(_shown, fits))
+            listed = ", ".join(map(shown, fits))
             self._problem("CF1302", f'target "TABLE {name}" is one of {listed}', span=span)
             return
         schema = target.name.parts[-2] if len(target.name.parts) > 1 else None
@@ -304,7 +304,7 @@ class _Alteration:
                 if narrowed is None:
                     self._problem(
                         "CF1303",
-                        f"{_shown(table)} is part of {target_text(known)}",
+                        f"{shown(table)} is part of {target_text(known)}",
                         "DROP that target and ADD the tables that are to stay.",
                         target.span,
                     )
@@ -351,10 +351,6 @@ def _names(parts: tuple[str, ...], table: TableName) -> bool:
     return full[-len(parts) :] == parts or parts == (table.source, table.name)
 
 
-def _shown(table: TableName) -> str:
-    return f"{table.schema}.{table.name}"
-
-
 def _covers(target: nodes.SchemaTarget | nodes.DatabaseTarget, table: TableName) -> bool:
     """Whether the pattern's schema is the table's; whether its globs fit does not matter."""
     return isinstance(target, nodes.DatabaseTarget) or target.name.parts[-1] == table.schema
@@ -369,12 +365,12 @@ def _without(
     that fits the table cannot be narrowed.
     """
     whole = isinstance(target, nodes.DatabaseTarget)
-    name = glob.escape(_shown(table) if whole else table.name)
+    name = glob.escape(shown(table) if whole else table.name)
     if target.filter is not nodes.Filter.INCLUDE:
         return type(target)(
             target.name, nodes.Filter.EXCLUDE, (*target.patterns, name), span=target.span
         )
-    patterns = tuple(p for p in target.patterns if p not in (table.name, _shown(table)))
+    patterns = tuple(p for p in target.patterns if p not in (table.name, shown(table)))
     if len(patterns) == len(target.patterns) or not patterns:
         return None
     return type(target)(target.name, nodes.Filter.INCLUDE, patterns, span=target.span)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from changefeed.catalog import Catalog, Connection, SourceState
 from changefeed.clock import Clock
-from changefeed.errors import ChangefeedError, Problems, raise_all
+from changefeed.errors import ChangefeedError, Problems, Span, raise_all
 from changefeed.events import Position
 from changefeed.jobs.model import TableProgress
 from changefeed.options import (
@@ -20,6 +20,7 @@ from changefeed.options import (
     DIFF,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
+    KEY_COLUMN,
     InitialScan,
     Options,
     parse_options,
@@ -37,11 +38,12 @@ from changefeed.plan.targets import (
     target_text,
     wishes,
 )
-from changefeed.schema import TableName
+from changefeed.schema import TableName, TableSchema
 from changefeed.sources.base import Source, TableInfo, Watch
 from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
 from grammar.printer import to_sql
+from grammar.spelling import did_you_mean
 from sinks.registry import sink_location
 
 T = TypeVar("T")
@@ -107,13 +109,13 @@ class Planner:
         connection = self._attempt(self._connection)
         sink = self._attempt(self._sink)
         options = self._attempt(lambda: self._options(sink))
-        if sink is not None and options is not None:
-            self.problems += check_sink(sink, options)
+        if sink is not None:
+            self.problems += check_sink(sink, options or Options.from_dict({}))
         source = self._attempt(lambda: self._open(connection)) if connection else None
         if connection is None or source is None:
             return None
         state = self._state(connection)
-        found = self._attempt(lambda: self._found(source, state, bool(options and options[DIFF])))
+        found = self._attempt(lambda: self._found(source, state, options))
         if sink is None or options is None or self.problems:
             return None
         return self._attempt(
@@ -172,8 +174,9 @@ class Planner:
         slot = state.slot or self.catalog.slot_name(connection.name)
         return replace(state, slot=slot, publication=state.publication or slot)
 
-    def _found(self, source: Source, state: SourceState, diff: bool) -> list[Found]:
+    def _found(self, source: Source, state: SourceState, options: Options | None) -> list[Found]:
         """The tables, after every check the source makes of itself and of them."""
+        diff = bool(options and options[DIFF])
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
         watches = [
@@ -181,6 +184,8 @@ class Planner:
             for f in found
         ]
         self.problems += source.check(watches, slot=state.slot, publication=state.publication)
+        for place in found:
+            self.problems += check_table(place.schema, place.target, options)
         return found
 
     def _assemble(
@@ -198,8 +203,6 @@ class Planner:
             start = source.current_position()
         self._check_cursor(options, connection.name, found)
         tables = table_stages(found, source, sink, options, scan=scan, start=start)
-        for table, place in zip(tables, found, strict=True):
-            self.problems += check_table(table, options, place.target)
         targets = tuple(
             dict.fromkeys(target_text(t) for t in definite(self.statement.targets, found, source))
         )
@@ -332,55 +335,59 @@ def table_stages(
     return stages
 
 
-def check_table(table: TableStage, options: Options, target: nodes.Target) -> list[ChangefeedError]:
+def check_table(
+    schema: TableSchema, target: nodes.Target, options: Options | None
+) -> list[ChangefeedError]:
     """What the target's columns and range, and the options, need of the table."""
     problems = []
-    schema = table.schema
     known = {column.name: column for column in schema.columns}
     span = to_span(target.span)
-    for name in table.progress.columns:
-        if name not in known:
-            problems.append(_no_column(name, table, span))
-    for option in ("key_column", HEADERS_JSON_COLUMN_NAME.name):
-        name = options[option]
-        if name is not None and name not in known:
-            problems.append(_no_column(name, table, span))
-    headers = known.get(options[HEADERS_JSON_COLUMN_NAME] or "")
+    own = target if isinstance(target, nodes.TableTarget) else None
+    named = list(own.columns if own else ())
+    if options is not None:
+        named += filter(None, (options[KEY_COLUMN], options[HEADERS_JSON_COLUMN_NAME]))
+    problems += [_no_column(name, schema, span) for name in named if name not in known]
+    headers = known.get((options[HEADERS_JSON_COLUMN_NAME] if options else None) or "")
     if headers is not None and headers.logical != "json":
         problems.append(
             ChangefeedError(
                 "CF1302",
-                f"column {headers.name} of {table.shown} is {headers.type_name}, not json: "
-                "it cannot hold headers",
+                f"column {headers.name} of {shown(schema.table)} is {headers.type_name}, "
+                "not json: it cannot hold headers",
                 span=span,
             )
         )
-    if max(len(table.progress.values_from), len(table.progress.values_to)) > len(schema.key):
+    width = max(len(own.values_from), len(own.values_to)) if own else 0
+    if width and schema.keyless:
+        message = f"{shown(schema.table)} has no key, so VALUES has no meaning"
+        problems.append(ChangefeedError("CF1302", message, span=span))
+    elif width > len(schema.key):
         key = ", ".join(column.name for column in schema.key_columns)
         problems.append(
             ChangefeedError(
                 "CF1302",
-                f"VALUES has more columns than the key of {table.shown}",
+                f"VALUES has more columns than the key of {shown(schema.table)}",
                 detail=f"the key is ({key})",
                 span=span,
-            )
-        )
-    elif schema.keyless and (table.progress.values_from or table.progress.values_to):
-        problems.append(
-            ChangefeedError(
-                "CF1302", f"{table.shown} has no key, so VALUES has no meaning", span=span
             )
         )
     return problems
 
 
-def _no_column(name: str, table: TableStage, span: object) -> ChangefeedError:
-    listed = ", ".join(column.name for column in table.schema.columns[:20])
+def shown(table: TableName) -> str:
+    """``schema.table``: how a table is named inside its source."""
+    return f"{table.schema}.{table.name}"
+
+
+def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedError:
+    columns = [column.name for column in schema.columns]
+    near = did_you_mean(name, columns)
+    listed = f"its columns are: {', '.join(columns[:20])}."
     return ChangefeedError(
         "CF1101",
-        f"required column {name} not present on table {table.schema.table.name}",
-        hint=f"its columns are: {listed}.",
-        span=span,  # type: ignore[arg-type]
+        f"required column {name} not present on table {schema.table.name}",
+        hint=f'did you mean "{near}"?' if near else listed,
+        span=span,
     )
 
 

@@ -167,7 +167,8 @@ class SelectStage:
             yield "all columns, all rows"
         if DELETES.name in self.options.given:
             yield f"deletes: {self.options[DELETES]}"
-        yield "several writes of a row in one transaction become the last"
+        if self.options[INITIAL_SCAN] is not InitialScan.ONLY:
+            yield "several writes of a row in one transaction become the last"
 
 
 def _selection(progress: TableProgress) -> Iterator[str]:
@@ -196,7 +197,8 @@ class EncodeStage:
         if self.sample is not None:
             key, value = example(self.sample)
             table = self.sample.schema.table
-            yield f"{table.schema}.{table.name}, for example: {key} -> {value}"
+            message = f"{key} -> {value}" if key else value
+            yield f"{table.schema}.{table.name}, for example: {message}"
 
 
 @dataclass(frozen=True, slots=True)

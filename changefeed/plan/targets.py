@@ -17,6 +17,9 @@ from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
 
+#: Errors of the source as a whole: no use to ask it for the next table.
+_WHOLE_SOURCE = ("CF2001", "CF2002")
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -118,6 +121,8 @@ def wishes(
         try:
             names = matching(target, source)
         except ChangefeedError as error:
+            if error.code.number in _WHOLE_SOURCE:
+                raise
             error.span = error.span or to_span(target.name.span or target.span)
             problems.append(error)
             continue
@@ -156,6 +161,8 @@ def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[Ch
         try:
             schema = _describe(wish, source)
         except ChangefeedError as error:
+            if error.code.number in _WHOLE_SOURCE:
+                raise
             error.span = error.span or wish.watch.span
             problems.append(error)
             continue

@@ -453,7 +453,12 @@ def _until(
     if not context.host.node_running():
         alone(job, context)
         return []
-    if context.wait(lambda: reached(context.catalog.job(job.id)), NODE_SECONDS):
+
+    def done() -> bool:
+        now = context.catalog.find_job(job.id)
+        return now is None or reached(now)
+
+    if context.wait(done, NODE_SECONDS):
         return []
     return [f'the node was asked to {verb} "{job.name}" and has not done it yet']
 
@@ -461,6 +466,6 @@ def _until(
 def _statuses(jobs: list[Job], notices: list[str], context: Context, verb: str) -> Result:
     rows: list[tuple[Cell, ...]] = []
     for job in jobs:
-        now = context.catalog.job(job.id)
-        rows.append((now.id, now.name, str(now.status)))
+        now = context.catalog.find_job(job.id)
+        rows.append((job.id, job.name, str(now.status if now else Status.DROPPED)))
     return Result("rows", STATUS_COLUMNS, rows, notices, tag=f"{verb} CHANGEFEED")

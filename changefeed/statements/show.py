@@ -139,10 +139,7 @@ _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {
 def show_create(statement: nodes.ShowCreateChangefeed, context: Context) -> Result:
     """SHOW CREATE CHANGEFEED: runs again as it is, once redacted secrets are put back."""
     job = context.job(statement.feed)
-    sql = job.statement
-    if job.status is not Status.DROPPED:
-        options = Options.from_dict(job.options)
-        sql = feed_sql(job.name, job.targets, job.source, job.sink_uri, options)
+    sql = create_sql(job)
     notices = []
     if "redacted" in sql:
         notices.append(
@@ -150,6 +147,14 @@ def show_create(statement: nodes.ShowCreateChangefeed, context: Context) -> Resu
             "EXTERNAL CONNECTION"
         )
     return Result(columns=("name", "create_statement"), rows=[(job.name, sql)], notices=notices)
+
+
+def create_sql(job: Job) -> str:
+    """The statement that makes the feed as it is now; of a dropped one, as it was."""
+    if job.status is Status.DROPPED:
+        return job.statement
+    options = Options.from_dict(job.options)
+    return feed_sql(job.name, job.targets, job.source, job.sink_uri, options)
 
 
 def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
@@ -163,7 +168,7 @@ def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
                 job.id,
                 job.name,
                 "CHANGEFEED",
-                job.statement,
+                create_sql(job),
                 str(job.status),
                 running_status(job),
                 moment(job.created),

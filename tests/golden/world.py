@@ -1,0 +1,366 @@
+"""A small world for statements: a state, a fake source, a fake node, and time that stands still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from changefeed.api import Engine, FeedPlan, Result, Session
+from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
+from changefeed.clock import ManualClock, Timestamp
+from changefeed.errors import ChangefeedError, Problems
+from changefeed.events import Frontier, Position
+from changefeed.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.sources.base import Prepared, SlotState, Snapshot, Stream, TableInfo, Watch
+from changefeed.uri import mask
+from grammar.nodes import Span as GrammarSpan
+from grammar.problems import point
+
+#: 2023-11-14 22:13:20 UTC.
+NOW = 1_700_000_000_000_000_000
+
+#: Passwords of the scripts; none may ever be in an answer.
+SECRETS = ("s3cret", "hunter2")
+
+_KINDS = {
+    "bigint": ("int64", Form.NATIVE, "int64"),
+    "integer": ("int32", Form.NATIVE, "int32"),
+    "boolean": ("bool", Form.NATIVE, "bool"),
+    "numeric(12,2)": ("string", Form.RAW, "decimal(12,2)"),
+    "jsonb": ("string", Form.RAW, "json"),
+    "text": ("string", Form.TEXT, "text"),
+    "timestamp with time zone": ("string", Form.TEXT, "timestamptz"),
+}
+
+
+def shape(
+    table: TableName,
+    columns: dict[str, str],
+    key: Sequence[str] = (),
+    identity: Identity = Identity.DEFAULT,
+) -> TableSchema:
+    """A table's shape from column names and type names."""
+    made = tuple(
+        Column(name, kind, *_KINDS[kind], nullable=name not in key, number=number)
+        for number, (name, kind) in enumerate(columns.items(), 1)
+    )
+    places = tuple(i for i, name in enumerate(columns) if name in key) or tuple(range(len(made)))
+    return TableSchema(table, made, places, identity, keyless=not key)
+
+
+def shop(source: str) -> dict[TableName, TableSchema]:
+    """The tables of the fake source."""
+
+    def table(name: str, columns: dict[str, str], key: Sequence[str] = ()) -> TableSchema:
+        schema, _, short = name.rpartition(".")
+        return shape(TableName(source, schema or "public", short), columns, key)
+
+    made = [
+        table(
+            "orders",
+            {
+                "id": "bigint",
+                "customer": "integer",
+                "total": "numeric(12,2)",
+                "note": "text",
+                "meta": "jsonb",
+                "at": "timestamp with time zone",
+            },
+            ["id"],
+        ),
+        table("customers", {"id": "integer", "name": "text"}, ["id"]),
+        table(
+            "items", {"order_id": "bigint", "line": "integer", "sku": "text"}, ["order_id", "line"]
+        ),
+        table("visits", {"at": "timestamp with time zone", "page": "text"}),
+        table("audit.log", {"id": "bigint", "what": "text"}, ["id"]),
+        table("audit.log_old", {"id": "bigint", "what": "text"}, ["id"]),
+        table("audit.orders", {"id": "bigint", "what": "text"}, ["id"]),
+        table("Odd Name", {"id": "bigint", "Größe": "text"}, ["id"]),
+    ]
+    return {schema.table: schema for schema in made}
+
+
+@dataclass
+class FakeSource:
+    """Tables in a dict; remembers what was asked of it."""
+
+    name: str
+    uri: str
+    schemas: dict[TableName, TableSchema]
+    problems: list[ChangefeedError] = field(default_factory=list)
+    down: ChangefeedError | None = None
+    position: int = 0x100
+    prepared: list[tuple[str, tuple[TableName, ...]]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    def _reach(self) -> None:
+        if self.down is not None:
+            raise ChangefeedError(self.down.code.number, self.down.message)
+
+    def check(
+        self,
+        watches: Sequence[Watch],
+        *,
+        slot: str | None = None,
+        publication: str | None = None,
+    ) -> list[ChangefeedError]:
+        self._reach()
+        watched = {str(w): w for w in watches}
+        for problem in self.problems:
+            mine = watched.get(problem.detail)
+            problem.span = mine.span if mine else None
+        return [p for p in self.problems if not p.detail or p.detail in watched]
+
+    def tables(self, publication: str | None = None) -> list[TableInfo]:
+        self._reach()
+        return [
+            TableInfo(
+                name,
+                () if schema.keyless else tuple(c.name for c in schema.key_columns),
+                schema.identity,
+                1000 * len(schema.columns),
+                65_536 * len(schema.columns),
+                False,
+                "table",
+            )
+            for name, schema in self.schemas.items()
+        ]
+
+    def describe(self, schema: str | None, name: str) -> TableSchema:
+        self._reach()
+        if name == "a_view":
+            raise ChangefeedError("CF1302", f"CHANGEFEED cannot target views: {name}")
+        found = self.schemas.get(TableName(self.name, schema or "public", name))
+        if found is None:
+            shown = f"{schema}.{name}" if schema else name
+            raise ChangefeedError("CF1101", f'table "{shown}" does not exist')
+        return found
+
+    def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
+        self._reach()
+        if schema is not None and schema not in {name.schema for name in self.schemas}:
+            raise ChangefeedError("CF1101", f'schema "{schema}" does not exist')
+
+        def fits(name: TableName) -> bool:
+            texts = (f"{name.schema}.{name.name}" if "." in p else name.name for p in patterns)
+            return any(fnmatchcase(t, p) for t, p in zip(texts, patterns, strict=True))
+
+        return [
+            name
+            for name in sorted(self.schemas)
+            if schema in (None, name.schema) and (not patterns or fits(name))
+        ]
+
+    def prepare(
+        self,
+        *,
+        slot: str,
+        publication: str,
+        tables: Sequence[TableName],
+        expect_slot: bool = False,
+    ) -> Prepared:
+        self._reach()
+        self.prepared.append((slot, tuple(tables)))
+        return Prepared(slot_created=True, added=tuple(tables))
+
+    def forget(self, *, slot: str, publication: str) -> None:
+        self._reach()
+        self.forgotten.append(slot)
+
+    def system_id(self) -> str:
+        return "7001/shop"
+
+    def current_position(self) -> Position:
+        self._reach()
+        return f"{self.position:016X}"
+
+    def slot_state(self, slot: str) -> SlotState:
+        return SlotState(exists=False)
+
+    def slot_position(self, slot: str) -> Position:
+        raise AssertionError("statements do not follow the slot")
+
+    def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
+        raise AssertionError("statements do not scan")
+
+    def stream(
+        self,
+        *,
+        slot: str,
+        publication: str,
+        start: Frontier,
+        system_id: str,
+        intern: Callable[[TableSchema], TableSchema],
+        spool: Path,
+    ) -> Stream:
+        raise AssertionError("statements do not stream")
+
+
+class FakeNode:
+    """Does what the job table wants, at once, when it is woken; ``up`` is whether it runs."""
+
+    def __init__(self, catalog: Catalog, up: bool) -> None:
+        self.catalog = catalog
+        self.up = up
+        self.asleep = False
+        self.refuses: ChangefeedError | None = None
+        self.wakes = 0
+        self._leases: dict[int, Lease] = {}
+
+    def node_running(self) -> bool:
+        return self.up
+
+    def start_sinkless(
+        self, plan: FeedPlan
+    ) -> Iterator[tuple[str | None, bytes | None, bytes | None]]:
+        for table in plan.tables:
+            yield table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode()
+        yield None, None, b'{"resolved": "1.0000000000"}'
+
+    def wake(self) -> None:
+        self.wakes += 1
+        if not self.up or self.asleep:
+            return
+        for job in self.catalog.jobs():
+            if job.wanted is Wanted.DROPPED:
+                self.catalog.delete_job(job.id)
+            elif job.wanted is Wanted.PAUSED and job.status.active:
+                self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+            elif job.status is Status.PENDING and self.refuses is not None:
+                self.catalog.transition(
+                    job.id, Status.FAILED, reason="the source refused", error=self.refuses
+                )
+            elif job.status is Status.PENDING:
+                self.run(job.id)
+        for state in self.catalog.source_states():
+            self._capture(state.name)
+            if not self.catalog.source_jobs(state.name):
+                self.catalog.forget_source(state.name)
+
+    def run(self, job_id: int) -> Lease:
+        """Take the job and show it running with its tables captured."""
+        job = self.catalog.job(job_id)
+        lease = self.catalog.acquire_lease(job_id, "node1", 1e9)
+        assert lease
+        self._leases[job_id] = lease
+        slot = self.catalog.slot_name(job.source)
+        self.catalog.save_source_state(job.source, slot=slot, publication=slot, system_id="7001")
+        self._capture(job.source)
+        self.catalog.transition(job_id, Status.RUNNING, reason="running", lease=lease)
+        return lease
+
+    def _capture(self, source: str) -> None:
+        since = Timestamp(NOW - 60 * 10**9)
+        self.catalog.set_captured(source, dict.fromkeys(self.catalog.watched(source), since))
+
+    def deliver(self, job: str, upto: int, rows: int = 0) -> None:
+        """Everything up to ``upto`` ns is durable in the sink."""
+        found = self.catalog.job(job)
+        done = {
+            t.table: replace(
+                t,
+                state=TableState.RUNNING,
+                scan_wanted=False,
+                scan_at=Timestamp(upto - 1),
+                scan_rows=t.scan_total,
+                done_upto=Timestamp(upto),
+                emitted_rows=t.emitted_rows + rows,
+                emitted_bytes=t.emitted_bytes + rows * 100,
+            )
+            for t in self.catalog.tables(found.id)
+        }
+        lease = self._leases[found.id]
+        self.catalog.save_progress(found.id, done, lease=lease, high_water=Timestamp(upto))
+
+
+class StillClock(ManualClock):
+    """Wall time stands still; deadlines are real, so that a wait in vain ends."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class World:
+    """One state with sources ``shop`` and ``crm`` to choose from."""
+
+    def __init__(self, folder: Path, *, node: bool = True) -> None:
+        self.clock = StillClock(NOW)
+        self.catalog = Catalog.open(folder / "state", clock=self.clock)
+        self.catalog._database.state_id = "k3x9qa"  # slot names must not change from run to run
+        self.node = FakeNode(self.catalog, node)
+        self.sources: dict[str, FakeSource] = {}
+        self.session = Session()
+        self.logs: dict[str, Timestamp] = {}
+        self.engine = Engine(
+            self.catalog,
+            self.clock,
+            host=self.node,
+            open_source=self.open_source,
+            log_place=lambda source, position: self.logs.get(source),
+        )
+
+    def open_source(self, name: str, uri: str) -> FakeSource:
+        return self.sources.setdefault(name, FakeSource(name, uri, shop(name)))
+
+    def shop(self) -> FakeSource:
+        """Make the connection most tests use."""
+        self.run("CREATE EXTERNAL CONNECTION shop AS 'postgresql://app:s3cret@db:5432/shop'")
+        return self.open_source("shop", "")
+
+    def run(self, text: str) -> Result:
+        """Execute one statement."""
+        return self.engine.execute(text, self.session)
+
+    def close(self) -> None:
+        self.catalog.close()
+
+    def transcript(self, script: str) -> str:
+        """What a person sees of each statement of a script; stops at the first error."""
+        lines: list[str] = []
+        try:
+            for result in self.engine.execute_script(script, self.session):
+                lines += shown(result)
+        except Problems as problems:
+            for problem in problems.problems:
+                lines += error_lines(problem)
+        except ChangefeedError as error:
+            lines += error_lines(error)
+        text = "\n".join(lines)
+        assert not [secret for secret in SECRETS if secret in text], text
+        return text
+
+
+def shown(result: Result) -> list[str]:
+    """A result as lines of text."""
+    lines = [f"NOTICE: {notice}" for notice in result.notices]
+    if result.stream is not None:
+        return [*lines, *(repr(row) for row in result.stream)]
+    if result.vertical:
+        for row in result.rows:
+            lines += [f"{c}: {_cell(v)}" for c, v in zip(result.columns, row, strict=True)]
+        return lines
+    if result.columns:
+        lines.append(" | ".join(result.columns))
+        lines += [" | ".join(map(_cell, row)) for row in result.rows]
+    return lines or [result.tag or "OK"]
+
+
+def _cell(value: object) -> str:
+    return "NULL" if value is None else str(value)
+
+
+def error_lines(error: ChangefeedError) -> list[str]:
+    """An error as lines of text."""
+    lines = [f"ERROR {error.code.number}: {error.message}"]
+    if error.span is not None and error.text is not None:
+        span = GrammarSpan(error.span.start, error.span.end)
+        lines += point(error.text, span, mask=mask).split("\n")
+    if error.detail:
+        lines.append(f"DETAIL: {error.detail}")
+    if error.hint:
+        lines.append(f"HINT: {error.hint}")
+    return lines

@@ -1,0 +1,442 @@
+"""What statements do to the state, the node and the source; what they show is in golden files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from changefeed.api import Engine, NoHost, Session
+from changefeed.catalog import Status, TableState, Wanted
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError, Problems
+from changefeed.plan.expand import expand_job
+from changefeed.schema import TableName
+from grammar import nodes
+from tests.golden.world import NOW, World, shape
+
+ORDERS = TableName("shop", "public", "orders")
+CUSTOMERS = TableName("shop", "public", "customers")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.shop()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[World]:
+    """No node runs."""
+    world = World(tmp_path, node=False)
+    world.shop()
+    yield world
+    world.close()
+
+
+def refused(world: World, text: str, code: str) -> ChangefeedError:
+    with pytest.raises(ChangefeedError) as caught:
+        world.run(text)
+    assert caught.value.code.number == code
+    assert caught.value.text == text
+    return caught.value
+
+
+# -- CREATE -------------------------------------------------------------------------------
+
+
+def test_create_stores_what_the_runner_needs(world: World) -> None:
+    result = world.run(
+        "CREATE CHANGEFEED f FOR orders (total) VALUES FROM (1) TO (9) AS o, SCHEMA audit "
+        "INTO 'kafka://u:hunter2@k:9092' WITH resolved = '5s', end_time = '1h', updated"
+    )
+    assert (result.job_id, result.name, result.kind) == (1, "f", "rows")
+    job = world.catalog.job("f")
+    assert job.sink_uri == "kafka://u:hunter2@k:9092"
+    assert job.targets == ("public.orders (total) VALUES FROM (1) TO (9) AS o", "SCHEMA audit")
+    end = Timestamp(NOW + 3_600 * 10**9)
+    assert job.options == {"resolved": "5s", "end_time": str(end), "updated": ""}
+    assert job.end_time == end and job.cursor is None
+    tables = {str(t.table): t for t in world.catalog.tables(1)}
+    orders = tables["shop.public.orders"]
+    assert (orders.topic, orders.columns, orders.values_from) == ("o", ("total",), ("1",))
+    assert orders.scan_wanted and not orders.joined and orders.scan_total == 6000
+    assert tables["shop.audit.log"].joined
+    assert "hunter2" not in job.statement and "hunter2" not in repr(result)
+
+
+def test_without_a_scan_the_feed_begins_at_the_position_of_the_statement(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
+    (table,) = world.catalog.tables(1)
+    assert not table.scan_wanted
+    assert table.start == f"{world.sources['shop'].position:016X}"
+
+
+def test_what_the_source_refuses_later_leaves_no_job(world: World) -> None:
+    world.node.refuses = ChangefeedError("CF2004", "role app may not make a publication")
+    error = refused(world, "CREATE CHANGEFEED f FOR orders INTO 'null://'", "CF2004")
+    assert error.message == "role app may not make a publication"
+    assert world.catalog.jobs() == []
+
+
+def test_problems_leave_nothing(world: World) -> None:
+    with pytest.raises(Problems) as caught:
+        world.run("CREATE CHANGEFEED f FOR nothing, visits (x) INTO 'null://' WITH nope")
+    assert len(caught.value.problems) == 3
+    assert all(problem.text is not None for problem in caught.value.problems)
+    assert world.catalog.jobs() == [] and world.catalog.source_states() == []
+
+
+def test_sinkless_rows_come_as_text_and_closing_reaches_the_node(world: World) -> None:
+    result = world.run("CREATE CHANGEFEED FOR orders WITH resolved")
+    assert result.kind == "stream" and result.stream is not None
+    assert next(result.stream) == ("orders", "[1]", '{"after": {"a": "é"}}')
+    result.stream.close()  # type: ignore[attr-defined]
+    assert list(result.stream) == []
+    assert world.catalog.jobs() == []
+
+
+def test_sinkless_needs_a_node_in_this_process(world: World) -> None:
+    engine = Engine(world.catalog, world.clock, open_source=world.open_source)
+    assert isinstance(engine.host, NoHost)
+    with pytest.raises(ChangefeedError) as caught:
+        engine.execute("CREATE CHANGEFEED FOR orders", Session())
+    assert caught.value.code.number == "CF1303"
+
+
+def test_without_a_node_a_feed_that_owes_changes_makes_its_slot_at_once(alone: World) -> None:
+    alone.run("CREATE CHANGEFEED a FOR orders INTO 'null://'")
+    source = alone.sources["shop"]
+    assert source.prepared == []  # a scan can wait for the node, and the slot with it
+    alone.run("CREATE CHANGEFEED b FOR customers INTO 'null://' WITH initial_scan = 'no'")
+    slot = alone.catalog.slot_name("shop")
+    assert source.prepared == [(slot, (CUSTOMERS, ORDERS))]
+    assert alone.catalog.source_state("shop").slot == slot
+
+
+# -- DROP ---------------------------------------------------------------------------------
+
+
+def test_the_last_drop_leaves_nothing_at_the_source(alone: World) -> None:
+    for name in "ab":
+        alone.run(f"CREATE CHANGEFEED {name} FOR orders INTO 'null://' WITH initial_scan = 'no'")
+    log = alone.catalog.directory / "log" / "shop"
+    log.mkdir(parents=True)
+    source = alone.sources["shop"]
+    alone.run("DROP CHANGEFEED a")
+    assert source.forgotten == [] and log.exists()
+    alone.run("DROP CHANGEFEED b")
+    assert source.forgotten == [alone.catalog.slot_name("shop")]
+    assert alone.catalog.source_states() == [] and not log.exists()
+    alone.run("DROP EXTERNAL CONNECTION shop")
+
+
+def test_a_source_that_cannot_be_reached_does_not_hold_up_a_drop(alone: World) -> None:
+    alone.run("CREATE CHANGEFEED a FOR orders INTO 'null://' WITH initial_scan = 'no'")
+    alone.sources["shop"].down = ChangefeedError("CF2001", "cannot reach the source")
+    result = alone.run("DROP CHANGEFEED a")
+    assert alone.catalog.jobs() == []
+    assert "still at source shop" in result.notices[0]
+    assert [state.name for state in alone.catalog.orphan_sources()] == ["shop"]
+
+
+def test_drop_waits_for_the_node(world: World) -> None:
+    world.run("CREATE CHANGEFEED a FOR orders INTO 'null://'")
+    world.node.asleep = True
+    answers: list[object] = []
+    waiting = threading.Thread(target=lambda: answers.append(world.run("DROP CHANGEFEED a")))
+    waiting.start()
+    while world.catalog.job(1).wanted is not Wanted.DROPPED:
+        world.catalog.wait(world.catalog.version(), 0.05)
+    assert waiting.is_alive()
+    world.node.asleep = False
+    world.node.wake()
+    waiting.join(20)
+    assert answers and world.catalog.jobs() == []
+
+
+# -- PAUSE, RESUME ------------------------------------------------------------------------
+
+
+def test_resume_of_a_running_feed_tries_its_failed_tables_again(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders, customers INTO 'null://'")
+    job = world.catalog.job("f")
+    lease = world.node.run(job.id)
+    bad = ChangefeedError("CF5006", "a message is too large")
+    orders = next(t for t in world.catalog.tables(job.id) if t.table == ORDERS)
+    world.catalog.save_progress(job.id, {ORDERS: orders.failed(bad)}, lease=lease)
+    assert "public.orders: a message is too large" in str(world.run("SHOW CHANGEFEEDS").rows)
+    world.run("RESUME CHANGEFEED f")
+    assert {t.state for t in world.catalog.tables(job.id)} == {TableState.PENDING}
+    refused(world, "RESUME CHANGEFEED f", "CF1301")
+
+
+def test_resume_of_a_failed_feed(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    error = ChangefeedError("CF5003", "sink refused the data")
+    world.catalog.transition(1, Status.FAILED, reason="x", error=error)
+    assert str(refused(world, "PAUSE CHANGEFEED f", "CF1301")) == (
+        "job 1 is failed and cannot be paused"
+    )
+    assert world.run("RESUME CHANGEFEED f").rows == [(1, "f", "running")]
+
+
+# -- ALTER --------------------------------------------------------------------------------
+
+
+def test_alter_is_seen_by_the_runner_as_one_generation(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    before = world.catalog.job("f")
+    world.run("ALTER CHANGEFEED f ADD customers DROP orders SET diff, resolved = '1s'")
+    after = world.catalog.job("f")
+    assert after.generation == before.generation + 1
+    assert [t.table for t in world.catalog.tables(1)] == [CUSTOMERS]
+    assert after.options == {"diff": "", "resolved": "1s"}
+    assert after.targets == ("public.customers",)
+    assert CUSTOMERS in world.catalog.captured("shop")
+
+
+def test_a_refused_alter_changes_nothing(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    before = world.catalog.job("f")
+    with pytest.raises(ChangefeedError):
+        world.run("ALTER CHANGEFEED f ADD customers DROP nothing SET diff")
+    assert world.catalog.job("f") == before
+    assert [t.table for t in world.catalog.tables(1)] == [ORDERS]
+
+
+def test_set_needs_no_source(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    world.sources["shop"].down = ChangefeedError("CF2001", "cannot reach the source")
+    world.run("ALTER CHANGEFEED f SET resolved = '1s'")
+    refused(world, "ALTER CHANGEFEED f ADD customers", "CF2001")
+
+
+# -- tables that come later ---------------------------------------------------------------
+
+
+def test_later_tables_join_by_pattern(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR SCHEMA audit EXCLUDE TABLES tmp_*, orders INTO 'null://'")
+    source = world.sources["shop"]
+    for name in ("audit.late", "audit.tmp_x", "public.late"):
+        schema, _, short = name.partition(".")
+        table = TableName("shop", schema, short)
+        source.schemas[table] = shape(table, {"id": "bigint"}, ["id"])
+    job = world.catalog.job("f")
+    assert expand_job(world.catalog, job, source) == ["shop.audit.late"]
+    assert expand_job(world.catalog, world.catalog.job("f"), source) == []
+    late = next(t for t in world.catalog.tables(job.id) if t.table.name == "late")
+    assert late.joined and late.scan_wanted and late.topic == "late"
+    assert world.catalog.job("f").generation == job.generation + 1
+
+
+@pytest.mark.parametrize("options", ["WITH initial_scan = 'only'", ""])
+def test_a_finished_or_scanning_feed_takes_no_later_tables(world: World, options: str) -> None:
+    world.run(f"CREATE CHANGEFEED f FOR DATABASE shop INTO 'null://' {options}")
+    if not options:
+        world.catalog.transition(1, Status.SUCCEEDED, reason="end_time reached")
+    source = world.sources["shop"]
+    table = TableName("shop", "public", "late")
+    source.schemas[table] = shape(table, {"id": "bigint"}, ["id"])
+    assert expand_job(world.catalog, world.catalog.job("f"), source) == []
+
+
+# -- SYNC ---------------------------------------------------------------------------------
+
+
+def running(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+
+
+def test_sync_waits_for_the_log_and_then_for_the_sink(world: World) -> None:
+    running(world)
+    target = NOW + 5
+    answers: list[object] = []
+    asked = threading.Event()
+
+    def place(_source: str, _position: str) -> Timestamp | None:
+        asked.set()
+        return world.logs.get("shop")
+
+    engine = Engine(
+        world.catalog,
+        world.clock,
+        host=world.node,
+        open_source=world.open_source,
+        log_place=place,
+    )
+    waiting = threading.Thread(
+        target=lambda: answers.append(engine.execute("SYNC CHANGEFEED f", Session()).rows[0][:3])
+    )
+    waiting.start()
+    assert asked.wait(20)
+    world.node.deliver("f", target - 1)
+    world.logs["shop"] = Timestamp(target)
+    asked.clear()
+    assert asked.wait(20)
+    assert waiting.is_alive() and not answers
+    world.node.deliver("f", target)
+    waiting.join(20)
+    assert answers == [(1, "f", str(Timestamp(target)))]
+
+
+def test_sync_that_is_late_names_the_lag(world: World) -> None:
+    running(world)
+    world.node.deliver("f", NOW - 90 * 10**9)
+    world.logs["shop"] = Timestamp(NOW)
+    error = refused(world, "SYNC CHANGEFEED f TIMEOUT '50ms'", "CF1304")
+    assert error.message == (
+        'changefeed "f" did not catch up within 50ms: it is running, 1m 30s behind'
+    )
+
+
+@pytest.mark.parametrize("status", [Status.PAUSED, Status.FAILED])
+def test_sync_ends_when_the_feed_stops(world: World, status: Status) -> None:
+    running(world)
+    errors: list[ChangefeedError] = []
+    begun = threading.Event()
+
+    def place(_source: str, _position: str) -> Timestamp | None:
+        begun.set()
+        return None
+
+    engine = Engine(
+        world.catalog, world.clock, host=world.node, open_source=world.open_source, log_place=place
+    )
+
+    def wait() -> None:
+        try:
+            engine.execute("SYNC CHANGEFEED f", Session())
+        except ChangefeedError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert begun.wait(20)
+    trouble = ChangefeedError("CF5003", "sink refused the data")
+    world.catalog.transition(1, status, reason="x", error=trouble)
+    waiting.join(20)
+    assert [e.code.number for e in errors] == ["CF1301"]
+    assert errors[0].message == f'changefeed "f" is {status}: sink refused the data'
+    assert "RESUME CHANGEFEED f" in errors[0].hint
+
+
+def test_sync_does_not_pass_over_a_failed_table(world: World) -> None:
+    running(world)
+    world.logs["shop"] = Timestamp(NOW)
+    world.node.deliver("f", NOW)
+    lease = world.node.run(1)
+    table = world.catalog.tables(1)[0]
+    bad = table.failed(ChangefeedError("CF4001", "value cannot be encoded"))
+    world.catalog.save_progress(1, {ORDERS: bad}, lease=lease)
+    error = refused(world, "SYNC CHANGEFEED f", "CF1301")
+    assert "public.orders: value cannot be encoded" in error.message
+
+
+@pytest.mark.parametrize("timeout", ["'soon'", "'0s'", "'-1s'"])
+def test_sync_with_a_strange_timeout(world: World, timeout: str) -> None:
+    running(world)
+    refused(world, f"SYNC CHANGEFEED f TIMEOUT {timeout}", "CF1204")
+
+
+# -- the door -----------------------------------------------------------------------------
+
+
+def test_a_node_is_as_good_as_its_text(world: World) -> None:
+    world.engine.execute(nodes.Use("shop"), world.session)
+    assert world.session.source == "shop"
+    with pytest.raises(ChangefeedError) as caught:
+        world.engine.execute(nodes.Use("nothing"), world.session)
+    assert caught.value.text == "USE nothing"
+
+
+def test_every_statement_of_the_language_has_a_handler() -> None:
+    from changefeed.api import HANDLERS
+
+    statements = {
+        kind
+        for kind in vars(nodes).values()
+        if isinstance(kind, type) and issubclass(kind, nodes.Statement)
+    } - {nodes.Statement}
+    assert set(HANDLERS) == statements
+
+
+def test_a_script_stops_where_it_fails(world: World) -> None:
+    script = "USE shop; USE nothing; CREATE EXTERNAL CONNECTION x AS 'null://'"
+    results = world.engine.execute_script(script, world.session)
+    assert next(results).tag == "USE"
+    with pytest.raises(ChangefeedError):
+        next(results)
+    assert world.engine.connections() == ["shop"]
+
+
+def test_a_source_uri_becomes_a_connection_once(world: World) -> None:
+    session = Session()
+    uri = "postgresql://app:s3cret@db2/Shop-2?sslmode=require"
+    world.engine.use_source(session, uri)
+    assert session.source == "shop_2"
+    world.engine.use_source(session, uri)
+    assert world.engine.connections() == ["shop", "shop_2"]
+    world.engine.use_source(session, "postgresql://app@db3/shop")
+    assert session.source == "shop_3"  # shop and shop_2 are other databases
+    world.engine.use_source(session, "shop")
+    assert session.source == "shop"
+    with pytest.raises(ChangefeedError) as caught:
+        world.engine.use_source(session, "kafka://u:s3cret@k")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_toolbar(world: World) -> None:
+    world.run("CREATE CHANGEFEED a FOR orders INTO 'null://'")
+    world.run("CREATE CHANGEFEED b FOR customers INTO 'null://'")
+    world.node.deliver("a", NOW - 3 * 10**9)
+    lease = world.node.run(2)
+    scanning = replace(
+        world.catalog.tables(2)[0], state=TableState.SCANNING, scan_rows=500, scan_total=2000
+    )
+    world.catalog.save_progress(2, {CUSTOMERS: scanning}, lease=lease)
+    world.catalog.transition(2, Status.SCANNING, reason="initial scan")
+    summary = world.engine.summary()
+    assert (summary.feeds, summary.running, summary.troubled) == (2, 2, 0)
+    assert summary.worst_lag == 3.0 and str(summary.worst_lag) == "3s"
+    assert summary.scanning == {"b": (500, 2000)}
+    world.catalog.transition(1, Status.FAILED, reason="x")
+    assert world.engine.summary().troubled == 1
+
+
+def test_sources_are_opened_once_and_anew_for_another_uri(world: World) -> None:
+    opened: list[str] = []
+
+    def open_source(name: str, uri: str) -> object:
+        opened.append(uri)
+        return world.open_source(name, uri)
+
+    engine = Engine(world.catalog, world.clock, open_source=open_source)  # type: ignore[arg-type]
+    session = Session()
+    for _ in range(3):
+        engine.execute("SHOW TABLES", session)
+    assert len(opened) == 1
+    engine.execute("ALTER EXTERNAL CONNECTION shop AS 'postgresql://app:new@db:5432/shop'", session)
+    engine.execute("SHOW TABLES", session)
+    assert len(opened) == 2
+
+
+def test_a_connection_in_use_stays_a_source(world: World) -> None:
+    running(world)
+    refused(world, "ALTER EXTERNAL CONNECTION shop AS 'kafka://k'", "CF1303")
+    before = world.catalog.job("f").generation
+    world.run("ALTER EXTERNAL CONNECTION shop AS 'postgresql://app:new@db:5432/shop'")
+    assert world.catalog.job("f").generation == before + 1
+
+
+@pytest.mark.parametrize(
+    "uri", ["no scheme at all", "kafak://u:s3cret@k", "s3cret" * 9 + "://x", "://s3cret"]
+)
+def test_a_connection_must_lead_somewhere(world: World, uri: str) -> None:
+    error = refused(world, f"CREATE EXTERNAL CONNECTION x AS '{uri}'", "CF1201")
+    assert "s3cret" not in error.message + error.hint
