@@ -20,11 +20,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -237,8 +239,6 @@ class Bench:
             except psutil.Error:
                 return
 
-        import threading
-
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
 
@@ -267,8 +267,8 @@ class Bench:
             [slot],
         )
 
-    def _query(self, sql: str, *values: object) -> object:
-        row = self.connection.execute(sql, values).fetchone()  # type: ignore[arg-type]
+    def _query(self, sql: str, *values: object) -> Any:
+        row = self.connection.execute(sql, values).fetchone()
         return row[0] if row else None
 
 

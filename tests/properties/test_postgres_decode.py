@@ -34,6 +34,10 @@ from tests.postgres_messages import (
     keepalive,
     relation,
     row,
+    stream_abort,
+    stream_commit,
+    stream_start,
+    stream_stop,
 )
 
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
@@ -70,8 +74,9 @@ class Op:
     old: Cells | None
     old_kind: str
 
-    def bytes(self) -> bytes:
-        return row(self.kind, self.table, self.new, self.old, old_kind=self.old_kind or "K")
+    def bytes(self, xid: int | None = None) -> bytes:
+        kind = self.old_kind or "K"
+        return row(self.kind, self.table, self.new, self.old, old_kind=kind, xid=xid)
 
 
 @st.composite
@@ -350,7 +355,7 @@ def assemble(
 
 def log_rows(flushes: Sequence[Flush]) -> list[Expected]:
     """The rows of flushes in log order."""
-    rows = []
+    rows: list[Expected] = []
     for flush in flushes:
         for event in flush.events:
             assert isinstance(event, ChangeBatch)
@@ -447,6 +452,70 @@ def test_restart_goes_on_where_the_log_ends(
     again = relations + b"".join(t.bytes() for t in transactions)
     rest = assemble(again, known, tmp_path, middle, limit=1 << 20, small=150)
     assert log_rows([*flushes, *rest]) == model(transactions, _START)
+
+
+@st.composite
+def streamed(draw: st.DrawFn, transaction: Transaction) -> tuple[list[bytes], Transaction]:
+    """The pieces in which a transaction comes before its commit, and what is left of it:
+    operations of a subtransaction that was rolled back are not."""
+    pieces, kept, aborted = [], [], set()
+    ops = list(transaction.ops)
+    first = True
+    while ops or first:
+        count = draw(st.integers(0, len(ops))) if not first else draw(st.integers(0, 3))
+        part, ops = ops[: max(count, 1)], ops[max(count, 1) :]
+        sub = draw(st.sampled_from([0, 1000, 2000]))
+        xid = transaction.xid + sub if transaction.xid + sub not in aborted else transaction.xid
+        inside = b"".join(op.bytes(xid) for op in part)
+        if draw(st.booleans()) and part:
+            inside = relation(part[0].table, xid) + inside
+        pieces.append(stream_start(transaction.xid, first) + inside + stream_stop())
+        kept += [(xid, op) for op in part]
+        if xid != transaction.xid and draw(st.booleans()):
+            aborted.add(xid)
+            pieces.append(stream_abort(transaction.xid, xid))
+        first = False
+    left = tuple(op for xid, op in kept if xid not in aborted)
+    return pieces, replace(transaction, ops=left)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), piece=st.integers(1, 4000), limit=st.sampled_from([200, 1 << 20]))
+def test_streamed_transactions_come_at_their_commit(
+    data: st.DataObject, piece: int, limit: int, tmp_path: Path
+) -> None:
+    """Pieces of running transactions lie between others; nothing is seen before the commit,
+    nothing of what was rolled back ever."""
+    known, transactions = data.draw(histories())
+    chunks: list[list[bytes]] = []
+    expected = []
+    for transaction in transactions:
+        place = 0
+        if data.draw(st.booleans()):
+            pieces, left = data.draw(streamed(transaction))
+            for one in pieces:  # each somewhere before the commit, in order
+                place = data.draw(st.integers(place, len(chunks)))
+                if place == len(chunks):
+                    chunks.append([])
+                chunks[place].append(one)
+            times = (left.lsn, left.lsn + 8, left.commit_us)
+            chunks.append([stream_commit(left.xid, *times)])
+            expected.append(left)
+        else:
+            chunks.append([transaction.bytes()])
+            expected.append(transaction)
+    gone = stream_start(9999, True) + stream_stop() + stream_abort(9999, 9999)
+    stream = b"".join(relation(table) for table in known) + gone
+    stream += b"".join(b"".join(chunk) for chunk in chunks)
+    flushes = assemble(stream, known, tmp_path, _START, limit=limit, small=3, piece=piece)
+    got, want = log_rows(flushes), model(expected, _START)
+    if limit == 200:  # parts of a transaction do not know of each other's keys
+        got, want = [_unmarked(item) for item in got], [_unmarked(item) for item in want]
+    assert got == want
+    _check_frontiers(flushes)
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_keepalives_move_the_frontier_only_when_the_server_stands_still(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ class Relations:
         self._stale: set[int] = set()
 
     def changes(self, body: bytes) -> bool:
-        """Whether this message changes a table that rows were already decoded with."""
-        oid = int.from_bytes(body[:4])
-        return oid in self._schemas and self._bodies[oid] != body
+        """Whether this message changes a table that rows may wait to be decoded with."""
+        known = self._bodies.get(int.from_bytes(body[:4]))
+        return known is not None and known != body
 
     def put(self, body: bytes) -> None:
         """Take a Relation message. The same one again means that something else about the

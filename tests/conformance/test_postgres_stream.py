@@ -1,0 +1,578 @@
+"""The replication stream against real servers: every kind of change, and what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
+from changefeed.schema import Identity
+from changefeed.sources.postgres.lookup import Lookup
+from changefeed.sources.postgres.wire import ReplicationConnection
+from tests.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
+from tests.services.postgres import Database
+
+pytestmark = pytest.mark.postgres
+
+_BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 300) i)"
+
+
+def _brief(tail: Tail, table: str | None = None) -> list[tuple[str, Any, Any]]:
+    return [(c.op, c.before, c.after) for c in tail.changes(table)]
+
+
+@pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+def test_changes_of_a_table_with_a_key(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key, a text)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, 'x'), (2, null)")
+        postgres.execute("update t set a = 'y' where id = 1")
+        postgres.execute("update t set id = 3 where id = 2")
+        postgres.execute("delete from t where id = 1")
+        tail.catch_up()
+    assert _brief(tail) == [
+        ("c", None, {"id": 1, "a": "x"}),
+        ("c", None, {"id": 2, "a": None}),
+        ("u", {"id": 1}, {"id": 1, "a": "y"}),
+        ("d", {"id": 2}, None),
+        ("c", None, {"id": 3, "a": None}),
+        ("d", {"id": 1}, None),
+    ]
+    changes = tail.changes()
+    assert [c.ordinal for c in changes] == [0, 1, 0, 0, 1, 0]
+    assert [c.seq for c in changes] == [1, 2, 3, 4, 5, 6]
+    assert len({c.xid for c in changes}) == 4
+    commits = [position for flush in tail.flushes for position in flush.commits.position]
+    assert commits == sorted(commits) and len(commits) == 4
+
+
+def test_identity_full_carries_whole_rows(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute(
+        "create table t (id int primary key, a text); alter table t replica identity full"
+    )
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, 'x')")
+        postgres.execute("update t set a = 'y'")
+        postgres.execute("update t set id = 2")
+        postgres.execute("delete from t")
+        tail.catch_up()
+    assert _brief(tail) == [
+        ("c", None, {"id": 1, "a": "x"}),
+        ("u", {"id": 1, "a": "x"}, {"id": 1, "a": "y"}),
+        ("d", {"id": 1, "a": "y"}, None),
+        ("c", None, {"id": 2, "a": "y"}),
+        ("d", {"id": 2, "a": "y"}, None),
+    ]
+    assert tail.batches("t")[0].schema.key == (0,)
+
+
+def test_identity_index_and_nothing(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute(
+        "create table i (id int primary key, code text not null, kind int not null);"
+        "create unique index u on i (kind, code);"
+        "alter table i replica identity using index u;"
+        "create table n (id int primary key, a text);"
+        "alter table n replica identity nothing;"
+    )
+    prepare(postgres, "i, n", "publish = 'insert, update, delete'")
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into i values (1, 'a', 7); update i set code = 'b'; delete from i")
+        postgres.execute("insert into n values (5, 'x')")
+        tail.catch_up()
+    assert _brief(tail, "i") == [
+        ("c", None, {"id": 1, "code": "a", "kind": 7}),
+        ("d", {"code": "a", "kind": 7}, None),
+        ("c", None, {"id": 1, "code": "b", "kind": 7}),
+        ("d", {"code": "b", "kind": 7}, None),
+    ]
+    schema = tail.batches("i")[0].schema
+    assert [c.name for c in schema.key_columns] == ["kind", "code"]
+    assert _brief(tail, "n") == [("c", None, {"id": 5, "a": "x"})]
+    assert tail.batches("n")[0].schema.identity is Identity.NOTHING
+
+
+def test_table_without_a_key_counts_equal_rows(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (a int, b text); alter table t replica identity full")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, null), (1, null)")
+        postgres.execute("update t set a = a")
+        postgres.execute("update t set b = 'x' where ctid = (select min(ctid) from t)")
+        tail.catch_up()
+    row = {"a": 1, "b": None}
+    assert _brief(tail) == [
+        ("c", None, row),
+        ("c", None, row),
+        ("u", row, row),
+        ("u", row, row),
+        ("d", row, None),
+        ("c", None, {"a": 1, "b": "x"}),
+    ]
+    assert all(change.last for change in tail.changes())
+    assert tail.batches("t")[0].schema.keyless
+
+
+def test_key_written_several_times_in_one_transaction(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute(
+        "create table t (id int primary key, a text); alter table t replica identity full;"
+        "insert into t values (1, 'old'), (2, 'old')"
+    )
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute(
+            "begin; update t set a = 'mid' where id = 1; update t set a = 'new' where id = 1;"
+            "delete from t where id = 2; insert into t values (2, 'again'), (3, 'x');"
+            "delete from t where id = 3; commit"
+        )
+        tail.catch_up()
+    assert [(c.op, c.last, c.before, c.after) for c in tail.changes()] == [
+        ("u", False, {"id": 1, "a": "old"}, {"id": 1, "a": "mid"}),
+        ("u", True, {"id": 1, "a": "old"}, {"id": 1, "a": "new"}),
+        ("d", False, {"id": 2, "a": "old"}, None),
+        ("c", True, {"id": 2, "a": "old"}, {"id": 2, "a": "again"}),
+        ("c", False, None, {"id": 3, "a": "x"}),
+        ("d", True, {"id": 3, "a": None}, None),
+    ]
+
+
+# -------------------------------------------------------------------------- large values
+
+
+@pytest.mark.parametrize("small", [0, 1000])
+def test_unchanged_large_values(postgres: Database, tmp_path: Path, small: int) -> None:
+    """From the old row with FULL, else looked up, else named as missing."""
+    postgres.execute(
+        "create table f (id int primary key, n int, big text);"
+        "create table d (id int primary key, n int, big text);"
+        "alter table f replica identity full;"
+        "alter table f alter big set storage external; alter table d alter big set storage external"
+    )
+    prepare(postgres)
+    for table in ("f", "d"):
+        postgres.execute(
+            f"insert into {table} select i, 0, {_BIG} || i from generate_series(1, 3) i"
+        )
+    [(big,)] = postgres.execute(f"select {_BIG}")
+    postgres.execute("update f set n = 1; update f set id = 10 where id = 1")
+    postgres.execute(
+        "update d set n = 1; update d set id = 10 where id = 1; delete from d where id = 2"
+    )
+    with tailing(postgres, tmp_path, small=small, lookup=Lookup(postgres.uri).fetch) as tail:
+        tail.catch_up()
+    updates = [c for c in tail.changes("f") if c.op == "u"]
+    assert [c.after and c.after["big"] for c in updates] == [f"{big}{i}" for i in (1, 2, 3)]
+    assert [c.before and c.before["big"] for c in updates] == [f"{big}{i}" for i in (1, 2, 3)]
+    moved = tail.changes("f")[-1]
+    assert moved.after == {"id": 10, "n": 1, "big": f"{big}1"}
+    found = {(c.op, c.after["id"]): c.after["big"] for c in tail.changes("d") if c.after}
+    # Row 1 is row 10 by now and row 2 is gone: nobody can say what they held.
+    assert found[("u", 1)] is None and found[("u", 2)] is None
+    assert found[("u", 3)] == f"{big}3" and found[("c", 10)] == f"{big}1"
+    missing = [
+        row["missing"] for batch in tail.batches("d") for row in batch.rows.to_pylist()
+        if row["op"] == "u"
+    ]  # fmt: skip
+    assert missing == ['["big"]', '["big"]', None]
+
+
+# ------------------------------------------------------------------------ schema changes
+
+
+def test_schema_changes_in_mid_stream(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key, a int)")
+    prepare(postgres)
+    steps = [
+        ("alter table t add b text", "insert into t values (2, 2, 'b')", False),
+        ("alter table t add c int default 9", "insert into t values (3, 3, 'b', 1)", True),
+        ("alter table t alter a type bigint", "insert into t values (4, 4, 'b', 1)", False),
+        ("alter table t alter c type text", "insert into t values (5, 5, 'b', 'c')", True),
+        ("alter table t rename b to bb", "insert into t values (6, 6, 'b', 'c')", False),
+        ("alter table t drop a", "insert into t values (7, 'b', 'c')", False),
+        ("alter table t replica identity full", "insert into t values (8, 'b', 'c')", False),
+    ]
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, 1)")
+        tail.catch_up()
+        for ddl, insert, _ in steps:
+            postgres.execute(ddl)
+            postgres.execute(insert)
+            tail.catch_up()
+    changes = [e for e in tail.events if isinstance(e, SchemaChange)]
+    assert [change.rewritten for change in changes] == [rewritten for *_, rewritten in steps]
+    shapes = [[c.name for c in change.new.columns] for change in changes]
+    assert shapes == [
+        ["id", "a", "b"], ["id", "a", "b", "c"], ["id", "a", "b", "c"], ["id", "a", "b", "c"],
+        ["id", "a", "bb", "c"], ["id", "bb", "c"], ["id", "bb", "c"],
+    ]  # fmt: skip
+    renamed = changes[4]
+    assert renamed.old.columns[2].number == renamed.new.columns[2].number
+    assert changes[6].new.identity is Identity.FULL
+    versions = [b.schema.version for b in tail.batches("t")]
+    assert versions == sorted(versions) and len(set(versions)) == 8
+    seqs = [e.seq for e in changes] + [c.seq for c in tail.changes()]
+    assert sorted(seqs) == list(range(1, 16))
+
+
+def test_schema_change_inside_one_batch(postgres: Database, tmp_path: Path) -> None:
+    """Rows of before and after arrive together, also inside one transaction."""
+    postgres.execute("create table t (id int primary key, a int)")
+    prepare(postgres)
+    postgres.execute("insert into t values (1, 1)")
+    postgres.execute(
+        "begin; insert into t values (2, 2); alter table t add b text default 'q';"
+        "insert into t values (3, 3, 'b'); commit"
+    )
+    postgres.execute("alter table t drop a; insert into t values (4, 'b')")
+    with tailing(postgres, tmp_path) as tail:
+        tail.catch_up()
+    assert [c.after for c in tail.changes()] == [
+        {"id": 1, "a": 1},
+        {"id": 2, "a": 2},
+        {"id": 3, "a": 3, "b": "b"},
+        {"id": 4, "b": "b"},
+    ]
+    kinds = [type(e).__name__ for e in tail.events]
+    assert kinds == ["ChangeBatch", "SchemaChange", "ChangeBatch", "SchemaChange", "ChangeBatch"]
+
+
+def test_change_while_nobody_looked(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    catalog = Catalog()
+    with tailing(postgres, tmp_path, catalog=catalog) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+    postgres.execute("alter table t add a int; insert into t values (2, 2)")
+    with tailing(postgres, tmp_path, catalog=catalog, start=tail.frontier) as tail:
+        tail.catch_up()
+    [change, batch] = tail.events
+    assert isinstance(change, SchemaChange) and isinstance(batch, ChangeBatch)
+    assert change.at == next(batch.changes()).at
+
+
+def test_truncate(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key); create table u (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute(
+            "begin; insert into t values (1); truncate t, u; insert into t values (2); commit"
+        )
+        tail.catch_up()
+    first, *marks, second = tail.events
+    assert isinstance(first, ChangeBatch) and isinstance(second, ChangeBatch)
+    assert {m.schema.table.name for m in marks if isinstance(m, Truncate)} == {"t", "u"}
+    assert (
+        len({m.at for m in marks if isinstance(m, Truncate)} | {c.at for c in tail.changes()}) == 1
+    )
+    assert [c.seq for c in tail.changes()] == [1, 4]
+
+
+@pytest.mark.parametrize("postgres", [14, 17], indirect=True)
+def test_partitions_come_as_their_root(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute(
+        "create table p (id int primary key, a text) partition by range (id);"
+        "create table p1 partition of p for values from (0) to (10);"
+        "create table p2 (a text, id int not null);"
+        "alter table p attach partition p2 for values from (10) to (20);"
+    )
+    prepare(postgres, "p", "publish_via_partition_root = true")
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into p values (1, 'x'), (11, 'y')")
+        postgres.execute("update p set a = 'z' where id = 11")
+        postgres.execute("update p set id = 12 where id = 1")
+        postgres.execute("truncate p")
+        tail.catch_up()
+    assert {b.schema.table.name for b in tail.batches("p")} == {"p"}
+    assert _brief(tail) == [
+        ("c", None, {"id": 1, "a": "x"}),
+        ("c", None, {"id": 11, "a": "y"}),
+        ("u", {"id": 11}, {"id": 11, "a": "z"}),
+        ("d", {"id": 1}, None),
+        ("c", None, {"id": 12, "a": "x"}),
+    ]
+    assert [e.schema.table.name for e in tail.events if isinstance(e, Truncate)] == ["p"]
+
+
+# -------------------------------------------------------------------- large transactions
+
+
+@pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+def test_large_transactions_are_streamed(postgres: Database, tmp_path: Path) -> None:
+    """One that commits, one that is rolled back, one with a part rolled back; small ones
+    between them come first."""
+    postgres.execute(
+        "create table t (id int primary key, a text); create table s (id int primary key)"
+    )
+    postgres.execute(f'alter database "{postgres.name}" set logical_decoding_work_mem = 64')
+    prepare(postgres)
+    with (
+        tailing(postgres, tmp_path, batch_bytes=256 << 10) as tail,
+        postgres.connect(autocommit=False) as one,
+        postgres.connect(autocommit=False) as two,
+    ):
+        one.execute("insert into t select i, 'one' || i from generate_series(1, 20000) i")
+        two.execute("insert into t select i, 'two' || i from generate_series(30001, 40000) i")
+        postgres.execute("insert into s values (1)")
+        one.execute("savepoint x")
+        one.execute("insert into t select i, 'undone' from generate_series(50001, 60000) i")
+        one.execute("truncate s")
+        one.execute("rollback to x")
+        one.execute("update t set a = 'mine' where id <= 10")
+        tail.catch_up()
+        assert [c.table.name for c in tail.changes()] == ["s"]
+        two.rollback()
+        one.commit()
+        postgres.execute("insert into s values (2)")
+        tail.catch_up()
+    rows = tail.changes("t")
+    assert [c.after and c.after["id"] for c in rows[:20000]] == list(range(1, 20001))
+    assert [(c.op, c.after and c.after["a"]) for c in rows[20000:]] == [("u", "mine")] * 10
+    assert [c.ordinal for c in rows] == list(range(20010))
+    assert len({(c.at, c.xid) for c in rows}) == 1
+    assert [c.seq for c in tail.changes()] == list(range(1, 20013))
+    assert not [e for e in tail.events if isinstance(e, Truncate)]
+    assert sum(f.frontier is None for f in tail.flushes) >= 1
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_large_transaction_not_streamed_is_cut(postgres: Database, tmp_path: Path) -> None:
+    """Below the server's limit a transaction comes whole, and may still be above ours."""
+    postgres.execute("create table t (id int primary key, a text)")
+    prepare(postgres)
+    postgres.execute("insert into t values (0, 'before')")
+    postgres.execute("insert into t select i, repeat('x', 50) from generate_series(1, 20000) i")
+    with tailing(postgres, tmp_path, batch_bytes=128 << 10) as tail:
+        tail.catch_up()
+    partial = [f.frontier is None for f in tail.flushes if f.events]
+    assert sum(partial) >= 3 and not partial[-1]
+    assert [c.after and c.after["id"] for c in tail.changes()] == list(range(20001))
+    assert len({c.at for c in tail.changes()}) == 2
+
+
+def test_value_larger_than_the_buffer(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key, a text)")
+    prepare(postgres)
+    postgres.execute("insert into t values (1, repeat('0123456789', 500000)), (2, 'small')")
+    with tailing(postgres, tmp_path, batch_bytes=64 << 10) as tail:
+        tail.catch_up()
+    values = [c.after["a"] for c in tail.changes() if c.after]
+    assert values == ["0123456789" * 500000, "small"]
+
+
+# --------------------------------------------------------------------- slots and restarts
+
+
+def test_restart_from_the_durable_frontier(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    seen: list[int] = []
+    frontier = Frontier(Timestamp.ZERO, "")
+    for part in range(4):
+        postgres.execute(f"insert into t values ({part * 2}), ({part * 2 + 1})")
+        with tailing(postgres, tmp_path, start=frontier) as tail:
+            tail.catch_up()
+            if part % 2:
+                postgres.execute(f"insert into t values ({100 + part})")
+                tail.catch_up()
+        assert all(change.at > frontier.at for change in tail.changes())
+        assert [c.seq for c in tail.changes()][:1] == [frontier.seq + 1]
+        seen += [c.after["id"] for c in tail.changes() if c.after]
+        frontier = tail.frontier
+    assert seen == [0, 1, 2, 3, 101, 4, 5, 6, 7, 103]
+
+
+def test_unacknowledged_changes_come_again(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    start = Frontier(Timestamp.ZERO, "")
+    postgres.execute("insert into t values (1)")
+    flushes: list[list[Any]] = []
+    for _ in range(2):
+        stream = Tail(postgres, tmp_path, start=start)
+        stream.stream.acknowledge = lambda position: None  # type: ignore[method-assign]
+        stream.catch_up()
+        stream.close()
+        flushes.append([(c.seq, c.at, c.after) for c in stream.changes()])
+    assert flushes[0] == flushes[1]
+
+
+def test_slot_is_gone(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    postgres.execute(f"select pg_drop_replication_slot('{SLOT}')")
+    error = Tail(postgres, tmp_path).wait_for_end()
+    assert error is not None and error.code.number == "CF2102"
+
+
+def test_slot_was_made_anew(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+    postgres.execute(f"select pg_drop_replication_slot('{SLOT}')")
+    postgres.execute("insert into t values (2)")
+    postgres.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+    error = Tail(postgres, tmp_path, start=tail.frontier).wait_for_end()
+    assert error is not None and error.code.number == "CF2103"
+
+
+def test_another_server(postgres: Database, tmp_path: Path) -> None:
+    prepare(postgres)
+    error = Tail(postgres, tmp_path, system_id="1").wait_for_end()
+    assert error is not None and error.code.number == "CF2104"
+
+
+def test_slot_in_use_is_tried_again(postgres: Database, tmp_path: Path) -> None:
+    prepare(postgres)
+    with tailing(postgres, tmp_path / "a") as tail:
+        tail.catch_up()
+        error = Tail(postgres, tmp_path / "b").wait_for_end()
+    assert error is not None and error.code.number == "CF2101"
+
+
+def test_server_ends_the_connection(postgres: Database, tmp_path: Path) -> None:
+    prepare(postgres)
+    tail = Tail(postgres, tmp_path)
+    tail.catch_up()
+    postgres.execute("select pg_terminate_backend(active_pid) from pg_replication_slots")
+    error = tail.wait_for_end()
+    assert error is not None and error.code.number == "CF2101"
+
+
+def test_acknowledged_position_reaches_the_slot(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+        position = tail.frontier.position
+        deadline = time.monotonic() + 20
+        behind = "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots"
+        while int(postgres.execute(behind)[0][0]) < int(position, 16):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+# ----------------------------------------------------------------------------- liveness
+
+
+def test_slow_consumer_is_not_taken_for_dead(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    postgres.execute(f'alter database "{postgres.name}" set wal_sender_timeout = 600')
+    slept = threading.Event()
+
+    def slow(flush: Flush) -> None:
+        if flush.events and not slept.is_set():
+            slept.wait(2.5)  # four times the server's patience
+            slept.set()
+
+    with tailing(postgres, tmp_path, on_flush=slow) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.wait_for(lambda: slept.is_set())
+        postgres.execute("insert into t values (2)")
+        tail.catch_up()
+    assert [c.after for c in tail.changes()] == [{"id": 1}, {"id": 2}]
+
+
+def test_idle_source_moves_the_frontier(postgres: Database, tmp_path: Path) -> None:
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        tail.catch_up()
+        before = tail.frontier.at
+        tail.wait_for(lambda: tail.frontier.at.wall > before.wall + 500_000_000)
+    assert not tail.events
+
+
+def test_log_of_others_moves_the_frontier(postgres: Database, tmp_path: Path) -> None:
+    """Only tables we do not watch are written: position and time go on all the same."""
+    postgres.execute("create table t (id int primary key); create table other (id int)")
+    prepare(postgres, "t")
+    stop = threading.Event()
+
+    def write() -> None:
+        with postgres.connect() as connection:
+            while not stop.wait(0.01):
+                connection.execute("insert into other values (1)")
+
+    writer = threading.Thread(target=write)
+    with tailing(postgres, tmp_path) as tail:
+        writer.start()
+        try:
+            tail.catch_up()
+            before = tail.frontier
+            tail.wait_for(lambda: tail.frontier.at.wall > before.at.wall + 700_000_000)
+        finally:
+            stop.set()
+            writer.join()
+        assert tail.frontier.position > before.position
+    assert not tail.changes()
+
+
+def test_commit_is_out_at_once(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path, heartbeat=5.0) as tail, postgres.connect() as connection:
+        delays = []
+        for number in range(20):
+            connection.execute("insert into t values (%s)", [number])
+            began = time.monotonic()
+            tail.wait_for(partial(_has_more_than, tail, number))
+            delays.append(time.monotonic() - began)
+    assert sorted(delays)[10] < 0.1
+
+
+def _has_more_than(tail: Tail, number: int) -> bool:
+    return len(tail.changes()) > number
+
+
+def test_close_from_another_thread(postgres: Database, tmp_path: Path) -> None:
+    prepare(postgres)
+    tail = Tail(postgres, tmp_path, heartbeat=60.0)
+    deadline = time.monotonic() + 20
+    while not postgres.execute("select 1 from pg_replication_slots where active"):
+        assert time.monotonic() < deadline
+    began = time.monotonic()
+    tail.close()
+    assert time.monotonic() - began < 5 and tail.error is None
+    while postgres.execute("select 1 from pg_replication_slots where active"):
+        assert time.monotonic() < deadline
+
+
+# ------------------------------------------------------------------------------- slots
+
+
+@pytest.mark.parametrize("postgres", [14, 18], indirect=True)
+def test_temporary_slot_exports_a_snapshot(postgres: Database) -> None:
+    postgres.execute("create table t (id int); insert into t values (1)")
+    with ReplicationConnection(postgres.uri) as connection:
+        slot = connection.create_slot("scan", temporary=True, snapshot="export")
+        postgres.execute("insert into t values (2)")
+        with postgres.connect(autocommit=False) as reader:
+            reader.execute("set transaction isolation level repeatable read")
+            reader.execute(f"set transaction snapshot '{slot.snapshot}'")
+            assert reader.execute("select id from t").fetchall() == [(1,)]
+        assert connection.identify_system().database == postgres.name
+        assert slot.consistent_point <= connection.identify_system().position
+    deadline = time.monotonic() + 20
+    while postgres.slots():
+        assert time.monotonic() < deadline
+
+
+def test_publication_is_missing(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    postgres.execute(f"drop publication {PUBLICATION}; insert into t values (1)")
+    error = Tail(postgres, tmp_path).wait_for_end()
+    assert isinstance(error, ChangefeedError)
+    assert "publication" in error.message
