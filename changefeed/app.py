@@ -1,0 +1,118 @@
+"""A state opened by one process: catalog, statements, and the node when one is wanted here.
+
+The composition root: the only module that knows all parts. What takes long (Spark, a source's
+driver) is imported when it is first needed, so that a listing answers at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from changefeed.api import Engine, FeedPlan, StreamRow
+from changefeed.catalog import Catalog
+from changefeed.state import StateLayout
+from changefeed.telemetry import log, log_to
+
+if TYPE_CHECKING:
+    from changefeed.jobs.node import Node
+    from changefeed.spark.session import SparkEngine
+
+
+class Application:
+    """One process's view of a state. Use as a context manager."""
+
+    def __init__(
+        self,
+        state: str,
+        *,
+        master: str | None = None,
+        heap: str | None = None,
+        spark: SparkEngine | None = None,
+    ) -> None:
+        """Open the state.
+
+        Args:
+            state: directory, or ``postgresql://`` URL.
+            master: Spark's master for feeds run here; all cores of this machine by default.
+            heap: Spark's heap, as ``2g``.
+            spark: an engine to use instead of one of our own.
+
+        Raises:
+            ChangefeedError: CF6001, CF6002.
+        """
+        self.state = state
+        self.catalog = Catalog.open(state)
+        self.engine = Engine(self.catalog, host=self)
+        self._layout = StateLayout(Path(self.catalog.directory))
+        self._master = master
+        self._heap = heap
+        self._spark = spark
+        self._node: Node | None = None
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Application:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the node -------------------------------------------------------------------------
+
+    def start_node(self) -> bool:
+        """Run the state's feeds in this process, unless another process does.
+
+        Returns:
+            Whether this process is the node now.
+        """
+        node = self._made()
+        if node.is_node:
+            return True
+        started = node.start()
+        if started:
+            log.info("node %s started, state %s", node.id, self.catalog.shown)
+        return started
+
+    def _made(self) -> Node:
+        from changefeed.jobs.node import Node
+        from changefeed.spark.session import SparkEngine
+
+        with self._lock:
+            if self._node is None:
+                self._layout.root.mkdir(parents=True, exist_ok=True)
+                log_to(self._layout.node_log)
+                engine = self._spark or SparkEngine(master=self._master, heap=self._heap)
+                self._node = Node(self.catalog, self.state, engine=engine)
+            return self._node
+
+    @property
+    def is_node(self) -> bool:
+        """This process runs the feeds."""
+        return self._node is not None and self._node.is_node
+
+    def close(self) -> None:
+        """Stop what runs here (jobs stay as they are) and close the state."""
+        with self._lock:
+            node, self._node = self._node, None
+        if node is not None:
+            node.stop()
+        self.catalog.close()
+
+    # -- what statements need (changefeed.api.FeedHost) -----------------------------------
+
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+        """Run a feed whose rows come out of the iterator; closing it ends the feed."""
+        if not self.node_running():
+            self.start_node()
+        return self._made().start_sinkless(plan)
+
+    def wake(self) -> None:
+        """Look at the job table now."""
+        if self._node is not None:
+            self._node.wake()
+
+    def node_running(self) -> bool:
+        """Whether some process runs the feeds of this state."""
+        return self.is_node or bool(self.catalog.live_nodes())
