@@ -196,6 +196,7 @@ class FakeSource:
         system_id: str,
         intern: Callable[[TableSchema], TableSchema],
         spool: Path,
+        latest: Callable[[TableName], TableSchema | None] | None = None,
     ) -> Stream:
         raise AssertionError("statements do not stream")
 
