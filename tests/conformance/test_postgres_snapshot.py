@@ -12,7 +12,7 @@ import pytest
 
 from changefeed.errors import ChangefeedError
 from changefeed.sources.base import KeyRange, Watch
-from changefeed.sources.postgres import PostgresSource
+from changefeed.sources.postgres import PostgresSource, copyout
 from changefeed.sources.postgres.connect import SESSION
 from changefeed.sources.postgres.scan import READERS, PostgresPart
 from changefeed.sources.postgres.values import text_value
@@ -382,3 +382,21 @@ def test_a_text_that_is_not_utf8_is_an_error(postgres: Database) -> None:
         source.close()
     finally:
         postgres.server.execute("drop database raw_bytes with (force)")
+
+
+def test_rows_are_the_same_by_either_way_of_reading(
+    postgres: Database, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the socket, and (as with encryption) through psycopg; blocks of a few rows."""
+    postgres.execute(EVERY_TYPE)
+    postgres.execute(
+        "insert into every (a, j) select i, repeat('d', i) from generate_series(9, 999) i"
+    )
+    schema = source.describe(None, "every")
+    monkeypatch.setattr(copyout.copy_out, "__defaults__", (3_000,))
+    with source.snapshot([schema]) as snapshot:
+        parts = snapshot.parts(schema)
+        from_socket = rows(parts)
+        monkeypatch.setattr(copyout, "_is_plain", lambda _: False)
+        assert rows(parts) == from_socket
+        assert len(from_socket) == 995

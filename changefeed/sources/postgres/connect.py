@@ -62,6 +62,8 @@ _DEFAULTS: Mapping[str, str] = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # TLS is what encrypts; the replication protocol client has no GSSAPI either.
+    "gssencmode": "disable",
 }
 
 

@@ -6,35 +6,14 @@ The text of each value is what the replication stream would send too: one set of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from changefeed.errors import ChangefeedError
-
-#: What psycopg hands out of a COPY: each piece is one whole row.
-Piece = bytes | bytearray | memoryview
-
-#: A block of CSV that is turned into one batch. A longer row makes a longer block.
-BLOCK_BYTES = 6 << 20
+from changefeed.sources.postgres.copyout import Block
 
 
-def blocks(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Join rows to blocks of about ``size`` bytes, so that memory stays bounded."""
-    block: list[Piece] = []
-    length = 0
-    for row in rows:
-        block.append(row)
-        length += len(row)
-        if length >= size:
-            yield b"".join(block)
-            block, length = [], 0
-    if block:
-        yield b"".join(block)
-
-
-def parse_csv(block: bytes, columns: int) -> list[pa.StringArray]:
+def parse_csv(block: Block, columns: int) -> list[pa.StringArray]:
     """CSV without a header as string columns; NULL and '' stay apart.
 
     PostgreSQL writes NULL as nothing and the empty string as ``""``. A row of one NULL is an
@@ -44,14 +23,16 @@ def parse_csv(block: bytes, columns: int) -> list[pa.StringArray]:
         ChangefeedError: CF2202 the text is not UTF-8 (a SQL_ASCII database holds what it likes).
     """
     names = [str(i) for i in range(columns)]
+    present = ["mark", *names] if block.marked else names
     try:
         table = pa_csv.read_csv(
-            pa.BufferReader(block),
+            pa.BufferReader(pa.py_buffer(block.text)),
             read_options=pa_csv.ReadOptions(
-                column_names=names, block_size=len(block) + 1, use_threads=False
+                column_names=present, block_size=len(block.text) + 1, use_threads=False
             ),
             parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=pa_csv.ConvertOptions(
+                include_columns=names,
                 column_types=dict.fromkeys(names, pa.string()),
                 null_values=[""],
                 strings_can_be_null=True,

@@ -19,7 +19,8 @@ from psycopg import sql
 
 from changefeed.schema import Column, Form, TableSchema
 from changefeed.sources.postgres.connect import Connection, Sessions
-from changefeed.sources.postgres.csv import blocks, parse_csv
+from changefeed.sources.postgres.copyout import copy_out
+from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.types import TableDetails, schema_of
 from changefeed.sources.postgres.values import text_column
@@ -131,10 +132,9 @@ class _Query:
         self, connection: Connection, keys: Sequence[pa.Array], start: int
     ) -> Iterator[list[pa.Array]]:
         """Rows found: their places among all keys, then the columns as text."""
-        with connection.cursor() as cursor, cursor.copy(self._statement(keys)) as copy:
-            for block in blocks(copy):
-                places, *texts = parse_csv(block, 1 + len(self.columns))
-                yield [pc.add(places.cast(pa.int64()), start - 1), *texts]
+        for block in copy_out(connection, self._statement(keys)):
+            places, *texts = parse_csv(block, 1 + len(self.columns))
+            yield [pc.add(places.cast(pa.int64()), start - 1), *texts]
 
     def _statement(self, keys: Sequence[pa.Array]) -> sql.Composed:
         arrays = [
