@@ -97,10 +97,9 @@ class Authenticator:
         if binding is None:
             offered = [name for name in offered if not name.endswith("-PLUS")]
         try:
-            # SCRAM ignores the user name here: the startup packet named the role.
             self._scram = ScramClient(
                 offered,
-                "",
+                "*",  # the server ignores it: the startup packet named the role
                 self._secret(),
                 # The socket is taken too (it finds the certificate's hash); only not annotated.
                 channel_binding=binding,  # type: ignore[arg-type]

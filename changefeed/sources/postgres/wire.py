@@ -467,12 +467,15 @@ class ReplicationConnection:
         shown = ", ".join(f"{identifier(k)} {literal(v)}" for k, v in options.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {format_lsn(lsn)} ({shown})"
         self._send(b"Q", command.encode() + b"\0")
+        failed: ChangefeedError | None = None
         while True:
             kind, body = self._message(None)
             if kind == b"W":
                 return
             if kind == b"E":
-                raise server_error(error_fields(body), f"follow replication slot {slot!r}")
+                failed = server_error(error_fields(body), f"follow replication slot {slot!r}")
+            elif kind == b"Z" and failed:
+                raise failed
 
     # ----------------------------------------------------------------------- streaming
 

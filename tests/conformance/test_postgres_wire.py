@@ -1,0 +1,186 @@
+"""Logging in to a real server: every method, TLS by sslmode, what is refused and how it reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from changefeed.errors import ChangefeedError
+from changefeed.sources.postgres.connect import SESSION
+from changefeed.sources.postgres.wire import ReplicationConnection
+from tests.services.certificates import write_certificates
+from tests.services.postgres import Database, PostgresCluster
+
+pytestmark = pytest.mark.postgres
+
+_PASSWORD = "s3cr:t/p@ss w\u00f6rd"
+_QUOTED = "s3cr%3At%2Fp%40ss%20w%C3%B6rd"
+
+
+@pytest.fixture
+def secured(own_postgres: PostgresCluster, tmp_path: Path) -> PostgresCluster:
+    """A server with a role for each method, and TLS."""
+    for method in ("scram", "md5", "plain", "trusted"):
+        encryption = "md5" if method == "md5" else "scram-sha-256"
+        own_postgres.execute(
+            f"set password_encryption = '{encryption}';"
+            f"create role {method} login replication superuser password '{_PASSWORD}'"
+        )
+    own_postgres.execute("create role alice login replication; create role bob login")
+    folder = write_certificates(tmp_path / "pki")
+    for name in ("ca.pem", "server.pem", "server.key"):
+        target = own_postgres.data / name
+        shutil.copy(folder / name, target)
+        owner = own_postgres.data.stat()
+        os.chown(target, owner.st_uid, owner.st_gid)
+        target.chmod(0o600)
+    with psycopg.connect(own_postgres.uri("postgres"), autocommit=True) as connection:
+        for setting, value in [
+            ("ssl_cert_file", "server.pem"), ("ssl_key_file", "server.key"),
+            ("ssl_ca_file", "ca.pem"), ("ssl", "on"),
+        ]:  # fmt: skip
+            connection.execute(f"alter system set {setting} = '{value}'")
+    own_postgres.set_hba(
+        "host all scram 127.0.0.1/32 scram-sha-256",
+        "host all md5 127.0.0.1/32 md5",
+        "host all plain 127.0.0.1/32 password",
+        "host all trusted 127.0.0.1/32 trust",
+        "hostssl all alice 127.0.0.1/32 cert",
+        "hostnossl all bob 127.0.0.1/32 reject",
+    )
+    return own_postgres
+
+
+def _uri(server: PostgresCluster, user: str, password: str = "", **parameters: str) -> str:
+    address = server.uri("postgres").rpartition("@")[2]
+    secret = f":{password}" if password else ""
+    query = "&".join(f"{name}={value}" for name, value in parameters.items())
+    return f"postgresql://{user}{secret}@{address}{'?' if query else ''}{query}"
+
+
+def _tls(connection: ReplicationConnection) -> bool:
+    [(secure,)] = connection.query("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
+    return secure == "t"
+
+
+@pytest.mark.parametrize("user", ["scram", "md5", "plain", "trusted"])
+def test_methods(secured: PostgresCluster, user: str) -> None:
+    for mode in ("disable", "prefer", "require"):
+        uri = _uri(secured, user, _QUOTED, sslmode=mode)
+        with ReplicationConnection(uri) as connection:
+            assert connection.query("select current_user") == [(user,)]
+            assert _tls(connection) == (mode != "disable")
+    if user != "trusted":
+        for uri in (_uri(secured, user, "wrong-pass"), _uri(secured, user)):
+            with pytest.raises(ChangefeedError) as caught:
+                ReplicationConnection(uri)
+            assert caught.value.code.number == "CF2002"
+            assert "wrong-pass" not in f"{caught.value.message} {caught.value.detail}"
+
+
+def test_tls_modes(secured: PostgresCluster, tmp_path: Path) -> None:
+    pki = tmp_path / "pki"
+    authority = str(pki / "ca.pem")
+    other = write_certificates(tmp_path / "other") / "ca.pem"
+    for mode in ("require", "verify-ca", "verify-full"):
+        with ReplicationConnection(
+            _uri(secured, "trusted", sslmode=mode, sslrootcert=authority)
+        ) as connection:
+            assert _tls(connection)
+        with pytest.raises(ChangefeedError) as caught:
+            ReplicationConnection(_uri(secured, "trusted", sslmode=mode, sslrootcert=str(other)))
+        assert caught.value.code.number == "CF2002" and "certificate" in caught.value.message
+    with pytest.raises(ChangefeedError) as caught:
+        ReplicationConnection(
+            _uri(secured, "trusted", sslmode="verify-full", sslrootcert=str(tmp_path / "none"))
+        )
+    assert caught.value.code.number == "CF1207"
+    client = {"sslcert": str(pki / "client.pem"), "sslkey": str(pki / "client.key")}
+    with ReplicationConnection(_uri(secured, "alice", sslmode="require", **client)) as connection:
+        assert connection.query("select current_user") == [("alice",)]
+    with ReplicationConnection(
+        _uri(secured, "scram", _QUOTED, sslmode="require", channel_binding="require")
+    ) as connection:
+        assert _tls(connection)
+    with pytest.raises(ChangefeedError) as caught:
+        ReplicationConnection(
+            _uri(secured, "scram", _QUOTED, sslmode="disable", channel_binding="require")
+        )
+    assert caught.value.code.number == "CF2002"
+
+
+def test_role_without_replication(secured: PostgresCluster) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        ReplicationConnection(_uri(secured, "bob", sslmode="require"))
+    assert caught.value.code.number == "CF2004"
+
+
+def test_no_such_database(postgres: Database) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        ReplicationConnection(postgres.uri + "_none")
+    assert caught.value.code.number == "CF2002"
+
+
+def test_server_without_tls(postgres: Database) -> None:
+    with ReplicationConnection(f"{postgres.uri}?sslmode=prefer") as connection:
+        assert not _tls(connection)
+    with pytest.raises(ChangefeedError) as caught:
+        ReplicationConnection(f"{postgres.uri}?sslmode=require")
+    assert caught.value.code.number == "CF2002"
+
+
+@pytest.mark.parametrize("postgres", [14, 18], indirect=True)
+def test_session_prints_values_as_every_other_session(postgres: Database) -> None:
+    with ReplicationConnection(postgres.uri) as connection:
+        for name, value in SESSION.items():
+            assert connection.query(f"show {name}") == [(value or '""',)] or value == ""
+        assert connection.server_version // 10_000 in (14, 18)
+        assert connection.settings["server_encoding"] == "UTF8"
+
+
+def test_errors_of_commands(postgres: Database) -> None:
+    with ReplicationConnection(postgres.uri) as connection:
+        with pytest.raises(ChangefeedError) as caught:
+            connection.start_replication("none", 0, {"proto_version": "1"})
+        assert caught.value.code.number == "CF2102"
+        connection.create_slot("one")
+        with pytest.raises(ChangefeedError) as caught:
+            connection.create_slot("one")
+        assert caught.value.code.number == "CF2003"
+        connection.drop_slot("one")
+        assert connection.query("select 1, null") == [("1", None)]
+
+
+def test_several_hosts(postgres: Database) -> None:
+    address = postgres.uri.rpartition("@")[2].partition("/")[0]
+    uri = postgres.uri.replace(address, f"127.0.0.1:1,{address}")
+    with ReplicationConnection(uri) as connection:
+        assert connection.identify_system().database == postgres.name
+
+
+def test_close_wakes_a_waiting_thread(postgres: Database) -> None:
+    connection = ReplicationConnection(postgres.uri)
+    errors: list[str] = []
+    waiting = threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        try:
+            connection.wait(30)
+        except ChangefeedError as error:
+            errors.append(error.code.number)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waiting.wait(10)
+    connection.close()
+    connection.close()
+    thread.join(10)
+    assert not thread.is_alive() and errors == ["CF2101"]
+    with pytest.raises(ChangefeedError):
+        connection.query("select 1")
