@@ -1,0 +1,188 @@
+"""Initial scans and other deliveries from the workers: everything arrives, repeats at most."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.schema import Identity
+from changefeed.spark.executors import deliver_on_executors
+from changefeed.spark.plan import Envelope, Format, MessagePlan
+from changefeed.spark.rows import from_table, messages
+from changefeed.spark.scan import run_scan, scan_rows
+from changefeed.spark.session import SparkEngine
+from tests import spark_model as model
+from tests.spark_parts import MadePart, ToFiles, delivered
+
+pytestmark = pytest.mark.spark
+
+T = model.table([model.column("id", "int4", nullable=False), model.column("b", "text")])
+AT = Timestamp(1_700_000_000_000_000_000, 3)
+PLANS = [
+    MessagePlan(T, "t", updated=True),
+    MessagePlan(T, "t", key_from=("1000",), key_to=("2015",)),
+    MessagePlan(T, "t", Envelope.BARE, key_column="b"),
+]
+
+
+def expected(plan: MessagePlan, parts: list[MadePart]) -> dict[int, list[list[object]]]:
+    """The messages of each part, by the model."""
+    out = {}
+    for place, part in enumerate(parts):
+        rows = pa.concat_tables(scan_rows(T, batch, AT) for batch in part.read()).to_pylist()
+        if plan.key_from:
+            low, high = int(plan.key_from[0]), int(plan.key_to[0])
+            rows = [row for row in rows if low <= row["a0"] < high]
+        out[place] = [
+            [m["key"].decode(), m["value"].decode(), "r", AT.wall, AT.logical, 0]
+            for m in model.messages(plan, rows)
+        ]
+    return out
+
+
+@pytest.mark.parametrize("on_driver", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_row_arrives_in_order(
+    spark_engine: SparkEngine, tmp_path: Path, plan: MessagePlan, on_driver: bool
+) -> None:
+    parts = [MadePart(n) for n in range(5)]
+    told: list[tuple[int, int]] = []
+    deliver = ToFiles(str(tmp_path))
+    done = run_scan(
+        spark_engine,
+        parts,
+        plan=plan,
+        at=AT,
+        deliver=deliver,
+        on_driver=on_driver,
+        on_progress=lambda rows, size: told.append((rows, size)),
+    )
+    wanted = expected(plan, parts)
+    assert delivered(tmp_path) == wanted
+    assert [d.part for d in done] == list(range(5))
+    assert told[-1] == (sum(map(len, wanted.values())), sum(d.bytes for d in done))
+    closed_in = {int(f.name.removeprefix("closed-")) for f in tmp_path.glob("closed-*")}
+    assert (os.getpid() in closed_in) == on_driver
+    assert deliver.seen == (list(range(5)) if on_driver else [])
+
+
+def test_csv_is_not_escaped_as_json(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    plan = MessagePlan(T, "t", format=Format.CSV)
+    run_scan(spark_engine, [MadePart(0)], plan=plan, at=AT, deliver=ToFiles(str(tmp_path)))
+    assert delivered(tmp_path)[0][1][1] == '1,"te""xt\n1"'
+
+
+@pytest.mark.parametrize("trouble", ["once", "die"])
+def test_a_part_that_fails_is_tried_again(
+    spark_engine: SparkEngine, tmp_path: Path, trouble: str
+) -> None:
+    (tmp_path / "marks").mkdir()
+    parts = [MadePart(n, marks=str(tmp_path / "marks")) for n in range(3)]
+    parts[1].trouble = trouble
+    done = run_scan(spark_engine, parts, plan=PLANS[0], at=AT, deliver=ToFiles(str(tmp_path)))
+    assert (tmp_path / "marks" / "read-1").stat().st_size > 1
+    assert delivered(tmp_path) == expected(PLANS[0], [MadePart(n) for n in range(3)])
+    assert sum(d.rows for d in done) == 90
+
+
+def test_the_error_of_a_part_comes_back_as_itself(
+    spark_engine: SparkEngine, tmp_path: Path
+) -> None:
+    parts = [MadePart(0), MadePart(1, trouble="always")]
+    with pytest.raises(ChangefeedError) as caught:
+        run_scan(spark_engine, parts, plan=PLANS[0], at=AT, deliver=ToFiles(str(tmp_path)))
+    error = caught.value
+    assert (error.code.number, error.message, error.detail) == ("CF2202", "the part is broken", "1")
+
+
+@pytest.mark.parametrize("on_driver", [False, True])
+def test_the_error_of_the_sink_comes_back_as_itself(
+    spark_engine: SparkEngine, tmp_path: Path, on_driver: bool
+) -> None:
+    deliver = ToFiles(str(tmp_path), refuse=1)
+    with pytest.raises(ChangefeedError) as caught:
+        run_scan(
+            spark_engine,
+            [MadePart(0), MadePart(1)],
+            plan=PLANS[0],
+            at=AT,
+            deliver=deliver,
+            on_driver=on_driver,
+        )
+    assert (caught.value.code.number, caught.value.hint) == ("CF5003", "ask the sink")
+    assert list(tmp_path.glob("closed-*"))
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_scan_can_be_cancelled(spark_engine: SparkEngine, tmp_path: Path, stopping: bool) -> None:
+    """A stalled part holds the job until another thread cancels its group."""
+    parts = [MadePart(n, trouble="stall", marks=str(tmp_path)) for n in range(2)]
+    group = f"cancel-{stopping}"
+    outcome: list[object] = []
+
+    def scan() -> None:
+        try:
+            outcome.append(
+                run_scan(
+                    spark_engine,
+                    parts,
+                    plan=PLANS[0],
+                    at=AT,
+                    deliver=ToFiles(str(tmp_path)),
+                    group=group,
+                    stopping=lambda: stopping and (tmp_path / "stalled-0").exists(),
+                )
+            )
+        except ChangefeedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=scan)
+    thread.start()
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("stalled-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    spark_engine.cancel(group)
+    thread.join(60)
+    (tmp_path / "go").touch()
+    assert not thread.is_alive()
+    if stopping:
+        assert outcome == [[]]
+    else:
+        assert isinstance(outcome[0], ChangefeedError)
+        assert outcome[0].message == "the Spark job was cancelled"
+    assert delivered(tmp_path) == {}
+
+
+def test_no_parts(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    assert run_scan(spark_engine, [], plan=PLANS[0], at=AT, deliver=ToFiles(str(tmp_path))) == []
+
+
+def test_changes_of_one_key_are_delivered_by_one_task_in_order(
+    spark_engine: SparkEngine, tmp_path: Path
+) -> None:
+    schema = model.table(list(T.columns), identity=Identity.FULL)
+    plan = MessagePlan(schema, "t")
+    rows = [model.change("u", [n % 17, f"v{n}"], seq=n) for n in range(3_000)]
+    log = model.log_table(schema, rows)
+    with spark_engine.use() as session:
+        with from_table(session, log, plan, spark_engine.scratch, 3) as frame:
+            done = deliver_on_executors(
+                spark_engine, messages(frame, plan, frozenset()), ToFiles(str(tmp_path))
+            )
+    assert sum(d.rows for d in done) == 3_000
+    found: dict[object, tuple[int, list[object]]] = {}
+    for part, lines in delivered(tmp_path).items():
+        for line in lines:
+            home, seqs = found.setdefault(line[0], (part, []))
+            assert home == part, "a key in two tasks"
+            seqs.append(line[5])
+    assert {key: seqs for key, (_, seqs) in found.items()} == {
+        f"[{k}]": list(range(k, 3_000, 17)) for k in range(17)
+    }

@@ -1,0 +1,50 @@
+"""Errors from Spark: ours come back whole, Spark's never show a row's value."""
+
+from __future__ import annotations
+
+import pytest
+
+from changefeed.errors import ChangefeedError
+from changefeed.spark.failure import VALUE_PREFIX, pack, translate, unpack
+
+
+def test_an_error_survives_the_way_through_a_trace() -> None:
+    error = ChangefeedError("CF2202", 'no "rows" {here}', detail="part\n3", hint="look")
+    trace = f"Traceback ...\nRuntimeError: {pack(error)}\n\tat org.apache.spark..."
+    found = unpack(trace)
+    assert found is not None
+    assert (found.code.number, found.message, found.detail, found.hint) == (
+        "CF2202", 'no "rows" {here}', "part\n3", "look",
+    )  # fmt: skip
+    again = translate(RuntimeError(trace), jvm_died=False)
+    assert again.message == error.message
+
+
+def test_no_error_of_ours() -> None:
+    assert unpack("java.lang.OutOfMemoryError") is None
+
+
+class SparkSays(Exception):
+    """Like pyspark's exceptions."""
+
+    def getCondition(self) -> str:
+        return "CAST_INVALID_INPUT"
+
+
+@pytest.mark.parametrize("failure", [SparkSays("the value 'secret'"), ValueError("'secret'")])
+def test_values_stay_out(failure: Exception) -> None:
+    error = translate(failure, jvm_died=False)
+    assert error.code.number == "CF4002"
+    assert "secret" not in error.message + error.detail + error.hint
+
+
+def test_a_value_that_cannot_be_encoded() -> None:
+    error = translate(
+        RuntimeError(f"[USER] {VALUE_PREFIX}column h is odd:end SQLSTATE"), jvm_died=False
+    )
+    assert (error.code.number, error.message) == ("CF4001", "column h is odd")
+
+
+def test_a_dead_jvm_explains_everything_else() -> None:
+    error = translate(RuntimeError("whatever"), jvm_died=True)
+    assert (error.code.number, error.action) == ("CF4002", "retry")
