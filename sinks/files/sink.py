@@ -142,21 +142,23 @@ class FilesSink:
                 while len(left):
                     file = self._file(batch, stamp, staged)
                     count = rows_within(left, self.settings.file_size - file.bytes)
+                    if not count and file.bytes:
+                        self._roll(batch)
+                        continue
                     before = file.bytes
-                    file.write(left.slice(0, count))
+                    # A row above the size of a file has one to itself.
+                    file.write(left.slice(0, max(1, count)))
                     size += file.bytes - before
-                    left = left.slice(count)
+                    left = left.slice(max(1, count))
         return Receipt(batch.partition, batch.rows.num_rows, size, tuple(staged))
 
     def _file(self, batch: Batch, stamp: Timestamp, staged: list[str]) -> StagedFile:
         """The open file the batch goes on in; a new one is entered into ``staged``."""
-        key = (batch.epoch.number, batch.partition, batch.target, batch.schema.version, stamp)
+        key = _file_key(batch)
         with self._lock:
             file = self._open.get(key)
-            if file is not None and file.bytes < self.settings.file_size:
-                return file
             if file is not None:
-                file.finish()
+                return file
             name = self._namer.data(
                 stamp,
                 job=self._job,
@@ -172,6 +174,12 @@ class FilesSink:
             file = self._open[key] = StagedFile(temporary, self.settings.compression)
             staged += [temporary.name, name]
             return file
+
+    def _roll(self, batch: Batch) -> None:
+        """The open file takes no more; the next row begins another."""
+        with self._lock:
+            file = self._open.pop(_file_key(batch))
+        file.finish()
 
     def _finish(self) -> None:
         with self._lock:
@@ -224,6 +232,11 @@ class FilesSink:
             file.write(pa.array([payload], pa.binary()))
             file.finish()
             publish(self.settings.directory, [(temporary, name)])
+
+
+def _file_key(batch: Batch) -> tuple[object, ...]:
+    """Rows with the same go into one file, in order."""
+    return (batch.epoch.number, batch.partition, batch.target, batch.schema.version, batch.frontier)
 
 
 def _lower_bound(batch: Batch) -> Timestamp:

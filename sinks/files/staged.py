@@ -56,9 +56,9 @@ class StagedFile:
         """Append values (binary, no nulls), each with a newline; no Python object per row."""
         if not len(values):
             return
-        large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
-        whole = (pa.LargeListArray if large else pa.ListArray).from_arrays([0, len(values)], values)
-        joined = pc.binary_join(whole, "\n" if pa.types.is_string(values.type) else b"\n")[0]
+        # Arrow joins lists with 32-bit offsets only; what goes into one file is far below that.
+        whole = pa.ListArray.from_arrays([0, len(values)], values.cast(pa.binary()))
+        joined = pc.binary_join(whole, b"\n")[0]
         self._stream.write(joined.as_buffer())
         self._stream.write(b"\n")
         self.bytes += joined.as_buffer().size + 1
@@ -75,9 +75,9 @@ class StagedFile:
 
 
 def rows_within(values: pa.Array, room: int) -> int:
-    """How many leading values fit into ``room`` bytes with their newlines, at least one."""
+    """How many leading values fit into ``room`` bytes with their newlines."""
     sizes = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64) + 1
-    return max(1, int(np.searchsorted(np.cumsum(sizes), room, side="right")))
+    return int(np.searchsorted(np.cumsum(sizes), room, side="right"))
 
 
 def sync(path: Path) -> None:

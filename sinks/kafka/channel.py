@@ -123,14 +123,13 @@ class Patience:
         self._started = time.monotonic()
 
     def check(self) -> None:
-        """Raise CF5001 or CF5004 once nothing has moved for too long."""
-        if time.monotonic() - self._started > self._seconds:
-            raise explain_name(
-                "_TIMED_OUT" if self._reasons.latest else "_QUEUE_FULL",
-                f"nothing was acknowledged for {self._seconds:g} s",
-                self._reasons,
-                topic=self._topic,
-            )
+        """Raise CF5001 once nothing has moved for too long."""
+        if time.monotonic() - self._started <= self._seconds:
+            return
+        quiet = f"nothing was acknowledged for {self._seconds:g} s"
+        if self._reasons.latest is None:
+            raise ChangefeedError("CF5001", "the Kafka brokers do not answer", detail=quiet)
+        raise explain_name("_TIMED_OUT", quiet, self._reasons, topic=self._topic)
 
 
 def failure_error(failures: Sequence[Failure], reasons: Reasons) -> ChangefeedError:

@@ -88,6 +88,12 @@ class Reasons:
         with self._lock:
             return self._latest
 
+    @property
+    def refused(self) -> bool:
+        """The brokers refused the login: waiting for an answer is in vain."""
+        latest = self.latest
+        return latest is not None and _BY_NAME.get(latest[0], ("", ""))[0] == "CF5002"
+
 
 def explain(error: KafkaError, reasons: Reasons, *, topic: str = "") -> ChangefeedError:
     """The error in our terms."""

@@ -31,7 +31,7 @@ _PRODUCER = 0
 _COPY = 0x2
 _EVENT_DELIVERY, _EVENT_LOG, _EVENT_ERROR = 0x1, 0x4, 0x8
 _PURGE_ALL = 0x1 | 0x2 | 0x4  # queued, in flight, without waiting for the broker threads
-_QUEUE_FULL = "_QUEUE_FULL"
+_QUEUE_FULL, _UNKNOWN_PARTITION = "_QUEUE_FULL", "_UNKNOWN_PARTITION"
 
 #: ``rd_kafka_message_t``; the layout is part of librdkafka's stable ABI (64-bit).
 _MESSAGE = np.dtype(
@@ -86,10 +86,12 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rd_kafka_topic_name": (c_char_p, [c_void_p]),
     "rd_kafka_produce_batch": (c_int, [c_void_p, c_int32, c_int, c_void_p, c_int]),
     "rd_kafka_producev": (c_int, [c_void_p]),
+    "rd_kafka_metadata": (c_int, [c_void_p, c_int, c_void_p, POINTER(c_void_p), c_int]),
+    "rd_kafka_metadata_destroy": (None, [c_void_p]),
     "rd_kafka_flush": (c_int, [c_void_p, c_int]),
     "rd_kafka_purge": (c_int, [c_void_p, c_int]),
     "rd_kafka_outq_len": (c_int, [c_void_p]),
-    "rd_kafka_fatal_error": (c_int, [c_void_p, c_char_p, c_size_t]),
+    "rd_kafka_event_error_is_fatal": (c_int, [c_void_p]),
     "rd_kafka_err2name": (c_char_p, [c_int]),
     "rd_kafka_err2str": (c_char_p, [c_int]),
     "rd_kafka_queue_get_main": (c_void_p, [c_void_p]),
@@ -147,7 +149,6 @@ class NativeChannel:
         self._lock = threading.Lock()
         self._topics: dict[str, int] = {}
         self._failures: list[Failure] = []
-        self._fatal = False
         self._handle: int | None = self._create(config)
         self._events = lib.rd_kafka_queue_get_main(self._handle)
         lib.rd_kafka_set_log_queue(self._handle, None)
@@ -219,10 +220,19 @@ class NativeChannel:
             code = self._produce(handle, key, value, partition, headers)
             if not code:
                 return
-            if self._name(code) != _QUEUE_FULL:
-                raise explain_name(self._name(code), self._text(code), self.reasons, topic=topic)
+            name = self._name(code)
+            if name == _UNKNOWN_PARTITION:
+                self._refresh(handle)
+            elif name != _QUEUE_FULL:
+                raise explain_name(name, self._text(code), self.reasons, topic=topic)
             self._drain(100)
             patience.check()
+
+    def _refresh(self, topic: int) -> None:
+        """Ask the brokers about a topic that has more partitions than this producer knows."""
+        found = c_void_p()
+        if not self._lib.rd_kafka_metadata(self._handle, 0, topic, ctypes.byref(found), 5_000):
+            self._lib.rd_kafka_metadata_destroy(found)
 
     def _produce(
         self, topic: int, key: bytes | None, value: bytes | None, partition: int, headers: Headers
@@ -264,7 +274,7 @@ class NativeChannel:
         while self._lib.rd_kafka_flush(self._handle, 100) or self.outstanding():
             self._drain(0)
             left = self.outstanding()
-            if self._fatal:
+            if self._failures:
                 self._give_up()
                 break
             if left < before:
@@ -277,7 +287,7 @@ class NativeChannel:
         return failures
 
     def _give_up(self) -> None:
-        """Collect the report of the message the producer died of; drop the others."""
+        """Collect the report of the message that failed first; drop the others."""
         self._lib.rd_kafka_purge(self._handle, _PURGE_ALL)
         for _ in range(20):
             self._drain(100)
@@ -296,12 +306,7 @@ class NativeChannel:
             if kind == _EVENT_DELIVERY:
                 self._undelivered(event)
             elif kind == _EVENT_ERROR:
-                name = self._name(lib.rd_kafka_event_error(event))
-                text = (lib.rd_kafka_event_error_string(event) or b"").decode(errors="replace")
-                if name == "_FATAL":
-                    self._died()
-                else:
-                    self.reasons.record(name, text)
+                self._noted(event)
             elif kind == _EVENT_LOG:
                 self._log(event)
             lib.rd_kafka_event_destroy(event)
@@ -317,13 +322,14 @@ class NativeChannel:
                 size = message.size + message.key_size
                 self._failures.append(Failure(topic, name, text, size))
 
-    def _died(self) -> None:
-        """The producer cannot go on without a gap; it must be replaced."""
-        text = ctypes.create_string_buffer(512)
-        name = self._name(self._lib.rd_kafka_fatal_error(self._handle, text, len(text)))
-        with self._lock:
-            self._fatal = True
-            self._failures.append(Failure("", name, text.value.decode(errors="replace")))
+    def _noted(self, event: int) -> None:
+        name = self._name(self._lib.rd_kafka_event_error(event))
+        text = (self._lib.rd_kafka_event_error_string(event) or b"").decode(errors="replace")
+        if not self._lib.rd_kafka_event_error_is_fatal(event):
+            self.reasons.record(name, text)
+            return
+        with self._lock:  # the producer cannot go on without a gap; it must be replaced
+            self._failures.append(Failure("", name, text))
 
     def _log(self, event: int) -> None:
         facility, text, level = c_char_p(), c_char_p(), c_int()

@@ -30,7 +30,6 @@ class PortableChannel:
 
         self.reasons = reasons
         self._stall = stall
-        self._fatal = False
         self._lock = threading.Lock()
         self._failures: list[Failure] = []
         settings: dict[str, Any] = {
@@ -49,11 +48,14 @@ class PortableChannel:
                 self._failures.append(failure)
 
     def _noted(self, error: KafkaError) -> None:
-        if not error.fatal():
+        if error.fatal():
+            self._died(error)
+        else:
             self.reasons.note(error)
-            return
+
+    def _died(self, error: KafkaError) -> None:
+        """The producer cannot go on without a gap; it must be replaced."""
         with self._lock:
-            self._fatal = True
             self._failures.append(Failure("", error.name(), error.str()))
 
     def send(self, topic: str, keys: pa.Array, values: pa.Array) -> None:
@@ -97,27 +99,41 @@ class PortableChannel:
                 self._producer.poll(0.1)
                 patience.check()
             except KafkaException as error:
-                raise explain(error.args[0], self.reasons, topic=topic) from error
+                if error.args[0].name() != "_UNKNOWN_PARTITION":
+                    raise explain(error.args[0], self.reasons, topic=topic) from error
+                # The topic has more partitions than this producer knows.
+                self._producer.list_topics(topic, timeout=5)
+                patience.check()
 
     def settle(self) -> list[Failure]:
         patience = Patience(self._stall, self.reasons)
         before = self.outstanding()
-        while (left := self._producer.flush(0.1)) and not self._fatal:
+        while (left := self._flush(0.1)) and not self._failures:
             if left < before:
                 patience.progress()
             before = left
             patience.check()
-        if self._fatal:
-            # Collect the report of the message the producer died of; drop the others.
+        if self._failures:
+            # Collect the report of the message that failed first; drop the others.
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-            self._producer.flush(2)
+            self._flush(2)
         with self._lock:
             failures, self._failures = self._failures, []
         return failures
+
+    def _flush(self, seconds: float) -> int:
+        """How many messages are left; a dead producer says so by an exception of its own."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._producer.flush(seconds)
+        except KafkaException as error:
+            self._died(error.args[0])
+            return self.outstanding()
 
     def outstanding(self) -> int:
         return len(self._producer)
 
     def close(self) -> None:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer.flush(0)
+        self._flush(0)

@@ -203,11 +203,7 @@ class KafkaSink:
 
     def _mark_all(self, topics: Sequence[str], payload: bytes) -> None:
         """One message on every partition there is now, acknowledged on return."""
-        counts = self._admin().partitions(topics)
-        gone = [topic for topic, count in counts.items() if not count]
-        if gone:
-            self._admin().ensure(gone)
-            counts |= self._admin().partitions(gone)
+        counts = self._admin().known(topics)
         channel = self._producer()
         for topic, count in counts.items():
             for partition in range(count):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from changefeed.errors import ChangefeedError
-from sinks.kafka.errors import Reasons, explain
+from sinks.kafka.errors import Reasons, explain, explain_name
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -44,7 +46,7 @@ class Topics:
         )
         for name, answer in asked.items():
             try:
-                counts[name] = len(answer.result().partitions)
+                counts[name] = len(self._result(answer).partitions)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise explain(error.args[0], self._reasons, topic=name) from error
@@ -72,7 +74,7 @@ class Topics:
             wanted, request_timeout=REQUEST_SECONDS
         ).items():
             try:
-                answer.result()
+                self._result(answer)
                 made.append(name)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
@@ -87,6 +89,31 @@ class Topics:
                     hint="make the topic yourself, or grant CREATE on it to this user.",
                 ) from error
         return made
+
+    def known(self, names: Sequence[str]) -> dict[str, int]:
+        """As :meth:`partitions`, after the missing ones were made: none is 0.
+
+        Raises:
+            ChangefeedError: as :meth:`ensure`; CF5001 when a new topic does not appear.
+        """
+        counts = self.partitions(names)
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while gone := [name for name in names if not counts.get(name)]:
+            if time.monotonic() > deadline:
+                raise ChangefeedError("CF5001", f"topic {gone[0]} was made but does not appear")
+            self.ensure(gone)
+            counts |= self.partitions(gone)
+        return counts
+
+    def _result(self, answer: Future[Any]) -> Any:
+        """The answer, once it is there; a refused login ends the wait at once."""
+        while not answer.done():
+            # Nobody else asks this client for the errors and log lines it has queued.
+            self._admin.poll(0.05)
+            if self._reasons.refused:
+                raise explain_name("_TIMED_OUT", "", self._reasons)
+        self._admin.poll(0)
+        return answer.result()
 
     def limit(self, name: str) -> int | None:
         """``max.message.bytes`` of the topic, None when the broker does not tell us."""
@@ -105,7 +132,7 @@ class Topics:
             [resource], request_timeout=REQUEST_SECONDS
         ).values():
             try:
-                found = int(answer.result()["max.message.bytes"].value)
+                found = int(self._result(answer)["max.message.bytes"].value)
             except (KafkaException, KeyError):
                 # Not everyone may read configurations: the broker then refuses by itself.
                 found = None

@@ -1,0 +1,465 @@
+"""What only Kafka can get wrong: outages, partitions, logins, the two producers."""
+
+from __future__ import annotations
+
+import base64
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+
+import sinks.kafka.native
+from changefeed.clock import SystemClock
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import MESSAGE_SCHEMA
+from sinks.base import Batch, Epoch, Receipt, Sink, write_all
+from sinks.kafka.channel import Channel, open_channel
+from sinks.kafka.errors import Reasons
+from sinks.kafka.options import BASE
+from sinks.kafka.sink import KafkaSink
+from sinks.kafka.topics import Topics
+from sinks.registry import open_sink
+from sinks.retry import Attempt, Retry, RetryPolicy
+from sinks.testing.conformance import CASES, run_case
+from sinks.testing.feed import Feed, Write, at, put, table_schema
+from sinks.testing.messages import Message, parse_message
+from sinks.testing.validators import (
+    FingerprintValidator,
+    OrderValidator,
+    ResolvedValidator,
+    validate,
+)
+from tests.services.kafka import PASSWORD, USER, KafkaBroker
+
+pytestmark = pytest.mark.kafka
+
+Producer = pytest.fixture(params=["native", "portable"])
+
+
+@Producer
+def producer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which way messages take to librdkafka."""
+    if request.param == "portable":
+        monkeypatch.setattr(sinks.kafka.native, "library", lambda: None)
+    return str(request.param)
+
+
+def make_sink(
+    broker: KafkaBroker, stall: float = 30.0, producer: Mapping[str, str] | None = None
+) -> KafkaSink:
+    sink = KafkaSink(broker.uri)
+    sink.stall_seconds = stall
+    sink.settings = type(sink.settings)(
+        sink.settings.connection, {**sink.settings.producer, **(producer or {})}
+    )
+    return sink
+
+
+def read(broker: KafkaBroker, topic: str) -> list[Message]:
+    return [parse_message(r.topic, r.partition, r.key, r.value) for r in broker.messages(topic)]
+
+
+def check(broker: KafkaBroker, feed: Feed) -> None:
+    topics = [target.topic for target in feed.targets.values()]
+    counts = {t: n for t, n in broker.topics().items() if t in topics}
+    messages = [message for topic in topics for message in read(broker, topic)]
+    validate(
+        messages,
+        OrderValidator(),
+        ResolvedValidator(counts),
+        FingerprintValidator(feed.history.table, counts, feed.history),
+    )
+
+
+# ----------------------------------------------------------------------------------- outages
+
+
+class OutageHarness:
+    """The conformance list's outage, with a broker that is killed."""
+
+    never: Mapping[str, str] = {}
+    secret = ""
+    max_message_bytes = 0
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self._broker = broker
+
+    def sink(self) -> Sink:
+        return make_sink(self._broker, stall=2.0)
+
+    def topic(self, table: str) -> str:
+        return table
+
+    def partitions(self) -> Mapping[str, int]:
+        return {"t": 1}
+
+    def read(self) -> Sequence[Message]:
+        return read(self._broker, "t")
+
+    def raw(self) -> bytes:
+        return b""
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        self._broker.kill()
+        yield
+        self._broker.start()
+
+
+def test_outlives_outage(own_kafka: KafkaBroker, producer: str) -> None:
+    case = next(case for case in CASES if case.name == "outlives_outage")
+    assert run_case(case, OutageHarness(own_kafka)) == ""
+
+
+def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: str) -> None:
+    """One row of each key is rewritten all the time; the broker dies twice under it."""
+    own_kafka.create_topic("t", 3)
+    feed = Feed({"t": "t"})
+    sink = make_sink(own_kafka, stall=1.5)
+    feed.open(sink)
+    killed = threading.Event()
+
+    def kill_twice() -> None:
+        for pause in (0.0, 2.5):  # the second outage outlasts the sink's patience
+            time.sleep(0.3)
+            own_kafka.kill()
+            time.sleep(pause)
+            own_kafka.start()
+        killed.set()
+
+    failures: list[Attempt] = []
+    retry = Retry(
+        RetryPolicy(retry_for=60, longest=0.5),
+        SystemClock(),
+        threading.Event().wait,
+        failures.append,
+    )
+    killer = threading.Thread(target=kill_twice)
+    killer.start()
+    step = 0
+    while not killed.is_set() or step < 200:
+        writes = [put(key, f"{step}", step + key) for key in range(1, 9)]
+        step += 8
+        epoch = feed.epoch(at(step))
+
+        def attempt(epoch: Epoch = epoch, writes: list[Write] = writes) -> None:
+            try:
+                sink.commit(epoch, feed.write(sink, epoch, writes))
+            except ChangefeedError:
+                sink.abort(epoch, ())
+                raise
+
+        retry.run(attempt)
+        feed.frontier = at(step)
+    killer.join()
+    retry.run(lambda: feed.resolve(sink))
+    check(own_kafka, feed)
+    assert failures, "no outage was seen"
+    sink.close()
+
+
+def test_a_frozen_broker_is_given_up(own_kafka: KafkaBroker, producer: str) -> None:
+    feed = Feed({"t": "t"})
+    sink = make_sink(own_kafka, stall=5.0)
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 1)])
+    own_kafka.pause()
+    try:
+        with pytest.raises(ChangefeedError) as caught:
+            feed.deliver(sink, [put(1, "y", 2)])
+    finally:
+        own_kafka.unpause()
+    assert caught.value.action is Action.RETRY
+    feed.deliver(sink, [put(1, "y", 2)])
+    feed.resolve(sink)
+    check(own_kafka, feed)
+    sink.close()
+
+
+def test_nothing_reaches_the_terminal(
+    producer: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No broker at that address: one error of ours, not a line of the library's."""
+    monkeypatch.setattr("sinks.kafka.topics.REQUEST_SECONDS", 2.0)
+    sink = KafkaSink("kafka://127.0.0.1:1")
+    sink.stall_seconds = 0.5
+    with pytest.raises(ChangefeedError) as caught:
+        Feed({"t": "t"}).open(sink)
+    assert caught.value.code.number == "CF5001"
+    assert "127.0.0.1:1" in caught.value.detail
+    channel = open_channel({**BASE, "bootstrap.servers": "127.0.0.1:1"}, Reasons(), 0.5)
+    channel.send_one("t", b"k", b"v")
+    with pytest.raises(ChangefeedError, match="cannot reach"):
+        channel.settle()
+    channel.close()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+# ---------------------------------------------------------------------------------- producers
+
+
+@pytest.fixture
+def channel(kafka: KafkaBroker, producer: str) -> Iterator[Channel]:
+    found = open_channel({**BASE, "bootstrap.servers": kafka.bootstrap}, Reasons())
+    assert type(found).__name__.lower().startswith(producer)
+    yield found
+    found.close()
+
+
+def fnv1a_partition(key: bytes, count: int) -> int:
+    """Sarama's hash partitioner: FNV-1a of 32 bits, its absolute value as a signed number."""
+    value = 0x811C9DC5
+    for byte in key:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    signed = value - (1 << 32) if value & 0x80000000 else value
+    return abs(signed) % count
+
+
+def test_partition_is_the_hash_of_the_key(kafka: KafkaBroker, channel: Channel, topic: str) -> None:
+    kafka.create_topic(topic, 7)
+    keys = [f"[{number}]".encode() for number in range(200)]
+    channel.send(topic, pa.array(keys, pa.binary()), pa.array([b"v"] * 200, pa.binary()))
+    assert channel.settle() == []
+    placed = {record.key: record.partition for record in kafka.messages(topic)}
+    assert placed == {key: fnv1a_partition(key, 7) for key in keys}
+
+
+def test_rows_without_a_key_share_a_partition(
+    kafka: KafkaBroker, channel: Channel, topic: str
+) -> None:
+    kafka.create_topic(topic, 5)
+    values = [f"{number}".encode() for number in range(50)]
+    channel.send(topic, pa.nulls(50, pa.binary()), pa.array(values, pa.binary()))
+    assert channel.settle() == []
+    records = kafka.messages(topic)
+    assert {record.partition for record in records} == {fnv1a_partition(b"", 5)}
+    assert [record.value for record in records] == values
+
+
+def test_null_is_not_empty(kafka: KafkaBroker, channel: Channel, topic: str) -> None:
+    kafka.create_topic(topic)
+    keys = pa.array([b"a", b"b", b"", None, b"c"], pa.binary())
+    values = pa.array([b"1", None, b"", b"", None], pa.binary())
+    for start in range(5):  # sliced arrays share buffers that begin earlier
+        channel.send(topic, keys.slice(start, 1), values.slice(start, 1))
+    channel.send(topic, keys.cast(pa.large_binary()), values)
+    channel.send(topic, pa.array([b""], pa.binary()), pa.array([b""], pa.binary()))
+    assert channel.settle() == []
+    pairs = list(zip(keys.to_pylist(), values.to_pylist(), strict=True))
+    records = kafka.messages(topic)
+    assert [(r.key, r.value) for r in records] == [*pairs, *pairs, (b"", b"")]
+
+
+def test_a_full_queue_waits_and_keeps_order(kafka: KafkaBroker, producer: str, topic: str) -> None:
+    kafka.create_topic(topic)
+    config = {**BASE, "bootstrap.servers": kafka.bootstrap, "queue.buffering.max.messages": "100"}
+    channel = open_channel(config, Reasons())
+    values = [f"{number}".encode() for number in range(5_000)]
+    channel.send(topic, pa.array(values, pa.binary()), pa.array(values, pa.binary()))
+    assert channel.settle() == []
+    channel.close()
+    assert [record.value for record in kafka.messages(topic)] == values
+
+
+def test_headers_arrive(kafka: KafkaBroker, producer: str, topic: str) -> None:
+    feed = Feed({"t": topic})
+    sink = make_sink(kafka)
+    feed.open(sink)
+    headers = '{"trace": "abc", "hops": 3, "none": null}'
+    row = {"a": 1, "b": "x"}
+    feed.deliver(sink, [Write(1, row, at(1), headers=headers), Write(2, row, at(2))])
+    first, second = kafka.messages(topic)
+    assert first.headers == (("trace", b"abc"), ("hops", b"3"), ("none", b"null"))
+    assert second.headers == ()
+    sink.close()
+
+
+def test_a_refused_message_leaves_no_gap(
+    kafka: KafkaBroker, producer: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker refuses one message: nothing behind it arrives, so the repeat is in order."""
+    monkeypatch.setattr(Topics, "limit", lambda self, name: None)
+    kafka.create_topic(topic, 1, **{"max.message.bytes": "2000"})
+    feed = Feed({"t": topic})
+    # Every message a batch of its own, so the ones behind the refused one could arrive.
+    sink = make_sink(kafka, producer={"batch.num.messages": "1", "linger.ms": "0"})
+    feed.open(sink)
+    epoch = feed.epoch(at(50))
+    writes = [put(1, "first", 1), put(1, "x" * 5_000, 2)]
+    writes += [put(1, f"later {step}", step) for step in range(3, 50)]
+    with pytest.raises(ChangefeedError) as caught:
+        sink.commit(epoch, feed.write(sink, epoch, writes))
+    assert caught.value.code.number == "CF5006"
+    assert "table shop.public.t" in caught.value.message
+    sink.abort(epoch, ())
+    assert len(kafka.messages(topic)) <= 1
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+
+    resource = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        topic,
+        incremental_configs=[
+            ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
+    admin = kafka.admin()
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    feed.deliver(sink, writes)
+    feed.resolve(sink)
+    check(kafka, feed)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------------- topics
+
+
+def test_missing_topics_are_made_with_one_partition(kafka: KafkaBroker, topic: str) -> None:
+    kafka.create_topic(f"{topic}_old", 4)
+    sink = make_sink(kafka)
+    Feed({"t": f"{topic}_old", "u": f"{topic}_new"}).open(sink)
+    counts = kafka.topics()
+    assert (counts[f"{topic}_old"], counts[f"{topic}_new"]) == (4, 1)
+    sink.close()
+
+
+def test_marks_reach_partitions_added_later(kafka: KafkaBroker, topic: str) -> None:
+    from confluent_kafka.cimpl import NewPartitions
+
+    kafka.create_topic(topic, 2)
+    feed = Feed({"t": topic})
+    sink = make_sink(kafka)
+    feed.open(sink)
+    feed.resolve(sink, at(1))
+    admin = kafka.admin()
+    for future in admin.create_partitions([NewPartitions(topic, 4)]).values():
+        future.result(10)
+    deadline = time.monotonic() + 10
+    while kafka.topics()[topic] < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    feed.resolve(sink, at(2))
+    reached = {(m.partition, m.resolved) for m in read(kafka, topic)}
+    assert reached == {(0, at(1)), (1, at(1)), *((p, at(2)) for p in range(4))}
+    sink.close()
+
+
+def test_a_topic_that_vanished_is_made_again(kafka: KafkaBroker, topic: str) -> None:
+    feed = Feed({"t": topic})
+    sink = make_sink(kafka)
+    feed.open(sink)
+    admin = kafka.admin()
+    for future in admin.delete_topics([topic]).values():
+        future.result(10)
+    deadline = time.monotonic() + 10
+    while topic in kafka.topics() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    feed.resolve(sink, at(1))
+    assert [message.resolved for message in read(kafka, topic)] == [at(1)]
+    sink.close()
+
+
+# ------------------------------------------------------------------------------------- logins
+
+
+def _pem(broker: KafkaBroker, name: str) -> str:
+    data = (broker.certificates / name).read_bytes()
+    return quote(base64.b64encode(data).decode(), safe="")
+
+
+def _login(**changed: str) -> str:
+    given = {"sasl_enabled": "true", "sasl_user": USER, "sasl_password": PASSWORD} | changed
+    return "&".join(f"{name}={value}" for name, value in given.items())
+
+
+LOGINS: dict[str, Callable[[KafkaBroker], str]] = {
+    "tls": lambda b: f"kafka://{b.tls_bootstrap}?tls_enabled=true&ca_cert={_pem(b, 'ca.pem')}",
+    "tls-client": lambda b: (
+        f"kafka://{b.tls_bootstrap}?tls_enabled=true&ca_cert={_pem(b, 'ca.pem')}"
+        f"&client_cert={_pem(b, 'client.pem')}&client_key={_pem(b, 'client.key')}"
+    ),
+    "tls-unverified": lambda b: (
+        f"kafka://{b.tls_bootstrap}?tls_enabled=true&insecure_tls_skip_verify=true"
+    ),
+    "plain": lambda b: f"kafka://{b.sasl_bootstrap}?{_login()}",
+    "scram-256": lambda b: f"kafka://{b.sasl_bootstrap}?{_login(sasl_mechanism='SCRAM-SHA-256')}",
+    "scram-512-tls": lambda b: (
+        f"kafka://{b.sasl_tls_bootstrap}?{_login(sasl_mechanism='SCRAM-SHA-512')}"
+        f"&tls_enabled=true&ca_cert={_pem(b, 'ca.pem')}"
+    ),
+}
+
+
+@pytest.mark.parametrize("login", LOGINS)
+def test_logins(login: str, secure_kafka: KafkaBroker, topic: str) -> None:
+    sink = open_sink(LOGINS[login](secure_kafka))
+    feed = Feed({"t": topic})
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 1)])
+    feed.resolve(sink)
+    check(secure_kafka, feed)
+    assert PASSWORD not in repr(sink)
+    sink.close()
+
+
+def test_a_wrong_password_stops_the_feed(secure_kafka: KafkaBroker, topic: str) -> None:
+    wrong = "wrong-hunter2"
+    sink = open_sink(f"kafka://{secure_kafka.sasl_bootstrap}?{_login(sasl_password=wrong)}")
+    with pytest.raises(ChangefeedError) as caught:
+        Feed({"t": topic}).open(sink)
+    assert caught.value.code.number == "CF5002"
+    assert wrong not in f"{caught.value.message} {caught.value.detail} {caught.value.hint}"
+    sink.close()
+
+
+def test_an_unknown_authority_is_told(secure_kafka: KafkaBroker, topic: str) -> None:
+    sink = open_sink(f"kafka://{secure_kafka.tls_bootstrap}?tls_enabled=true")
+    with pytest.raises(ChangefeedError) as caught:
+        Feed({"t": topic}).open(sink)
+    assert "certificate" in caught.value.detail
+    sink.close()
+
+
+# ---------------------------------------------------------------------------------- executors
+
+
+def _task(sink: Sink, batches: list[Batch]) -> list[Receipt]:
+    """Runs in a process of its own, as a Spark task does; the producer stays for the next."""
+    return list(write_all(sink, batches))
+
+
+def test_tasks_in_other_processes(kafka: KafkaBroker, topic: str) -> None:
+    kafka.create_topic(topic, 3)
+    feed = Feed({"t": topic})
+    sink = make_sink(kafka)
+    feed.open(sink)
+    epoch = feed.epoch(at(1))
+    target, schema = feed.targets["t"], table_schema("t")
+    tasks = []
+    for part in range(6):
+        rows = pa.Table.from_pylist(
+            [
+                {"key": f"[{part}, {n}]".encode(), "value": b"{}", "wall": 1, "op": "r"}
+                for n in range(1_000)
+            ],
+            schema=MESSAGE_SCHEMA,
+        )
+        tasks.append(
+            [
+                Batch("f", epoch, part, target, schema, rows.slice(start, 100), scan=True)
+                for start in range(0, 1_000, 100)
+            ]
+        )
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        receipts = [r for found in pool.map(_task, [sink] * 6, tasks) for r in found]
+    sink.commit(epoch, receipts)
+    assert sum(receipt.rows for receipt in receipts) == 6_000
+    assert len({record.key for record in kafka.messages(topic)}) == 6_000
+    sink.close()

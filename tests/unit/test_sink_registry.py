@@ -1,0 +1,149 @@
+"""Schemes, what is said of a wrong URI, and what a listing may load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from changefeed.errors import ChangefeedError
+from sinks import registry
+from sinks.null.sink import NullSink
+from sinks.testing.feed import Feed, at, put
+
+
+def messages(uri: str) -> list[str]:
+    return [f"{error.code.number} {error.message}" for error in registry.check(uri)]
+
+
+def test_listing_imports_no_sink() -> None:
+    code = (
+        "import sys; from sinks import registry; registry.schemes(); registry.entry('kafka');"
+        "print([m for m in sys.modules if m.startswith(('sinks.k', 'sinks.f', 'confluent'))])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_checking_a_kafka_uri_does_not_load_the_client() -> None:
+    code = (
+        "import sys; from sinks import registry; registry.capabilities('kafka');"
+        "assert registry.check('kafka://h:9092') == []; print('confluent_kafka' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("scheme", registry.schemes())
+def test_every_scheme_has_a_sink_and_an_example_that_passes(scheme: str) -> None:
+    entry = registry.entry(scheme)
+    assert entry.summary
+    assert registry.capabilities(scheme).formats
+    assert messages(entry.example) == []
+
+
+def test_hidden_schemes_are_not_offered() -> None:
+    assert "sinkless" not in registry.schemes()
+    assert registry.capabilities("sinkless").executor is False
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("", "CF1201 omit the SINK clause"),
+        ("localhost", "CF1201 no scheme found for sink URL"),
+        ("kafak://h", "CF1201 unsupported sink: kafak"),
+        ("file://host/dir", "CF1201 a file sink needs an absolute path and no host"),
+        ("file:///d?partition_format=weekly", "CF1207 param partition_format must be one of "),
+        ("file:///d?file_size=big", "CF1207 param file_size must be a size such as 16MB"),
+        ("file:///d?x=1", "CF1202 unknown file sink query parameters: [x]"),
+        ("null://?x=1", "CF1202 unknown null sink query parameters: [x]"),
+        ("experimental-sql:///", "CF1201 the sink URI names no database"),
+        ("experimental-sql:///nonsense://x", "CF1201 the sink URI is not a database URL"),
+    ],
+)
+def test_wrong_uris(uri: str, expected: str) -> None:
+    found = messages(uri)
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+
+
+def test_a_misspelt_scheme_gets_a_suggestion() -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        registry.open_sink("kafak://h")
+    assert caught.value.hint == 'did you mean "kafka://"?'
+
+
+def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = registry.Entry(
+        "sinks.null.sink:NullSink", "x", packages=("no_such_package",), extra="special"
+    )
+    monkeypatch.setitem(registry.BUILT_IN, "null", entry)
+    with pytest.raises(ChangefeedError) as caught:
+        registry.open_sink("null://")
+    assert caught.value.code.number == "CF5005"
+    assert caught.value.hint == "pip install 'changefeed[special]'"
+    assert messages("null://") == [f"CF5005 {caught.value.message}"]
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    point = importlib.metadata.EntryPoint(
+        "outsider", "sinks.null.sink:NullSink", "changefeed.sinks"
+    )
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+
+
+def test_sinks_of_other_packages_join(plugin: None) -> None:
+    assert "outsider" in registry.schemes()
+    assert isinstance(registry.open_sink("outsider://"), NullSink)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "kafka://h?sasl_enabled=true&sasl_user=u&sasl_password=hunter2",
+        "confluent-cloud://h?api_key=k&api_secret=hunter2",
+        "azure-event-hub://h?shared_access_key_name=n&shared_access_key=hunter2",
+        "experimental-sql:///postgresql://app:hunter2@db/shop",
+        "experimental-sql:///postgresql://db/shop?password=hunter2",
+    ],
+)
+def test_locations_hide_secrets(uri: str) -> None:
+    shown = registry.sink_location(uri)
+    assert "hunter2" not in shown
+    assert shown.startswith(uri.partition(":")[0])
+    assert "hunter2" not in str(registry.check(uri + "&wrong=1"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("kafka://h", "shop.public.t"),
+        ("kafka://h?topic_prefix=a_", "a_shop.public.t"),
+        ("kafka://h?kafka_topic_prefix=a_", "a_shop.public.t"),
+        ("kafka://h?topic_name=all&topic_prefix=a_", "a_all"),
+        ("file:///d?topic_prefix=a_", "a_shop.public.t"),
+        ("null://", "shop.public.t"),
+    ],
+)
+def test_topic_namer(uri: str, expected: str) -> None:
+    assert registry.topic_namer(uri)("shop.public.t") == expected
+
+
+def test_null_counts() -> None:
+    sink = NullSink()
+    feed = Feed({"t": "t"})
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 1), put(2, "x", 1)])
+    feed.truncate(sink, "t", at(2))
+    feed.resolve(sink)
+    sink.close()
+    assert (sink.rows, sink.marks) == (2, 2)
+    assert sink.bytes > 50
