@@ -33,6 +33,12 @@ _COLOURS = ("cyan", "magenta", "blue", "yellow", "green")
 _HIGHLIGHT = JSONHighlighter()
 
 
+def default_console() -> Console:
+    """Standard output; wide when it is a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
 class Display:
     """Prints to a rich console; colours only on a terminal, lines cut to its width."""
 
@@ -75,18 +81,24 @@ class Display:
         """Something was committed at the source."""
         self._line(Text(f"  » {line}", style="dim italic"))
 
-    def row(self, table: str | None, key: str | None, value: str | None) -> None:
-        """A message of the feed. ``table`` and ``key`` are None for a resolved timestamp."""
+    def row(
+        self, table: str | None, key: str | None, value: str | None, *, live: bool = False
+    ) -> None:
+        """A message of the feed. ``table`` and ``key`` are None for a resolved timestamp.
+
+        A ``live`` row says how long ago the source committed it.
+        """
         if table is None:
             self._line(Text(f"    {value}", style="dim"))
             return
-        mark, style = _mark(value)
+        envelope = json.loads(value) if value else {}
+        mark, style = _mark(envelope)
         line = Text("  ")
         line.append(mark, style=f"bold {style}")
         line.append(f" {table:<12}", style=self._colour(table))
-        line.append(f" {key or '':<8} ", style="bold")
+        line.append(f" {key or '':<7}", style="bold")
+        line.append(f"{_age(envelope):>8} " if live else " ", style="dim")
         line.append_text(_HIGHLIGHT(value or ""))
-        line.append(_age(value), style="dim")
         self._line(line)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -103,26 +115,26 @@ class Display:
         self.console.print(table)
 
     def _line(self, line: Text) -> None:
-        terminal = self.console.is_terminal
-        self.console.print(line, no_wrap=terminal, overflow="ellipsis", soft_wrap=not terminal)
+        if self.console.is_terminal:
+            self.console.print(line, no_wrap=True, overflow="ellipsis")
+        else:
+            self.console.print(line, soft_wrap=True)
 
     def _colour(self, table: str) -> str:
         return self._colour_of.setdefault(table, _COLOURS[len(self._colour_of) % len(_COLOURS)])
 
 
-def _mark(value: str | None) -> tuple[str, str]:
+def _mark(envelope: dict[str, Any]) -> tuple[str, str]:
     """``+`` a new row, ``~`` a changed one, ``-`` a row that is gone."""
-    envelope = json.loads(value) if value else {}
     if envelope.get("after") is None:
         return "-", "red"
     return ("~", "yellow") if envelope.get("before") else ("+", "green")
 
 
-def _age(value: str | None) -> str:
-    """How long ago the source committed it, from ``updated``; nothing for old rows."""
-    envelope = json.loads(value) if value else {}
+def _age(envelope: dict[str, Any]) -> str:
+    """Milliseconds since the source committed it, from ``updated``."""
     updated = envelope.get("updated")
     if not isinstance(updated, str):
         return ""
     seconds = time.time() - int(updated.partition(".")[0]) / 1e9
-    return f"  {seconds * 1000:.0f} ms" if 0 <= seconds < 10 else ""
+    return f"{max(0.0, seconds) * 1000:,.0f} ms"

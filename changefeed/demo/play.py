@@ -18,10 +18,12 @@ from rich.console import Console
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
 from changefeed.demo import shop
-from changefeed.demo.display import Display
+from changefeed.demo.display import Display, default_console
 from changefeed.embedded import EmbeddedPostgres
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.node import Node
+from changefeed.state import StateLayout
+from changefeed.telemetry import log, log_to
 from grammar.split import split
 
 #: What the sinkless feed of ``feeds.sql`` watches: the scan is over when all their rows came.
@@ -48,7 +50,7 @@ def play(
     *, seconds: float, port: int | None, keep: bool, feeds: Path | None, console: Console | None
 ) -> int:
     """What :func:`changefeed.demo.run` does."""
-    display = Display(console or Console(highlight=False))
+    display = Display(console or default_console())
     text = feeds.read_text() if feeds else (files("changefeed.demo") / "feeds.sql").read_text()
     try:
         with _stage(display, port, keep) as stage:
@@ -85,6 +87,7 @@ def _engine(state: Path) -> Iterator[Engine]:
     """A state of its own with a node in this process; Spark starts in the background at once."""
     state.mkdir()
     catalog = Catalog.open(str(state))
+    handler = log_to(StateLayout(state).node_log)
     node = Node(catalog, str(state))
     try:
         node.engine.start()
@@ -93,6 +96,8 @@ def _engine(state: Path) -> Iterator[Engine]:
     finally:
         node.stop()
         catalog.close()
+        log.removeHandler(handler)
+        handler.close()
 
 
 def _play(stage: _Stage, text: str, seconds: float) -> None:
@@ -135,13 +140,23 @@ def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:
         while (left := until - time.monotonic()) > 0:
             row = pump.next(left, required=False)
             if row is not None:
-                display.row(*row)
+                display.row(*row, live=True)
         if writer.failure is not None:
             raise writer.failure
     finally:
         writer.stop()
         pump.stop()
     display.heading("after it")
+    display.say(_lake(stage.folder / "lake"))
+
+
+def _lake(folder: Path) -> str:
+    """What the other feed has written meanwhile."""
+    data = sorted(folder.rglob("*.ndjson"))
+    rows = sum(len(file.read_bytes().splitlines()) for file in data)
+    marks = sorted(folder.rglob("*.RESOLVED"))
+    said = f"meanwhile in the folder lake: {rows} rows in {len(data)} files"
+    return f"{said}, complete up to {marks[-1].stem}" if marks else said
 
 
 class _Pump:

@@ -105,7 +105,8 @@ def _place_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None
             [order_id, line, sku, quantity, price],
         )
     cursor.execute("update orders set total = %s where id = %s", [total, order_id])
-    return f"{name} places order {order_id}: {len(chosen)} items, {total}"
+    items = "1 item" if len(chosen) == 1 else f"{len(chosen)} items"
+    return f"{name} places order {order_id}: {items}, {total}"
 
 
 def _advance_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:

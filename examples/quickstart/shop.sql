@@ -1,5 +1,5 @@
 -- The database of the demo: a small shop. Plain PostgreSQL, nothing of it is made for changefeeds
--- but the last line.
+-- but the replica identity at the end.
 create type order_status as enum ('new', 'paid', 'shipped', 'cancelled');
 
 create table customers (
@@ -62,5 +62,10 @@ insert into order_items values
     (2, 1, 'TEA-9',  2,  7.20),
     (3, 1, 'LAMP-1', 1, 39.90);
 
--- So that a change of an order can show the whole row as it was before.
+-- So that a change can show the whole row as it was before.
+alter table customers replica identity full;
 alter table orders replica identity full;
+alter table order_items replica identity full;
+
+-- So that SHOW TABLES has counts from the start.
+analyze;
