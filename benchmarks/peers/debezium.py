@@ -15,7 +15,7 @@ import argparse
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -164,15 +164,15 @@ class Counter:
             total += ends[1] - ends[0]
         return total
 
-    def wait(self, count: int, alive: Debezium, timeout: float) -> None:
-        """Wait until there are ``count``.
+    def wait(self, count: int, check: Callable[[], None], timeout: float) -> None:
+        """Wait until there are ``count``; ``check`` raises when nobody sends them any more.
 
         Raises:
             TimeoutError: they did not come in ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while (now := self.count()) < count:
-            alive.check()
+            check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{now:,} of {count:,} messages in {timeout:.0f} s")
             time.sleep(0.02)
@@ -195,7 +195,7 @@ def drain(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) 
         connection.execute(f"create publication {PUBLICATION} for table {workload.table}")
         connection.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
         workload.change(connection, rows)
-    return _timed(run, workload, rows, {"snapshot.mode": "no_data", **settings})
+    return timed(run, workload, rows, {"snapshot.mode": "no_data", **settings})
 
 
 def scan(
@@ -205,17 +205,18 @@ def scan(
     with run.database.connect() as connection:
         workload.create(connection, rows)
         connection.execute(f"create publication {PUBLICATION} for table {workload.table}")
-    return _timed(run, workload, rows, {**chunked_snapshot(threads), **settings})
+    return timed(run, workload, rows, {**chunked_snapshot(threads), **settings})
 
 
-def _timed(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
+def timed(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
+    """What the engine uses from the first message in the topic until there are ``rows``."""
     topic = f"{PREFIX}.public.{workload.table}"
     counter = Counter(run.broker, topic)
     table = {"table.include.list": f"public.{workload.table}"}
     with Debezium(run, {**settings, **table}) as peer:
-        counter.wait(1, peer, timeout=120)
+        counter.wait(1, peer.check, timeout=120)
         with Meter(peer.pid) as meter:
-            counter.wait(rows, peer, timeout=3600)
+            counter.wait(rows, peer.check, timeout=3600)
     counter.close()
     return meter.cost
 

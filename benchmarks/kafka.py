@@ -1,0 +1,177 @@
+"""PostgreSQL to Kafka as JSON: ours and Debezium side by side, on one server and one broker.
+
+    python -m benchmarks.kafka drain --table narrow --rows 2000000
+    python -m benchmarks.kafka scan --rows 5000000
+    python -m benchmarks.kafka latency --rate 100 --seconds 60
+
+*drain*: both have a slot, the same changes are committed, then one after the other drains
+them. *scan*: both read the same table. *latency*: one after the other, at the same rate. From
+the first message in Kafka to the last; every message is counted by the ends of the topic. CPU
+is user and system time of the contender's processes (ours: node, capture, Spark's JVM, Python
+workers), without PostgreSQL and Kafka. ``--only ours`` or ``--only debezium`` leaves one out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.latency import measure, prepare
+from benchmarks.measure import Cost, Meter
+from benchmarks.ours import Ours
+from benchmarks.peers import debezium
+from benchmarks.peers.debezium import Counter, Run, place
+from benchmarks.workload import WORKLOADS, Workload
+
+Contender = Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for."""
+
+    mode: str
+    workload: Workload
+    rows: int
+    threads: int
+    rate: int
+    seconds: float
+    settings: Mapping[str, str]
+
+
+def ours_of(run: Run) -> Ours:
+    """Our contender on a run's database and broker."""
+    return Ours(run.folder, run.database.uri, run.broker.uri)
+
+
+def drain(run: Run, asked: Asked) -> dict[str, Contender]:
+    """Contenders for a backlog that waits behind both slots when this returns."""
+    table = asked.workload.table
+    ours = ours_of(run)
+    with run.database.connect() as connection:
+        asked.workload.create(connection)
+        connection.execute(f"create publication {debezium.PUBLICATION} for table {table}")
+        connection.execute(
+            f"select pg_create_logical_replication_slot('{debezium.SLOT}', 'pgoutput')"
+        )
+    with ours.running():
+        ours.execute(
+            f"CREATE CHANGEFEED bench FOR source.{table} INTO 'external://sink'"
+            " WITH initial_scan = 'no'"
+        )
+        ours.wait_status("bench", "running")
+    with run.database.connect() as connection:
+        asked.workload.change(connection, asked.rows)
+    peer = {"snapshot.mode": "no_data", **asked.settings}
+    return {
+        "ours": lambda: _ours(run, ours, table, asked.rows).per_row(asked.rows),
+        "debezium": lambda: debezium.timed(run, asked.workload, asked.rows, peer).per_row(
+            asked.rows
+        ),
+    }
+
+
+def scan(run: Run, asked: Asked) -> dict[str, Contender]:
+    """Contenders for an initial scan of a table."""
+    table = asked.workload.table
+    ours = ours_of(run)
+    with run.database.connect() as connection:
+        asked.workload.create(connection, asked.rows)
+        connection.execute(f"create publication {debezium.PUBLICATION} for table {table}")
+    create = (
+        f"CREATE CHANGEFEED bench FOR source.{table} INTO 'external://sink'"
+        " WITH initial_scan = 'only'"
+    )
+    peer = {**debezium.chunked_snapshot(asked.threads), **asked.settings}
+    return {
+        "ours": lambda: _ours(run, ours, table, asked.rows, create).per_row(asked.rows),
+        "debezium": lambda: debezium.timed(run, asked.workload, asked.rows, peer).per_row(
+            asked.rows
+        ),
+    }
+
+
+def latency(run: Run, asked: Asked) -> dict[str, Contender]:
+    """Contenders for single-row commits at a steady rate."""
+
+    def of_ours() -> str:
+        prepare(run.database.uri)
+        run.broker.create_topic("ticks")
+        ours = ours_of(run)
+        with ours.running() as pid, Meter(pid) as meter:
+            ours.execute(
+                "CREATE CHANGEFEED bench FOR source.ticks INTO 'external://sink'"
+                " WITH initial_scan = 'no'"
+            )
+            delays = measure(
+                run.database.uri,
+                run.broker.bootstrap,
+                "ticks",
+                rate=asked.rate,
+                seconds=asked.seconds,
+                check=ours.check,
+            )
+            ours.execute("DROP CHANGEFEED bench")
+        run.database.execute("drop table ticks")
+        return f"{delays}, {_share(meter.cost)}"
+
+    def of_debezium() -> str:
+        delays, cost = debezium.latency(run, asked.rate, asked.seconds, asked.settings)
+        return f"{delays}, {_share(cost)}"
+
+    return {"ours": of_ours, "debezium": of_debezium}
+
+
+def _ours(run: Run, ours: Ours, topic: str, rows: int, create: str | None = None) -> Cost:
+    counter = Counter(run.broker, topic)
+    with ours.running() as pid:
+        if create is not None:
+            ours.execute(create)
+        counter.wait(1, ours.check, timeout=180)
+        with Meter(pid) as meter:
+            counter.wait(rows, ours.check, timeout=3600)
+    counter.close()
+    return meter.cost
+
+
+def _share(cost: Cost) -> str:
+    return f"{cost.cpu_seconds / cost.wall_seconds:.0%} of a core with its start"
+
+
+MODES = {"drain": drain, "scan": scan, "latency": latency}
+
+
+def main() -> None:
+    """Run one mode with both contenders and print a line for each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka")
+    parser.add_argument("mode", choices=sorted(MODES))
+    parser.add_argument("--table", choices=sorted(WORKLOADS), default="narrow")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 2)
+    parser.add_argument("--rate", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--only", choices=["ours", "debezium"])
+    parser.add_argument("--defaults", action="store_true", help="Debezium as it comes")
+    given = parser.parse_args()
+    asked = Asked(
+        given.mode,
+        WORKLOADS[given.table],
+        given.rows,
+        given.threads,
+        given.rate,
+        given.seconds,
+        {} if given.defaults else debezium.TUNED,
+    )
+    what = f"{given.rate}/s" if given.mode == "latency" else f"{given.table}, {given.rows:,} rows"
+    with place() as run:
+        contenders = MODES[given.mode](run, asked)
+        for name, contend in contenders.items():
+            if given.only in (None, name):
+                print(f"{given.mode}, {what}, {name}: {contend()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A node of ours in a process of its own, so that its cost can be told from the measuring.
+
+``python -m benchmarks.ours STATE`` is that process; :class:`Ours` starts and stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from changefeed.api import Engine, Result, Session
+from changefeed.catalog import Catalog
+from changefeed.embedded.child import spawn
+from changefeed.jobs.node import Node
+from changefeed.state import StateLayout
+from changefeed.telemetry import log_to
+
+
+class Ours:
+    """One state, statements against it, and its node while :meth:`running`."""
+
+    def __init__(self, folder: Path, source_uri: str, sink_uri: str) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.log_file = folder / "ours.log"
+        self._catalog = Catalog.open(str(self.state))
+        self._engine = Engine(self._catalog)
+        self._session = Session(client="benchmark")
+        self.execute(f"CREATE EXTERNAL CONNECTION source AS '{source_uri}'")
+        self.execute(f"CREATE EXTERNAL CONNECTION sink AS '{sink_uri}'")
+
+    def execute(self, sql: str) -> Result:
+        """One statement."""
+        return self._engine.execute(sql, self._session)
+
+    def wait_status(self, name: str, *wanted: str, timeout: float = 120.0) -> None:
+        """Wait until the feed has one of these states.
+
+        Raises:
+            TimeoutError: it has not in ``timeout`` seconds; says its state and error.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            job = self._catalog.job(name)
+            if str(job.status) in wanted:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} is {job.status}: {job.error or job.reason}")
+            time.sleep(0.05)
+
+    @contextmanager
+    def running(self) -> Iterator[int]:
+        """A node on this state; gives its process id."""
+        process = spawn(
+            [sys.executable, "-m", "benchmarks.ours", self.state],
+            log_file=self.log_file,
+            environment={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def check(self) -> None:
+        """Raise when a feed has failed."""
+        for job in self._catalog.jobs():
+            if str(job.status) == "failed":
+                raise RuntimeError(f"{job.name} failed: {job.error}\n{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        log = StateLayout(self.state).node_log
+        return log.read_text()[-3000:] if log.exists() else ""
+
+    def close(self) -> None:
+        """Close the state."""
+        self._catalog.close()
+
+
+def main(state: str) -> None:
+    """Run the node until SIGTERM."""
+    log_to(StateLayout(Path(state)).node_log)
+    catalog = Catalog.open(state)
+    node = Node(catalog, state)
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    node.engine.start()
+    if not node.start():
+        raise SystemExit("another node runs this state")
+    asked.wait()
+    node.stop()
+    catalog.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
