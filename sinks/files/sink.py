@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,18 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.files.names import Namer
 from sinks.files.options import FilesSettings, parse
+from sinks.files.stage import Stage
 from sinks.files.staged import SUFFIXES, StagedFile, explained, publish, rows_within
 from sinks.naming import kafka_topic_name
 
 TEMPORARY = ".tmp"
 ORPHAN_SECONDS = 3600.0
 """Age at which a temporary file of another run is nobody's any more."""
-
-_Open = dict[tuple[object, ...], StagedFile]
 
 
 class FilesSink:
@@ -56,9 +55,7 @@ class FilesSink:
         self._reset()
 
     def _reset(self) -> None:
-        self._open: _Open = {}
-        self._uncommitted: set[Path] = set()
-        self._lock = threading.Lock()
+        self._stage = Stage(self.settings.compression)
         self._number = itertools.count()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,6 +78,7 @@ class FilesSink:
         return self.settings.directory / TEMPORARY
 
     def open(self, context: SinkContext) -> None:
+        self._remote = False  # a copy that is opened where it runs is committed there too
         self._job = context.job_id
         with explained(self.settings.directory):
             self._temporary.mkdir(parents=True, exist_ok=True)
@@ -107,103 +105,85 @@ class FilesSink:
                 continue  # another run of the job swept it first
 
     def close(self) -> None:
-        with self._lock:
-            files, self._open = list(self._open.values()), {}
-            left, self._uncommitted = self._uncommitted, set()
-        for file in files:
-            file.discard()
-        if not self._remote:  # what an executor wrote is the driver's to commit
-            for path in left:
-                path.unlink(missing_ok=True)
+        # What another process wrote for the driver is the driver's to commit or abort.
+        self._stage.close(keep=self._remote)
 
     # ------------------------------------------------------------------ rows
 
     def write(self, batch: Batch) -> Receipt:
         receipt = self._append(batch)
         if self._remote:
-            self._finish()
+            with explained(self.settings.directory):
+                self._stage.finish()
         return receipt
 
     def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
         """One executor task: small batches of a table share a file; synced once at the end."""
         receipts = [self._append(batch) for batch in batches]
-        self._finish()
+        with explained(self.settings.directory):
+            self._stage.finish()
         yield from receipts
 
     def _append(self, batch: Batch) -> Receipt:
-        values = batch.rows.column("value")
-        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-        stamp = _lower_bound(batch)
-        staged: list[str] = []
+        key = (
+            *(batch.epoch.number, batch.partition, batch.target),
+            *(batch.schema.version, batch.frontier),
+        )
+        staged: dict[str, str] = {}
         size = 0
-        with explained(self.settings.directory):
-            for chunk in chunks:
-                left = chunk.drop_null()
-                while len(left):
-                    file = self._file(batch, stamp, staged)
-                    count = rows_within(left, self.settings.file_size - file.bytes)
-                    if not count and file.bytes:
-                        self._roll(batch)
-                        continue
-                    before = file.bytes
-                    # A row above the size of a file has one to itself.
-                    file.write(left.slice(0, max(1, count)))
-                    size += file.bytes - before
-                    left = left.slice(max(1, count))
-        return Receipt(batch.partition, batch.rows.num_rows, size, tuple(staged))
+        try:
+            with explained(self.settings.directory):
+                for values in _values(batch.rows):
+                    size += self._add(key, batch, values, staged)
+        except ChangefeedError:
+            self._stage.spoil(key)
+            raise
+        pairs = itertools.chain.from_iterable(staged.items())
+        return Receipt(batch.partition, batch.rows.num_rows, size, tuple(pairs))
 
-    def _file(self, batch: Batch, stamp: Timestamp, staged: list[str]) -> StagedFile:
-        """The open file the batch goes on in; a new one is entered into ``staged``."""
-        key = _file_key(batch)
-        with self._lock:
-            file = self._open.get(key)
-            if file is not None:
-                return file
-            name = self._namer.data(
-                stamp,
-                job=self._job,
-                epoch=batch.epoch.number,
-                partition=batch.partition,
-                number=next(self._number),
-                attempt=secrets.token_hex(3),
-                topic=batch.target.topic,
-                schema=batch.schema.version,
-            )
-            temporary = self._new_temporary()
-            self._uncommitted.add(temporary)
-            file = self._open[key] = StagedFile(temporary, self.settings.compression)
-            staged += [temporary.name, name]
-            return file
+    def _add(self, key: Hashable, batch: Batch, values: pa.Array, staged: dict[str, str]) -> int:
+        """Append to the file of ``key``, and to the next where it is full; returns bytes."""
+        size = 0
+        while len(values):
+            file = self._stage.file(key, lambda: self._names(batch))
+            count = rows_within(values, self.settings.file_size - file.bytes)
+            if not count and file.bytes:
+                self._stage.roll(key)
+                continue
+            before = file.bytes
+            # A row above the size of a file has one to itself.
+            file.write(values.slice(0, max(1, count)))
+            size += file.bytes - before
+            staged[file.path.name] = file.name
+            values = values.slice(max(1, count))
+        return size
 
-    def _roll(self, batch: Batch) -> None:
-        """The open file takes no more; the next row begins another."""
-        with self._lock:
-            file = self._open.pop(_file_key(batch))
-        file.finish()
-
-    def _finish(self) -> None:
-        with self._lock:
-            files, self._open = list(self._open.values()), {}
-        with explained(self.settings.directory):
-            for file in files:
-                file.finish()
+    def _names(self, batch: Batch) -> tuple[Path, str]:
+        name = self._namer.data(
+            _lower_bound(batch),
+            job=self._job,
+            epoch=batch.epoch.number,
+            partition=batch.partition,
+            number=next(self._number),
+            attempt=secrets.token_hex(3),
+            topic=batch.target.topic,
+            schema=batch.schema.version,
+        )
+        return self._new_temporary(), name
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
-        self._finish()
+        staged = _staged(receipts)
+        folder = self._temporary
         with explained(self.settings.directory):
-            publish(self.settings.directory, list(self._moves(receipts)))
-        self._uncommitted.clear()
+            self._stage.finish(staged)
+            publish(self.settings.directory, [(folder / t, name) for t, name in staged.items()])
+        self._stage.published(staged)
         return Delivery.DURABLE
 
-    def _moves(self, receipts: Sequence[Receipt]) -> Iterator[tuple[Path, str]]:
-        for receipt in receipts:
-            for temporary, name in zip(receipt.staged[::2], receipt.staged[1::2], strict=True):
-                yield self._temporary / temporary, name
-
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        self.close()
-        for temporary, _ in self._moves(receipts):
-            temporary.unlink(missing_ok=True)
+        self._stage.close()
+        for temporary in _staged(receipts):
+            (self._temporary / temporary).unlink(missing_ok=True)
 
     # ----------------------------------------------------------------- marks
 
@@ -228,15 +208,26 @@ class FilesSink:
         compression = "none" if name.endswith(".RESOLVED") else self.settings.compression
         with explained(self.settings.directory):
             temporary = self._new_temporary()
-            file = StagedFile(temporary, compression)
+            file = StagedFile(temporary, name, compression)
             file.write(pa.array([payload], pa.binary()))
             file.finish()
             publish(self.settings.directory, [(temporary, name)])
 
 
-def _file_key(batch: Batch) -> tuple[object, ...]:
-    """Rows with the same go into one file, in order."""
-    return (batch.epoch.number, batch.partition, batch.target, batch.schema.version, batch.frontier)
+def _values(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.Array]:
+    """The message values in order, without the rows that have none."""
+    column = rows.column("value")
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        yield chunk.drop_null()
+
+
+def _staged(receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Temporary name -> final name of every file the receipts stand for."""
+    return {
+        temporary: name
+        for receipt in receipts
+        for temporary, name in zip(receipt.staged[::2], receipt.staged[1::2], strict=True)
+    }
 
 
 def _lower_bound(batch: Batch) -> Timestamp:

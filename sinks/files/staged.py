@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +45,10 @@ def explained(path: Path) -> Iterator[None]:
 class StagedFile:
     """Rows of one schema version, one a line."""
 
-    def __init__(self, temporary: Path, compression: str) -> None:
+    def __init__(self, temporary: Path, name: str, compression: str) -> None:
+        """``name`` is what the file will be called below the sink's directory."""
         self.path = temporary
+        self.name = name
         self.bytes = 0
         raw = pa.OSFile(str(temporary), "wb")
         packed = compression != "none"
@@ -65,12 +67,14 @@ class StagedFile:
 
     def finish(self) -> None:
         """Close; the content is on disk on return."""
-        self._stream.close()
-        sync(self.path)
+        if not self._stream.closed:
+            self._stream.close()
+            sync(self.path)
 
     def discard(self) -> None:
         """Close and remove."""
-        self._stream.close()
+        with suppress(OSError):  # a full disk cannot keep a file from being removed
+            self._stream.close()
         self.path.unlink(missing_ok=True)
 
 

@@ -149,6 +149,7 @@ class NativeChannel:
         self._lock = threading.Lock()
         self._topics: dict[str, int] = {}
         self._failures: list[Failure] = []
+        self._sent = 0
         self._handle: int | None = self._create(config)
         self._events = lib.rd_kafka_queue_get_main(self._handle)
         lib.rd_kafka_set_log_queue(self._handle, None)
@@ -197,6 +198,8 @@ class NativeChannel:
                 patience.check()
             if queued:
                 patience.progress()
+                with self._lock:
+                    self._sent += queued
             done += queued
 
     def _refused(self, topic: str, part: npt.NDArray[np.void]) -> None:
@@ -219,6 +222,8 @@ class NativeChannel:
         while True:
             code = self._produce(handle, key, value, partition, headers)
             if not code:
+                with self._lock:
+                    self._sent += 1
                 return
             name = self._name(code)
             if name == _UNKNOWN_PARTITION:
@@ -268,23 +273,27 @@ class NativeChannel:
 
     def settle(self) -> list[Failure]:
         patience = Patience(self._stall, self.reasons)
-        before = self.outstanding()
+        before = self._acknowledged()
         # The flush wakes the batches that still linger; failures count as outstanding until
         # their events are taken, so the loop cannot end with one unseen.
         while self._lib.rd_kafka_flush(self._handle, 100) or self.outstanding():
             self._drain(0)
-            left = self.outstanding()
             if self._failures:
                 self._give_up()
                 break
-            if left < before:
+            if (now := self._acknowledged()) > before:
                 patience.progress()
-            before = left
+                before = now
             patience.check()
         self._drain(0)
         with self._lock:
             failures, self._failures = self._failures, []
         return failures
+
+    def _acknowledged(self) -> int:
+        with self._lock:
+            sent = self._sent
+        return sent - self.outstanding()
 
     def _give_up(self) -> None:
         """Collect the report of the message that failed first; drop the others."""

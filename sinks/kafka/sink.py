@@ -79,6 +79,7 @@ class KafkaSink:
 
     def open(self, context: SinkContext) -> None:
         self._context = context
+        self._remote = False  # a copy that is opened where it runs is committed there too
         self._admin().ensure(self._names())
         self._reasons.clear()
 

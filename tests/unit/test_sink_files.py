@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,55 @@ def test_abort_leaves_nothing(out: Path) -> None:
     sink.abort(epoch, receipts)
     assert visible_files(out) == []
     assert temporaries(out) == []
+
+
+def test_a_failed_write_is_never_seen(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full half-way: what was written is dropped, also rows taken before."""
+    sink, feed = opened(out)
+    epoch = feed.epoch(at(3))
+    receipts = feed.write(sink, epoch, [put(1, "x", 1)])
+    whole = StagedFile.write
+
+    def half(self: StagedFile, values: pa.Array) -> None:
+        whole(self, pa.array([b'{"aft'], pa.binary()))
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch, pytest.raises(ChangefeedError, match="no room"):
+        patch.setattr(StagedFile, "write", half)
+        feed.write(sink, epoch, [put(2, "x", 2)])
+    with pytest.raises(ChangefeedError) as caught:
+        sink.commit(epoch, receipts)
+    assert caught.value.action == "retry"
+    assert visible_files(out) == []
+    again = feed.write(sink, epoch, [put(1, "x", 1), put(2, "x", 2)])
+    sink.commit(epoch, again)
+    (path,) = visible_files(out)
+    assert file_bytes(path).count(b"\n") == 2
+    assert temporaries(out) == []
+
+
+def test_a_commit_publishes_only_what_its_receipts_name(out: Path) -> None:
+    """Two parts of a scan in one process: one ends while the other is being written."""
+    sink, feed = opened(out)
+    epoch = feed.epoch(at(1))
+    rows = rows_of([b"1"], 5)
+    parts = [Batch("f", epoch, part, feed.targets["t"], table_schema("t"), rows) for part in (0, 1)]
+    first, second = [sink.write(batch) for batch in parts]
+    sink.commit(epoch, [first])
+    assert len(visible_files(out)) == 1
+    more = sink.write(parts[1])
+    sink.commit(epoch, [second, more])
+    assert [file_bytes(path) for path in visible_files(out)] == [b"1\n", b"1\n1\n"]
+    sink.close()
+
+
+def test_a_copy_opened_elsewhere_commits_there(out: Path) -> None:
+    sink, feed = opened(out)
+    copy: Sink = pickle.loads(pickle.dumps(sink))
+    copy.open(feed.context())
+    feed.deliver(copy, [put(1, "x", 1)])
+    assert len(visible_files(out)) == 1
+    copy.close()
 
 
 def test_an_old_orphan_is_swept_a_young_one_is_not(out: Path) -> None:
@@ -182,7 +232,7 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()], ids=str)
 def test_lines_of_every_column_type(tmp_path: Path, kind: pa.DataType) -> None:
-    file = StagedFile(tmp_path / "x", "none")
+    file = StagedFile(tmp_path / "x", "x", "none")
     column = pa.array(["a", "", "ü"], pa.string()).cast(kind)
     file.write(column.slice(1))
     file.write(column.slice(0, 0))
