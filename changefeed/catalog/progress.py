@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, select, update
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
@@ -21,6 +21,14 @@ from changefeed.schema import TableName
 
 _table = tables.job_table
 _job = tables.job
+
+#: One row of progress; parameters are those of :func:`_found_by` and :func:`_moving`.
+_UPDATE = update(_table).where(
+    _table.c.job_id == bindparam("of_job"),
+    _table.c.source == bindparam("of_source"),
+    _table.c.schema == bindparam("of_schema"),
+    _table.c.name == bindparam("of_name"),
+)
 
 
 class Progress(Store):
@@ -88,15 +96,13 @@ class Progress(Store):
                 ).where(_job.c.id == job_id)
             ).one()
             before = _emitted(transaction, job_id, progress)
-            rows = size = 0
-            for name, table in progress.items():
-                if name not in before:
-                    continue
+            moved = {name: table for name, table in progress.items() if name in before}
+            if moved:
                 transaction.execute(
-                    update(_table).where(_is(job_id, name)).values(**_moving(table))
+                    _UPDATE, [_found_by(job_id, n) | _moving(t) for n, t in moved.items()]
                 )
-                rows += max(0, table.emitted_rows - before[name][0])
-                size += max(0, table.emitted_bytes - before[name][1])
+            rows = sum(max(0, t.emitted_rows - before[n][0]) for n, t in moved.items())
+            size = sum(max(0, t.emitted_bytes - before[n][1]) for n, t in moved.items())
             values: dict[str, Any] = {}
             known = stamp_of(row.high_water)
             if high_water is not None and (known is None or high_water > known):
@@ -130,28 +136,36 @@ def insert_tables(
     transaction: Transaction, job_id: int, added: Iterable[TableProgress], now: int
 ) -> None:
     """Insert rows of tables the job does not have yet (CF1302 otherwise)."""
+    rows = transaction.execute(
+        select(_table.c.source, _table.c.schema, _table.c.name).where(_table.c.job_id == job_id)
+    )
+    watched = {TableName(*row) for row in rows}
+    inserted = []
     for table in added:
         name = table.table
-        if transaction.execute(select(_table.c.name).where(_is(job_id, name))).first():
+        if name in watched:
             raise ChangefeedError(
                 "CF1302", f'target "{name.schema}.{name.name}" already watched by changefeed'
             )
-        transaction.execute(
-            insert(_table).values(
-                job_id=job_id,
-                source=name.source,
-                schema=name.schema,
-                name=name.name,
-                topic=table.topic,
-                columns=list_text(table.columns),
-                values_from=list_text(table.values_from),
-                values_to=list_text(table.values_to),
-                partition=table.partition,
-                joined=table.joined,
-                added_at=table.added_at or now,
+        watched.add(name)
+        inserted.append(
+            {
+                "job_id": job_id,
+                "source": name.source,
+                "schema": name.schema,
+                "name": name.name,
+                "topic": table.topic,
+                "columns": list_text(table.columns),
+                "values_from": list_text(table.values_from),
+                "values_to": list_text(table.values_to),
+                "partition": table.partition,
+                "joined": table.joined,
+                "added_at": table.added_at or now,
                 **_moving(table),
-            )
+            }
         )
+    if inserted:
+        transaction.execute(insert(_table), inserted)
 
 
 def delete_table(transaction: Transaction, job_id: int, name: TableName) -> None:
@@ -162,6 +176,15 @@ def delete_table(transaction: Transaction, job_id: int, name: TableName) -> None
 def set_topic(transaction: Transaction, job_id: int, name: TableName, topic: str) -> None:
     """Let a table of a job go to another topic from now on."""
     transaction.execute(update(_table).where(_is(job_id, name)).values(topic=topic))
+
+
+def _found_by(job_id: int, name: TableName) -> dict[str, Any]:
+    return {
+        "of_job": job_id,
+        "of_source": name.source,
+        "of_schema": name.schema,
+        "of_name": name.name,
+    }
 
 
 def _moving(table: TableProgress) -> dict[str, Any]:
@@ -186,6 +209,8 @@ def _emitted(
     transaction: Transaction, job_id: int, progress: Mapping[TableName, TableProgress]
 ) -> dict[TableName, tuple[int, int]]:
     """Emitted counters as stored, of the given tables that are still there."""
+    if not progress:
+        return {}
     rows = transaction.execute(
         select(
             _table.c.source,
@@ -193,7 +218,7 @@ def _emitted(
             _table.c.name,
             _table.c.emitted_rows,
             _table.c.emitted_bytes,
-        ).where(_table.c.job_id == job_id)
+        ).where(_table.c.job_id == job_id, _table.c.name.in_([n.name for n in progress]))
     )
     names = ((TableName(row.source, row.schema, row.name), row) for row in rows)
     return {name: (row.emitted_rows, row.emitted_bytes) for name, row in names if name in progress}

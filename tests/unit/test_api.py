@@ -15,6 +15,7 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError, Problems
 from changefeed.plan.expand import expand_job
 from changefeed.schema import TableName
+from changefeed.uri import mask
 from grammar import nodes
 from tests.golden.world import NOW, World, shape
 
@@ -43,7 +44,7 @@ def refused(world: World, text: str, code: str) -> ChangefeedError:
     with pytest.raises(ChangefeedError) as caught:
         world.run(text)
     assert caught.value.code.number == code
-    assert caught.value.text == text
+    assert caught.value.text == mask(text)
     return caught.value
 
 
