@@ -183,8 +183,7 @@ def read_part(part: PostgresPart) -> Iterator[pa.RecordBatch]:
         connection.execute("SAVEPOINT part")
         _prove_unchanged(connection, part)
         yield from _batches(connection, part)
-        connection.execute("ROLLBACK TO SAVEPOINT part")
-        connection.execute("RELEASE SAVEPOINT part")
+        connection.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
     except psycopg.Error as error:
         connection.close()
         raise reading_failed(part.table, error) from error

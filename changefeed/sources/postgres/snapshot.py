@@ -204,8 +204,7 @@ class _HolderUse:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._holder.execute("ROLLBACK TO SAVEPOINT part")
-            self._holder.execute("RELEASE SAVEPOINT part")
+            self._holder.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
         except psycopg.Error as lost:
             raise snapshot_gone(lost) from (error or lost)
         finally:
@@ -295,12 +294,18 @@ class _Heap:
 
 
 # A partition may be a foreign table; block ranges need the heap access method. The table's file
-# comes twice: as it is now (the function), and as the snapshot's catalog has it.
+# comes twice: as it is now (the function), and as the snapshot's catalog has it. Rows in a block
+# are those of the last ANALYZE, or else estimated by the width of the columns.
 _HEAPS = """
     SELECT l.oid::int8, n.nspname, l.relname, l.relkind::text, coalesce(am.amname = 'heap', false),
            coalesce(pg_catalog.pg_relation_size(l.oid), 0)
                / current_setting('block_size')::int8,
            coalesce(pg_catalog.pg_table_size(l.oid), 0),
+           CASE WHEN l.relpages > 0 AND l.reltuples >= 0 THEN l.reltuples::float8 / l.relpages
+                ELSE (current_setting('block_size')::float8 - 24) / (28 + (
+                    SELECT coalesce(sum(CASE WHEN a.attlen > 0 THEN a.attlen ELSE 32 END), 0)
+                    FROM pg_catalog.pg_attribute a
+                    WHERE a.attrelid = l.oid AND a.attnum > 0 AND NOT a.attisdropped)) END,
            coalesce(pg_catalog.pg_relation_filenode(l.oid), 0)::int8, l.relfilenode::int8
     FROM (SELECT t.relid::oid FROM pg_catalog.pg_partition_tree(%(oid)s::oid) t WHERE t.isleaf
           UNION SELECT %(oid)s::oid) leaf(oid)
@@ -322,16 +327,22 @@ def _heaps(holder: Connection, table: TableSchema) -> list[_Heap]:
         )
     if any(file != seen for *_, file, seen in rows):
         raise table_changed(table, "it was truncated or rewritten")
-    _check_columns(holder, table)
-    density = _rows_per_page(holder, [row[0] for row in rows])
+    own = _check_columns(holder, table)
     names = [c.name for c in table.columns]
     return [
         _Heap(
-            oid, schema, name, heap, pages, size, density[oid] * pages, file,
-            shape_now(holder, (schema, name), names),
+            oid=oid,
+            schema=schema,
+            name=name,
+            ranged=ranged,
+            pages=pages,
+            bytes=size,
+            rows=density * pages,
+            file=file,
+            shape=own if oid == table.oid else shape_now(holder, (schema, name), names),
         )
-        for oid, schema, name, _, heap, pages, size, file, _ in rows
-    ]  # fmt: skip
+        for oid, schema, name, _, ranged, pages, size, density, file, _ in rows
+    ]
 
 
 # A row description shows the type below a domain, so that is what is compared.
@@ -352,8 +363,8 @@ _COLUMNS = """
 """
 
 
-def _check_columns(holder: Connection, table: TableSchema) -> None:
-    """The columns of ``table``, of the snapshot and of now are the same.
+def _check_columns(holder: Connection, table: TableSchema) -> Shape:
+    """The columns of ``table``, of the snapshot and of now are the same: as they are now.
 
     Raises:
         ChangefeedError: CF2201 they differ, or the table is gone: describe it again.
@@ -365,23 +376,7 @@ def _check_columns(holder: Connection, table: TableSchema) -> None:
     for column, shape in zip(table.columns, now, strict=True):
         if seen.get(column.name) != (column.number, column.type_name, shape):
             raise table_changed(table, f"column {column.name} is not what it was")
-
-
-def _rows_per_page(holder: Connection, oids: Sequence[int]) -> dict[int, float]:
-    """Rows in a block, by the last ANALYZE or else by the width of the columns."""
-    rows = holder.execute(
-        """
-        SELECT c.oid::int8, CASE
-            WHEN c.relpages > 0 AND c.reltuples >= 0 THEN c.reltuples::float8 / c.relpages
-            ELSE (current_setting('block_size')::float8 - 24) / (28 + (
-                SELECT coalesce(sum(CASE WHEN a.attlen > 0 THEN a.attlen ELSE 32 END), 0)
-                FROM pg_catalog.pg_attribute a
-                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)) END
-        FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s::oid[])
-        """,
-        [list(oids)],
-    )
-    return dict(rows.fetchall())
+    return now
 
 
 def _ranges(pages: int, size: int, target_bytes: int) -> list[tuple[int, int | None, bool]]:
