@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.clock import Clock, SystemClock
 from changefeed.errors import ChangefeedError, Problems, Span
+from changefeed.options import mask_statement
 from changefeed.plan.names import scheme_of, source_connections
 from changefeed.plan.stages import FeedPlan
 from changefeed.schema import TableSchema
@@ -45,6 +46,8 @@ from grammar.parser import parse
 from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem
 from grammar.split import split
+from sinks.registry import Offer
+from sinks.registry import offers as sink_schemes
 
 __all__ = [
     "Engine",
@@ -52,6 +55,7 @@ __all__ = [
     "FeedPlan",
     "Names",
     "NoHost",
+    "Offer",
     "Rate",
     "Result",
     "Seconds",
@@ -59,6 +63,9 @@ __all__ = [
     "Size",
     "StreamRow",
     "Summary",
+    "parsed_statement",
+    "sink_schemes",
+    "source_schemes",
 ]
 
 S = TypeVar("S", bound=nodes.Statement)
@@ -95,9 +102,14 @@ SHOWN_EXPECTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The toolbar's figures. ``scanning`` maps feeds under an initial scan to (rows, total)."""
+    """The toolbar's figures.
+
+    ``active`` feeds run or would if a node did; ``scanning`` maps feeds under an initial scan to
+    (rows, total).
+    """
 
     feeds: int
+    active: int
     running: int
     troubled: int
     worst_lag: Seconds | None
@@ -142,7 +154,8 @@ class Engine:
                 says. Several problems come together as
                 :class:`~changefeed.errors.Problems`.
         """
-        text = statement if isinstance(statement, str) else to_sql(statement)
+        # What errors echo: the same offsets, no secret.
+        text = mask_statement(statement if isinstance(statement, str) else to_sql(statement))
         parsed = parsed_statement(statement) if isinstance(statement, str) else statement
         try:
             return HANDLERS[type(parsed)](parsed, self._context(session, text))
@@ -252,6 +265,7 @@ class Engine:
         lags = [lag for job in active if (lag := listing.lag(job, now)) is not None]
         return Summary(
             feeds=len(jobs),
+            active=len(active),
             running=sum(job.status in (Status.RUNNING, Status.SCANNING) for job in jobs),
             troubled=sum(_troubled(job) for job in jobs),
             worst_lag=max(lags, default=None),
@@ -290,7 +304,7 @@ def parsed_statement(text: str) -> nodes.Statement:
             detail=detail,
             hint=problem.hint,
             span=Span(problem.span.start, problem.span.end),
-            text=text,
+            text=mask_statement(text),
         ) from problem
 
 

@@ -75,6 +75,10 @@ class Application:
             log.info("node %s started, state %s", node.id, self.catalog.shown)
         return started
 
+    def warm_up(self) -> None:
+        """Start Spark in the background, so that the first feed need not wait for it."""
+        self._made().engine.start()
+
     def _made(self) -> Node:
         from changefeed.jobs.node import Node
         from changefeed.spark.session import SparkEngine

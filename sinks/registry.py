@@ -89,6 +89,20 @@ def schemes() -> tuple[str, ...]:
     return (*shown, *(name for name in _plugins() if name not in BUILT_IN))
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A scheme as completion and help show it."""
+
+    scheme: str
+    summary: str
+    example: str
+
+
+def offers() -> list[Offer]:
+    """Every scheme a sink URI can have, with what it does. Imports nothing."""
+    return [Offer(name, entry(name).summary, entry(name).example) for name in schemes()]
+
+
 def entry(scheme: str) -> Entry:
     """What is known of a scheme without importing its sink.
 

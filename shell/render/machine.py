@@ -10,11 +10,11 @@ from changefeed.api import Result
 
 
 def _plain(cell: object) -> object:
-    """A cell as JSON has it: numbers stay numbers, lists lists."""
+    """A cell as JSON has it: numbers stay numbers (whole ones without ``.0``), lists lists."""
     if isinstance(cell, tuple):
         return list(cell)
     if isinstance(cell, float):
-        return float(cell)
+        return int(cell) if cell.is_integer() else float(cell)
     return cell
 
 
@@ -27,12 +27,10 @@ def _objects(result: Result) -> list[dict[str, object]]:
 
 def write_csv(result: Result, out: TextIO, width: int | None) -> None:
     """RFC 4180 with a header line; an absent value is empty."""
-    if not result.columns:
-        return
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(result.columns)
     for row in result.rows:
-        writer.writerow("" if cell is None else _csv_cell(cell) for cell in row)
+        writer.writerow(["" if cell is None else _csv_cell(cell) for cell in row])
 
 
 def _csv_cell(cell: object) -> object:
@@ -41,8 +39,7 @@ def _csv_cell(cell: object) -> object:
 
 def write_json(result: Result, out: TextIO, width: int | None) -> None:
     """One array of objects."""
-    if result.columns:
-        out.write(json.dumps(_objects(result), ensure_ascii=False, indent=2) + "\n")
+    out.write(json.dumps(_objects(result), ensure_ascii=False, indent=2) + "\n")
 
 
 def write_jsonl(result: Result, out: TextIO, width: int | None) -> None:

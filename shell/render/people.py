@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from changefeed.api import Result
+from shell.render.widths import clip, pad, visible
+from shell.render.widths import width as width_of
 
-#: Narrowest a column is cut to before whole columns are left out.
-LEAST = 12
+#: Columns to which a long value is cut before whole columns are left out.
+LEAST = 16
+
+#: Between two columns.
+_GAP = " | "
 
 
 def _shown(cell: object) -> str:
@@ -19,74 +25,90 @@ def _is_number(cell: object) -> bool:
 
 
 def write_table(result: Result, out: TextIO, width: int | None) -> None:
-    """psql's aligned form. What does not fit the terminal is left out from the right, and said."""
-    if not result.columns:
-        return
-    lines = [[_one_line(_shown(c)) for c in row] for row in result.rows]
-    widths = [
-        max([len(name), *(len(line[i]) for line in lines)])
+    """psql's aligned form, in the columns of the terminal.
+
+    The important columns come first. What does not fit: columns without any value go, long
+    values are cut, then columns from the right go; the last line counts them.
+    """
+    lines = [[visible(_shown(cell)) for cell in row] for row in result.rows]
+    natural = [
+        max([width_of(name), *(width_of(line[i]) for line in lines)])
         for i, name in enumerate(result.columns)
     ]
-    kept = _fitting(widths, width)
-    right = {i for i in range(kept) if any(_is_number(row[i]) for row in result.rows)}
-    out.write(" | ".join(n.center(widths[i]) for i, n in enumerate(result.columns[:kept])).rstrip())
-    out.write("\n" + "-+-".join("-" * w for w in widths[:kept]) + "\n")
+    empty = {i for i in range(len(natural)) if lines and not any(line[i] for line in lines)}
+    widths = fitting(natural, empty, width)
+    right = {i for i in widths if any(_is_number(row[i]) for row in result.rows)}
+    head = _GAP.join(_centred(result.columns[i], room) for i, room in widths.items())
+    out.write(head.rstrip() + "\n" + "-+-".join("-" * room for room in widths.values()) + "\n")
     for line in lines:
-        cells = [
-            _clip(c, widths[i]).rjust(widths[i]) if i in right else _clip(c, widths[i]).ljust(widths[i])
-            for i, c in enumerate(line[:kept])
-        ]
-        out.write(" | ".join(cells).rstrip() + "\n")
-    out.write(f"({len(lines)} row{'s' * (len(lines) != 1)}")
-    hidden = len(result.columns) - kept
-    out.write(f"; {hidden} more columns: \\x or --format vertical)\n" if hidden else ")\n")
+        cells = (pad(clip(line[i], room), room, right=i in right) for i, room in widths.items())
+        out.write(_GAP.join(cells).rstrip() + "\n")
+    out.write(_footer(len(lines), len(natural) - len(widths), clipped=_cut(natural, widths)))
 
 
-def _one_line(text: str) -> str:
-    return text.replace("\n", " ")
+def _centred(name: str, room: int) -> str:
+    name = clip(name, room)
+    left = (room - width_of(name)) // 2
+    return pad(" " * left + name, room)
 
 
-def _clip(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(1, width - 1)] + "…"
+def _cut(natural: Sequence[int], widths: dict[int, int]) -> bool:
+    return any(natural[i] > room for i, room in widths.items())
 
 
-def _fitting(widths: list[int], width: int | None) -> int:
-    """How many columns fit; the last of them is narrowed (in ``widths``) where that helps."""
-    if width is None:
-        return len(widths)
-    used = 0
-    for i, wanted in enumerate(widths):
-        room = width - used - (3 if i else 0)
-        if wanted > room:
-            if room >= LEAST or i == 0:
-                widths[i] = max(room, 1)
-                return i + 1
-            return i
-        used += wanted + (3 if i else 0)
-    return len(widths)
+def _footer(rows: int, hidden: int, *, clipped: bool) -> str:
+    said = f"({rows} row{'s' * (rows != 1)}"
+    if hidden:
+        said += f"; {hidden} column{'s' * (hidden != 1)} more"
+    return said + ("; \\x shows all)\n" if hidden or clipped else ")\n")
+
+
+def fitting(natural: Sequence[int], empty: set[int], width: int | None) -> dict[int, int]:
+    """Which columns are shown, and how wide: position -> columns of the terminal."""
+    every = dict(enumerate(natural))
+    if width is None or _total(every.values()) <= width:
+        return every
+    kept = {i: room for i, room in every.items() if i not in empty} or every
+    if _total(kept.values()) <= width:
+        return kept
+    chosen: dict[int, int] = {}
+    for i, room in kept.items():
+        if chosen and _total([*chosen.values(), min(room, LEAST)]) > width:
+            break
+        chosen[i] = min(room, LEAST, width)
+    # What is left goes to the cut columns, those that need least first: most become whole.
+    left = width - _total(chosen.values())
+    for i in sorted(chosen, key=lambda i: natural[i]):
+        more = min(left, natural[i] - chosen[i])
+        chosen[i] += more
+        left -= more
+    return chosen
+
+
+def _total(widths: Iterable[int]) -> int:
+    rooms = list(widths)
+    return sum(rooms) + len(_GAP) * max(0, len(rooms) - 1)
 
 
 def write_vertical(result: Result, out: TextIO, width: int | None) -> None:
     """One column a line, as psql's ``\\x``."""
-    label = max((len(c) for c in result.columns), default=0)
+    label = max(map(len, result.columns))
     for number, row in enumerate(result.rows, 1):
         if len(result.rows) > 1:
             out.write(f"-[ RECORD {number} ]".ljust(label + 12, "-") + "\n")
         for name, cell in zip(result.columns, row, strict=True):
             first, *more = _shown(cell).split("\n")
-            out.write(f"{name.ljust(label)} | {first}".rstrip() + "\n")
+            out.write(f"{name.ljust(label)} | {visible(first)}".rstrip() + "\n")
             for line in more:
-                out.write(f"{' ' * label} | {line}\n")
-    if not result.rows and result.columns:
+                out.write(f"{' ' * label} | {visible(line)}\n")
+    if not result.rows:
         out.write("(0 rows)\n")
 
 
 def write_markdown(result: Result, out: TextIO, width: int | None) -> None:
     """A GitHub table."""
-    if not result.columns:
-        return
     out.write("| " + " | ".join(result.columns) + " |\n")
     out.write("|" + "---|" * len(result.columns) + "\n")
     for row in result.rows:
-        cells = (_one_line(_shown(c)).replace("|", "\\|") for c in row)
+        cells = (visible(_shown(cell)).replace("|", "\\|") for cell in row)
         out.write("| " + " | ".join(cells) + " |\n")

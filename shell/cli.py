@@ -1,0 +1,212 @@
+"""The command line. ``--help`` and ``--version`` load nothing of the engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from changefeed import __version__
+from changefeed.errors import ChangefeedError
+from shell.exits import Exit, exit_status
+from shell.render.formats import Format
+
+if TYPE_CHECKING:
+    from shell.diagnostics import Diagnostics
+
+_ORDER = "shell.cli.order"
+
+_EPILOG = (
+    "Exit status: 0 ok, 1 a statement failed, 2 wrong flags, 3 state, source or sink not "
+    "reachable, 4 timed out, 130 interrupted, 141 reader of the output gone, 143 terminated. "
+    "\\h at the prompt lists the statements."
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which state, and how Spark runs if it runs here."""
+
+    state: str | None
+    master: str | None
+    heap: str | None
+
+    def over(self, other: Place) -> Place:
+        """These where they are given, else the other's."""
+        return Place(
+            self.state or other.state, self.master or other.master, self.heap or other.heap
+        )
+
+    @property
+    def directory(self) -> str:
+        """What names the state."""
+        from shell.places import default_state
+
+        return self.state or default_state()
+
+
+class _InOrder(click.Group):
+    """Remembers the order of the flags: ``-c`` and ``-f`` run as they were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            ctx.meta[_ORDER] = [parameter.name for parameter in order]
+        return super().parse_args(ctx, args)
+
+
+def _place_options(command: F) -> F:
+    for option in (
+        click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
+        click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
+        click.option(
+            "--state",
+            envvar="CHANGEFEED_STATE",
+            metavar="DIR|URL",
+            help="Where the job table is: a directory, or a postgresql:// URL "
+            "(default: the user's data folder).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(
+    cls=_InOrder,
+    invoke_without_command=True,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option("-c", "--command", "commands", multiple=True, metavar="STMT", help="Run statements.")
+@click.option(
+    "-f", "--file", "files", multiple=True, metavar="FILE", help="Run a file; - is standard input."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([form.value for form in Format]),
+    help="How results are written (default: table on a terminal, else csv).",
+)
+@_place_options
+@click.option("--source", metavar="NAME|URI", help="The source of unqualified table names.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "continue"]),
+    default="stop",
+    show_default=True,
+    help="What a failed statement does to those after it.",
+)
+@click.option("--timing", is_flag=True, help="Say how long each statement took.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before DROP.")
+@click.version_option(__version__, "--version", "-V", message="changefeed %(version)s")
+@click.pass_context
+def cli(
+    context: click.Context,
+    commands: tuple[str, ...],
+    files: tuple[str, ...],
+    form: str | None,
+    state: str | None,
+    master: str | None,
+    heap: str | None,
+    source: str | None,
+    on_error: str,
+    timing: bool,
+    yes: bool,
+) -> None:
+    """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
+    place = Place(state, master, heap)
+    context.obj = place
+    if context.invoked_subcommand is not None:
+        if commands or files:
+            raise click.UsageError(f"-c and -f do not go with {context.invoked_subcommand}")
+        return
+    # Loaded on use: --help and --version need nothing of it.
+    from shell.open import Request, open_shell
+
+    given = {"commands": iter(commands), "files": iter(files)}
+    inputs = [(name, next(given[name])) for name in context.meta.get(_ORDER, ()) if name in given]
+    context.exit(
+        open_shell(
+            Request(
+                place.directory,
+                inputs=tuple(inputs),
+                format=None if form is None else Format(form),
+                source=source,
+                go_on=on_error == "continue",
+                timing=timing,
+                sure=yes,
+                master=master,
+                heap=heap,
+            )
+        )
+    )
+
+
+@cli.command()
+@_place_options
+@click.pass_context
+def start(context: click.Context, state: str | None, master: str | None, heap: str | None) -> None:
+    """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
+    from shell.service import serve
+
+    place = Place(state, master, heap).over(context.obj)
+    context.exit(serve(place.directory, master=place.master, heap=place.heap))
+
+
+@cli.command()
+@click.option("--seconds", type=float, default=15.0, show_default=True, help="Of live changes.")
+@click.option("--port", type=int, help="Of the server on 127.0.0.1 (default: a free one).")
+@click.option("--keep", is_flag=True, help="Leave database, job table and files where they are.")
+@click.option(
+    "--feeds",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Other statements; they may use the connections shop and lake.",
+)
+@click.pass_context
+def demo(
+    context: click.Context, seconds: float, port: int | None, keep: bool, feeds: Path | None
+) -> None:
+    """A real PostgreSQL with a small shop, and feeds at work on it."""
+    from changefeed.demo import run
+    from shell.signals import end_cleanly
+
+    end_cleanly()
+    context.exit(run(seconds=seconds, port=port, keep=keep, feeds=feeds))
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"changefeed {__version__}")
+
+
+def main() -> int:
+    """Entry point of the ``changefeed`` command; returns the exit status."""
+    try:
+        status = cli.main(prog_name="changefeed", standalone_mode=False)
+    except ChangefeedError as error:
+        _diagnostics().error(error)
+        return exit_status(error)
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads: what is still in the buffer must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.PIPE
+    return status if isinstance(status, int) else Exit.OK
+
+
+def _diagnostics() -> Diagnostics:
+    from shell.diagnostics import Diagnostics
+
+    return Diagnostics()

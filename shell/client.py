@@ -1,0 +1,191 @@
+"""One user's dealings with the engine: statements and local commands in, text out.
+
+Scripts and the prompt run everything through :meth:`Client.run`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TextIO
+
+from changefeed.errors import ChangefeedError
+from grammar import nodes
+from shell.backend import Backend
+from shell.diagnostics import Diagnostics
+from shell.exits import Exit, Failed, exit_status
+from shell.render.formats import Format
+from shell.script import Item, items
+from shell.settings import OnError, Settings, Vertical
+from shell.signals import one_interrupt
+
+if TYPE_CHECKING:
+    from changefeed.api import Result
+
+#: Statements that take something away for good.
+DESTRUCTIVE = (nodes.DropChangefeed, nodes.DropConnection, nodes.DropCdc)
+
+
+def _never_asked(question: str) -> bool:
+    return True
+
+
+class Client:
+    """Runs what one user types or a script holds.
+
+    Attributes:
+        status: the exit status so far: that of the first failure.
+        interactive: somebody sits at a prompt: tags are shown, scans are followed.
+        confirm: asks the person a yes-or-no question; says yes where there is nobody.
+        created: hears the name of a feed that was made.
+        prefill: puts a text before the person to go on with; None where there is nobody.
+        depth: of files that include files.
+        last: the statement that ran last, for ``\\watch`` and ``\\e``.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        diagnostics: Diagnostics,
+        *,
+        out: TextIO | None = None,
+        interactive: bool = False,
+    ) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.diagnostics = diagnostics
+        self.interactive = interactive
+        self.confirm: Callable[[str], bool] = _never_asked
+        self.created: Callable[[str], None] | None = None
+        self.prefill: Callable[[str], None] | None = None
+        self.depth = 0
+        self.status = Exit.OK
+        self.last = ""
+        self._out = out
+        self._results = 0
+
+    @property
+    def out(self) -> TextIO:
+        """Standard output, unless told otherwise."""
+        return self._out if self._out is not None else sys.stdout
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None where output is none."""
+        return shutil.get_terminal_size().columns if self.out.isatty() else None
+
+    # -- scripts --------------------------------------------------------------------------
+
+    def run_script(self, lines: Iterable[str], where: str = "") -> None:
+        """Run a script; ``where`` names it in errors.
+
+        Raises:
+            Failed: a statement failed and ``on_error`` is ``stop``; it was reported.
+            Leave: ``\\q``.
+        """
+        for item in items(lines):
+            try:
+                self.run(item)
+            except ChangefeedError as error:
+                self.report(error, f"{where}:{item.line}" if where else "")
+                if self.settings.on_error is OnError.STOP:
+                    raise Failed from error
+
+    def report(self, error: ChangefeedError, where: str = "") -> None:
+        """Say what went wrong, and remember it for the exit status."""
+        if self.status is Exit.OK:
+            self.status = exit_status(error)
+        self.diagnostics.error(error, where)
+
+    def run(self, item: Item) -> None:
+        """One statement or local command.
+
+        Raises:
+            ChangefeedError: it failed.
+            Leave: ``\\q``.
+            KeyboardInterrupt: Ctrl-C; a sinkless feed is gone, a SYNC waits no more.
+        """
+        if item.local:
+            # Loaded on use: most scripts have none.
+            from shell.commands import run_local
+
+            run_local(self, item.text)
+        else:
+            self.statement(item.text)
+
+    # -- statements -----------------------------------------------------------------------
+
+    def statement(self, text: str) -> None:
+        """Execute a statement and write its result; raises as :meth:`run`."""
+        from changefeed.api import parsed_statement
+
+        self.last = text
+        begun = time.monotonic()
+        parsed = parsed_statement(text)
+        if isinstance(parsed, DESTRUCTIVE) and not self._sure(parsed):
+            self.diagnostics.note("nothing was dropped")
+            return
+        self.backend.ready_for(parsed)
+        result = self.backend.engine.execute(text, self.backend.session)
+        self.show(result)
+        if self.settings.timing:
+            self.diagnostics.remark(f"Time: {_elapsed(time.monotonic() - begun)}")
+        if self.created is not None and result.name and _makes_feed(parsed):
+            self.created(result.name)
+
+    def _sure(self, statement: nodes.Statement) -> bool:
+        from grammar.printer import to_sql
+
+        return not self.settings.confirm or self.confirm(f"{to_sql(statement)}: are you sure?")
+
+    def show(self, result: Result) -> None:
+        """Write notices and rows; of a sinkless feed, until it ends."""
+        for notice in result.notices:
+            self.diagnostics.notice(notice)
+        if result.stream is not None:
+            self._stream(result)
+        elif result.columns:
+            self._rows(result)
+        elif self.interactive and result.tag:
+            self.out.write(result.tag + "\n")
+            self.out.flush()
+
+    def _rows(self, result: Result) -> None:
+        from shell.render.results import render
+
+        form = self.settings.format
+        self._results += 1
+        if self._results == 2 and not self.interactive and form in (Format.CSV, Format.JSON):
+            self.diagnostics.note(
+                f"standard output holds more than one result; {form} keeps only one apart: "
+                "run each on its own, or use --format jsonl"
+            )
+        if form is Format.TABLE:
+            wanted = self.settings.vertical
+            if wanted is Vertical.ON or (wanted is Vertical.AUTO and result.vertical):
+                form = Format.VERTICAL
+        render(result, form, self.out, self.width)
+
+    def _stream(self, result: Result) -> None:
+        from shell.streaming import write_stream
+
+        stream = result.stream
+        with one_interrupt():
+            try:
+                write_stream(stream or (), self.settings.format, self.out)
+            finally:
+                # Closing takes the feed down: its job is gone when this returns.
+                close = getattr(stream, "close", None)
+                if close is not None:
+                    close()
+
+
+def _makes_feed(statement: nodes.Statement) -> bool:
+    return isinstance(statement, nodes.CreateChangefeed | nodes.CreateCdc)
+
+
+def _elapsed(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"

@@ -1,0 +1,52 @@
+"""Every exit status of ``changefeed``, and which error ends with which."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from changefeed.errors import ChangefeedError
+
+
+class Exit(IntEnum):
+    """The exit statuses of ``changefeed``; documented in docs/shell.md."""
+
+    OK = 0
+    STATEMENT = 1
+    """A statement failed."""
+    USAGE = 2
+    """A flag or argument is wrong."""
+    CONNECTION = 3
+    """The state, a source or a sink cannot be reached."""
+    TIMEOUT = 4
+    """A wait ran out of time (SYNC)."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    PIPE = 141
+    """Whoever read standard output went away (``| head``)."""
+    TERMINATED = 143
+    """SIGTERM or SIGHUP."""
+
+
+_BY_CODE = {
+    "CF1304": Exit.TIMEOUT,
+    "CF2001": Exit.CONNECTION,
+    "CF2002": Exit.CONNECTION,
+    "CF5001": Exit.CONNECTION,
+    "CF5002": Exit.CONNECTION,
+    "CF6001": Exit.CONNECTION,
+    "CF6002": Exit.CONNECTION,
+    "CF6003": Exit.CONNECTION,
+}
+
+
+def exit_status(error: ChangefeedError) -> Exit:
+    """The exit status that an error ends the process with."""
+    return _BY_CODE.get(error.code.number, Exit.STATEMENT)
+
+
+class Leave(Exception):
+    """The user wants to go (``\\q``); what was asked before stands."""
+
+
+class Failed(Exception):
+    """A statement failed and was reported; nothing after it is to run."""

@@ -1,0 +1,121 @@
+"""From the flags to the shell they ask for: a script's run, or the prompt.
+
+Two questions set the defaults: is input interactive, is output a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from changefeed.errors import ChangefeedError
+from shell.backend import Backend
+from shell.client import Client
+from shell.diagnostics import Diagnostics
+from shell.exits import Exit, Failed, Leave, exit_status
+from shell.render.formats import Format
+from shell.settings import OnError, Settings
+from shell.signals import end_cleanly
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for.
+
+    Attributes:
+        state: directory or URL.
+        inputs: (``commands`` or ``files``, text) in the order given.
+        format: None is table on a terminal, else csv.
+        go_on: after a failed statement.
+        sure: do not ask before DROP.
+    """
+
+    state: str
+    inputs: tuple[tuple[str, str], ...] = ()
+    format: Format | None = None
+    source: str | None = None
+    go_on: bool = False
+    timing: bool = False
+    sure: bool = False
+    master: str | None = None
+    heap: str | None = None
+
+
+def open_shell(request: Request) -> Exit:
+    """Run the scripts, or the prompt when there are none and input is a terminal."""
+    end_cleanly()
+    interactive = not request.inputs and sys.stdin.isatty()
+    backend = Backend(
+        request.state, source=request.source, master=request.master, heap=request.heap
+    )
+    form = request.format or (Format.TABLE if sys.stdout.isatty() else Format.CSV)
+    settings = Settings(
+        format=form,
+        timing=request.timing,
+        on_error=OnError.CONTINUE if request.go_on else OnError.STOP,
+        confirm=interactive and not request.sure,
+    )
+    diagnostics = Diagnostics(as_json=form.structured and not interactive)
+    client = Client(backend, settings, diagnostics, interactive=interactive)
+    try:
+        if interactive:
+            # Loaded on use: prompt-toolkit takes a tenth of a second.
+            from shell.repl.loop import run_prompt
+
+            return run_prompt(client)
+        return _run_scripts(client, request.inputs or (("files", "-"),))
+    finally:
+        backend.close()
+
+
+def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
+    try:
+        for kind, text in inputs:
+            if kind == "commands":
+                client.run_script(text.splitlines(keepends=True))
+            else:
+                with lines_of(text) as lines:
+                    client.run_script(lines, "" if text == "-" else text)
+        # --source is checked even when there was nothing to run.
+        if client.backend.engine is not None:
+            _say_who_runs(client)
+    except (Failed, Leave):
+        return client.status
+    except ChangefeedError as error:
+        client.report(error)
+        return exit_status(error)
+    return client.status
+
+
+def _say_who_runs(client: Client) -> None:
+    """Nothing silent: feeds that stand still because no node runs."""
+    idle = client.backend.idle_feeds()
+    if idle:
+        again = "any more" if client.backend.here else "here"
+        feeds = "1 feed" if idle == 1 else f"{idle} feeds"
+        client.diagnostics.note(f"no node runs {feeds} {again}: changefeed start runs them")
+
+
+@contextmanager
+def lines_of(name: str) -> Iterator[Iterable[str]]:
+    """The lines of a file; ``-`` is standard input.
+
+    Raises:
+        ChangefeedError: CF1101 it cannot be read.
+    """
+    if name == "-":
+        yield sys.stdin
+        return
+    try:
+        file = Path(name).expanduser().open(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ChangefeedError("CF1101", f"cannot read {name}: {reason}") from error
+    with file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise ChangefeedError("CF1101", f"cannot read {name}: it is not UTF-8") from error

@@ -1,0 +1,23 @@
+"""Where the shell keeps things when it is not told: the user's data folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def data_folder() -> Path:
+    """The user's data folder of ``changefeed``; not made yet."""
+    # Loaded on use: --help needs no folder.
+    from platformdirs import user_data_path
+
+    return user_data_path("changefeed", appauthor=False)
+
+
+def default_state() -> str:
+    """The state directory when neither ``--state`` nor CHANGEFEED_STATE names one."""
+    return str(data_folder() / "state")
+
+
+def history_file() -> Path:
+    """The prompt's history."""
+    return data_folder() / "history"

@@ -1,0 +1,21 @@
+"""The values of ``--format``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Format(StrEnum):
+    """How results are written: for people, or for programs."""
+
+    TABLE = "table"
+    VERTICAL = "vertical"
+    CSV = "csv"
+    JSON = "json"
+    JSONL = "jsonl"
+    MARKDOWN = "markdown"
+
+    @property
+    def structured(self) -> bool:
+        """Errors come as JSON too."""
+        return self in (Format.JSON, Format.JSONL)

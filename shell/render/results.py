@@ -1,0 +1,36 @@
+"""Format -> writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TextIO
+
+from changefeed.api import Result
+from shell.render.formats import Format
+from shell.render.machine import write_csv, write_json, write_jsonl
+from shell.render.people import write_markdown, write_table, write_vertical
+
+Writer = Callable[[Result, TextIO, int | None], None]
+
+_WRITERS: dict[Format, Writer] = {
+    Format.TABLE: write_table,
+    Format.VERTICAL: write_vertical,
+    Format.CSV: write_csv,
+    Format.JSON: write_json,
+    Format.JSONL: write_jsonl,
+    Format.MARKDOWN: write_markdown,
+}
+
+
+def render(result: Result, form: Format, out: TextIO, width: int | None = None) -> None:
+    """Write the rows of ``result``.
+
+    Args:
+        result: what a statement answered.
+        form: how.
+        out: where; flushed afterwards.
+        width: columns of the terminal; None writes as wide as it takes.
+    """
+    if result.columns:
+        _WRITERS[form](result, out, width)
+    out.flush()

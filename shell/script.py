@@ -1,0 +1,50 @@
+"""A text of statements and local commands, taken apart line by line as it comes.
+
+A line that starts with a backslash where a statement could start is a local command; the rest
+is split by :mod:`grammar.split`, the only splitter. Reading stops where the caller stops, so a
+pipe's statements run as they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from grammar.split import is_complete, split
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to run.
+
+    Attributes:
+        text: a statement without its ``;``, or a local command with its backslash.
+        line: of the script, from 1.
+        local: it is a local command.
+    """
+
+    text: str
+    line: int
+    local: bool = False
+
+
+def items(lines: Iterable[str]) -> Iterator[Item]:
+    """The statements and local commands of a script, each as soon as it is complete."""
+    held, first = "", 1
+    for number, line in enumerate(lines, 1):
+        if not split(held) and line.lstrip().startswith("\\"):
+            yield Item(line.strip(), number, local=True)
+            held, first = "", number + 1
+            continue
+        held += line
+        # Only a line with a semicolon can complete anything: a long statement is not read anew
+        # for each of its lines.
+        if (";" in line or not held.strip()) and is_complete(held):
+            yield from _statements(held, first)
+            held, first = "", number + 1
+    yield from _statements(held, first)
+
+
+def _statements(text: str, first: int) -> Iterator[Item]:
+    for piece in split(text):
+        yield Item(piece.text, first + text.count("\n", 0, piece.start))

@@ -1,0 +1,59 @@
+"""``changefeed start``: the node without a prompt, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from types import FrameType
+
+from changefeed.errors import ChangefeedError
+from shell.exits import Exit
+
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+#: The main thread looks up this often: a signal's handler runs in it.
+_TICK = 1.0
+
+
+def serve(state: str, *, master: str | None = None, heap: str | None = None) -> Exit:
+    """Run the feeds of a state; returns after a clean stop.
+
+    Raises:
+        ChangefeedError: CF6003 another node runs this state; CF6001, CF6002.
+    """
+    stopping = _stop_on_signals()
+    from changefeed.app import Application
+
+    logger = logging.getLogger("changefeed")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with Application(state, master=master, heap=heap) as application:
+            if not application.start_node():
+                raise ChangefeedError(
+                    "CF6003",
+                    f"another node runs the feeds of {application.catalog.shown}",
+                    hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
+                )
+            while not stopping.wait(_TICK):
+                pass
+            logger.info("stopping: feeds keep their place and go on at the next start")
+        logger.info("stopped")
+    finally:
+        logger.removeHandler(handler)
+    return Exit.OK
+
+
+def _stop_on_signals() -> threading.Event:
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    return stopping

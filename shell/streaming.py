@@ -1,0 +1,92 @@
+"""Rows of a sinkless feed, written as they come.
+
+As CockroachDB writes them: CSV lines ``table,key,value``, ``NULL`` for what is not there. The
+JSON formats write one object a line, whatever its number: a stream has no end to close an
+array at.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable
+from typing import TextIO
+
+from shell.render.formats import Format
+from shell.render.widths import visible
+
+StreamRow = tuple[str | None, str | None, str | None]
+RowWriter = Callable[[StreamRow], None]
+
+COLUMNS = ("table", "key", "value")
+
+
+def write_stream(rows: Iterable[StreamRow], form: Format, out: TextIO) -> int:
+    """Write rows until the stream ends; returns how many. Flushes after each: somebody waits."""
+    write = _WRITERS[form](out)
+    count = 0
+    for row in rows:
+        write(row)
+        out.flush()
+        count += 1
+    return count
+
+
+def _csv(out: TextIO) -> RowWriter:
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    out.flush()
+    return lambda row: writer.writerow(["NULL" if cell is None else cell for cell in row])
+
+
+def _json(out: TextIO) -> RowWriter:
+    def write(row: StreamRow) -> None:
+        table, key, value = row
+        out.write(f'{{"table": {_text(table)}, "key": {_raw(key)}, "value": {_raw(value)}}}\n')
+
+    return write
+
+
+def _text(cell: str | None) -> str:
+    return json.dumps(cell, ensure_ascii=False)
+
+
+def _raw(cell: str | None) -> str:
+    """JSON objects and arrays as they are, digit for digit; anything else as a string."""
+    if cell and cell[0] in "{[" and "\n" not in cell:
+        try:
+            json.loads(cell)
+        except ValueError:
+            return _text(cell)
+        return cell
+    return _text(cell)
+
+
+def _vertical(out: TextIO) -> RowWriter:
+    def write(row: StreamRow) -> None:
+        out.write("-----\n")
+        for name, cell in zip(COLUMNS, row, strict=True):
+            out.write(f"{name:<5} | {visible(cell or '')}".rstrip() + "\n")
+
+    return write
+
+
+def _markdown(out: TextIO) -> RowWriter:
+    out.write("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|\n")
+    out.flush()
+
+    def write(row: StreamRow) -> None:
+        cells = (visible(cell or "").replace("|", "\\|") for cell in row)
+        out.write("| " + " | ".join(cells) + " |\n")
+
+    return write
+
+
+_WRITERS: dict[Format, Callable[[TextIO], RowWriter]] = {
+    Format.TABLE: _csv,
+    Format.CSV: _csv,
+    Format.JSON: _json,
+    Format.JSONL: _json,
+    Format.VERTICAL: _vertical,
+    Format.MARKDOWN: _markdown,
+}
