@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import SparkEngine
+from grammar.split import split
 from tests.e2e.feeds import running
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
@@ -27,6 +28,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 def masked(text: bytes | None) -> str:
     """Text with timestamps of this run replaced."""
     return _TIMESTAMP.sub("<ts>", (text or b"").decode())
+
+
+def play(database: Database, file: Path) -> None:
+    """Run a file as psql does: each statement a transaction, unless the file says otherwise."""
+    with database.connect() as connection:
+        for piece in split(file.read_text()):
+            connection.execute(piece.text)
 
 
 def check(request: pytest.FixtureRequest, file: Path, lines: list[str]) -> None:
@@ -47,12 +55,12 @@ def test_kafka(
     spark_engine: SparkEngine,
 ) -> None:
     folder = EXAMPLES / "kafka"
-    postgres.execute((folder / "setup.sql").read_text())
+    play(postgres, folder / "setup.sql")
     with running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(bank=postgres.uri, bus=f"{kafka.uri}?topic_prefix=bank_")
         feeds.run_file(folder / "feeds.sql")
         feeds.sync("bank_to_kafka")
-        postgres.execute((folder / "changes.sql").read_text())
+        play(postgres, folder / "changes.sql")
         feeds.sync("bank_to_kafka")
         feeds.execute("DROP CHANGEFEED bank_to_kafka")
     for topic in ("bank_accounts", "bank_transfers"):
@@ -70,12 +78,12 @@ def test_files(
 ) -> None:
     folder = EXAMPLES / "files"
     lake, exports = tmp_path / "lake", tmp_path / "exports"
-    postgres.execute((folder / "setup.sql").read_text())
+    play(postgres, folder / "setup.sql")
     with running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(plant=postgres.uri, lake=lake.as_uri(), exports=exports.as_uri())
         feeds.run_file(folder / "feeds.sql")
         feeds.sync("readings_to_files")
-        postgres.execute((folder / "changes.sql").read_text())
+        play(postgres, folder / "changes.sql")
         feeds.sync("readings_to_files")
         feeds.execute("DROP CHANGEFEED readings_to_files")
     names = sorted(str(path.relative_to(lake)) for path in lake.rglob("*") if path.is_file())
