@@ -1,0 +1,103 @@
+"""EXPLAIN's example is the message Spark makes of a row with those values."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from changefeed.jobs.model import TableProgress
+from changefeed.options import parse_options
+from changefeed.plan.example import example
+from changefeed.plan.message import source_members, table_messages
+from changefeed.schema import Identity, TableName, TableSchema
+from changefeed.spark.encode import encode_small
+from changefeed.spark.plan import MessagePlan
+from changefeed.spark.session import SparkEngine
+from grammar import nodes
+from grammar.parser import parse
+from tests.golden.world import shape
+
+pytestmark = pytest.mark.spark
+
+TABLE = TableName("shop", "public", "t")
+COLUMNS = {
+    "b": "text",
+    "a": "bigint",
+    "n": "numeric(12,2)",
+    "j": "jsonb",
+    "at": "timestamp with time zone",
+    "yes": "boolean",
+}
+#: The values EXPLAIN makes up, as the log has them.
+VALUES: dict[str, Any] = {
+    "a": 1,
+    "b": "x",
+    "n": "1.50",
+    "j": "{}",
+    "at": "2024-03-31T01:02:03.5Z",
+    "yes": True,
+}
+WHEN = (1536242855577149065, 0)
+
+
+def update_of(schema: TableSchema) -> pa.Table:
+    """One update whose row is :data:`VALUES` before and after."""
+    row: dict[str, Any] = {
+        "op": "u",
+        "wall": WHEN[0],
+        "logical": WHEN[1],
+        "seq": 1,
+        "ord": 0,
+        "xid": 7,
+        "commit_us": WHEN[0] // 1000,
+        "last": True,
+        "missing": None,
+    }
+    for i, column in enumerate(schema.columns):
+        row[f"a{i}"] = VALUES[column.name]
+    for i in schema.before_ordinals:
+        row[f"b{i}"] = VALUES[schema.columns[i].name]
+    return pa.Table.from_pylist([row], schema=schema.log_schema())
+
+
+def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> MessagePlan:
+    statement = parse(f"CREATE CHANGEFEED FOR t INTO 'kafka://k' WITH {options}")
+    assert isinstance(statement, nodes.CreateChangefeed)
+    typed = parse_options(statement.options, scheme="kafka")
+    progress = TableProgress(TABLE, "top", columns=columns)
+    return table_messages(typed, progress, schema, source_members("shop", 1, "kafka"))
+
+
+@pytest.mark.parametrize("identity", [Identity.DEFAULT, Identity.FULL])
+@pytest.mark.parametrize("columns", [(), ("n",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "updated",
+        "diff, updated, mvcc_timestamp, key_in_value, topic_in_value",
+        "envelope = 'row', updated",
+        "envelope = 'row'",
+        "envelope = 'bare', topic_in_value",
+        "envelope = 'key_only'",
+        "envelope = 'enriched', diff, key_in_value",
+        "envelope = 'enriched', enriched_properties = 'source', updated",
+        "key_column = 'b', unordered",
+    ],
+)
+def test_example(
+    options: str, columns: tuple[str, ...], identity: Identity, spark_engine: SparkEngine
+) -> None:
+    schema = shape(TABLE, COLUMNS, ["a"], identity)
+    plan = plan_of(options, schema, columns)
+    (real,) = encode_small(spark_engine, update_of(schema), plan, now_ns=WHEN[0]).to_pylist()
+    key, value = example(plan)
+    assert key == real["key"].decode()
+    shown = (real["value"] or b"").decode()
+    if plan.source is not None:
+        shown = re.sub(r'"source": \{.*?\}', '"source": {...}', shown)
+    assert value == shown
+    assert value == "" or plan.source is not None or json.loads(value)
