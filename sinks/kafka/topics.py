@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from changefeed.errors import ChangefeedError
@@ -107,9 +107,9 @@ class Topics:
 
     def _result(self, answer: Future[Any]) -> Any:
         """The answer, once it is there; a refused login ends the wait at once."""
-        while not answer.done():
+        while wait([answer], 0.1).not_done:
             # Nobody else asks this client for the errors and log lines it has queued.
-            self._admin.poll(0.05)
+            self._admin.poll(0)
             if self._reasons.refused:
                 raise explain_name("_TIMED_OUT", "", self._reasons)
         self._admin.poll(0)

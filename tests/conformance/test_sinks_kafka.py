@@ -112,28 +112,35 @@ class OutageHarness:
         self._broker.start()
 
 
+@pytest.mark.slow
 def test_outlives_outage(own_kafka: KafkaBroker, producer: str) -> None:
     case = next(case for case in CASES if case.name == "outlives_outage")
     assert run_case(case, OutageHarness(own_kafka)) == ""
 
 
+@pytest.mark.slow
 def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: str) -> None:
     """One row of each key is rewritten all the time; the broker dies twice under it."""
     own_kafka.create_topic("t", 3)
     feed = Feed({"t": "t"})
     sink = make_sink(own_kafka, stall=1.5)
     feed.open(sink)
+    failures: list[Attempt] = []
+    epochs = threading.Semaphore(0)
     killed = threading.Event()
 
     def kill_twice() -> None:
-        for pause in (0.0, 2.5):  # the second outage outlasts the sink's patience
-            time.sleep(0.3)
+        """Under load; the second outage lasts until the sink has given up once."""
+        for lasting in (False, True):
+            for _ in range(10):
+                epochs.acquire()
             own_kafka.kill()
-            time.sleep(pause)
+            deadline = time.monotonic() + 60
+            while lasting and not failures and time.monotonic() < deadline:
+                time.sleep(0.02)
             own_kafka.start()
         killed.set()
 
-    failures: list[Attempt] = []
     retry = Retry(
         RetryPolicy(retry_for=60, longest=0.5),
         SystemClock(),
@@ -143,7 +150,7 @@ def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: st
     killer = threading.Thread(target=kill_twice)
     killer.start()
     step = 0
-    while not killed.is_set() or step < 200:
+    while not killed.is_set():
         writes = [put(key, f"{step}", step + key) for key in range(1, 9)]
         step += 8
         epoch = feed.epoch(at(step))
@@ -157,6 +164,7 @@ def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: st
 
         retry.run(attempt)
         feed.frontier = at(step)
+        epochs.release()
     killer.join()
     retry.run(lambda: feed.resolve(sink))
     check(own_kafka, feed)
@@ -325,8 +333,11 @@ def test_missing_topics_are_made_with_one_partition(kafka: KafkaBroker, topic: s
     kafka.create_topic(f"{topic}_old", 4)
     sink = make_sink(kafka)
     Feed({"t": f"{topic}_old", "u": f"{topic}_new"}).open(sink)
-    counts = kafka.topics()
-    assert (counts[f"{topic}_old"], counts[f"{topic}_new"]) == (4, 1)
+    wanted = {f"{topic}_old": 4, f"{topic}_new": 1}
+    deadline = time.monotonic() + 10
+    while not wanted.keys() <= kafka.topics().keys() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert wanted.items() <= kafka.topics().items()
     sink.close()
 
 

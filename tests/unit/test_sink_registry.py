@@ -6,12 +6,14 @@ import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from changefeed.errors import ChangefeedError
 from sinks import registry
 from sinks.null.sink import NullSink
+from sinks.testing.conformance import CASES
 from sinks.testing.feed import Feed, at, put
 
 
@@ -135,6 +137,16 @@ def test_locations_hide_secrets(uri: str) -> None:
 )
 def test_topic_namer(uri: str, expected: str) -> None:
     assert registry.topic_namer(uri)("shop.public.t") == expected
+
+
+def test_the_guide_names_every_scheme_parameter_and_case() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "sink-guide.md").read_text()
+    wanted = {f"`{case.name}`" for case in CASES}
+    wanted |= {f"{scheme}://" for scheme in registry.schemes()}
+    for uri in ("kafka://h", "confluent-cloud://h", "azure-event-hub://h", "file:///d"):
+        (error,) = [e for e in registry.check(f"{uri}?qqqq=1") if e.code.number == "CF1202"]
+        wanted |= {f"`{name}`" for name in error.hint.removeprefix("it takes ").split(", ")}
+    assert [text for text in sorted(wanted) if text not in guide] == []
 
 
 def test_null_counts() -> None:
