@@ -43,11 +43,14 @@ class SourceKeeper:
         self._layout = StateLayout(Path(catalog.directory))
         self._capturing = capturing
         self._lock = threading.RLock()
+        self._watching = threading.Lock()
         self._grown = threading.Condition(self._lock)
         self._supervisor: CaptureSupervisor | None = None
         self._reader: LogReader | None = None
         self._source: Source | None = None
+        self._uri = ""
         self._watched: frozenset[TableName] = frozenset()
+        self.problems: dict[TableName, ChangefeedError] = {}
         self._error: ChangefeedError | None = None
         self._stalled = ""
         self._wakes = 0
@@ -61,18 +64,20 @@ class SourceKeeper:
         """The source, opened from its connection on first use."""
         with self._lock:
             if self._source is None:
-                connection = self._catalog.connection(self.name)
-                self._source = open_source(self.name, connection.uri)
+                self._uri = self._catalog.connection(self.name).uri
+                self._source = open_source(self.name, self._uri)
             return self._source
 
-    def reload(self) -> None:
-        """The connection was altered: open it anew and restart the capture."""
+    def follow_connection(self) -> None:
+        """Where the connection was altered, open it anew and restart the capture."""
         with self._lock:
+            if self._source is None or self._catalog.connection(self.name).uri == self._uri:
+                return
             self._source = None
+            self._watched = frozenset()
             supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.stop()
-            self._start_capture()
 
     def watch(self, tables: Iterable[TableName]) -> None:
         """Make the slot and publication hold exactly ``tables``, and capture run.
@@ -84,16 +89,17 @@ class SourceKeeper:
             ChangefeedError: the source refused, or cannot be reached.
         """
         wanted = frozenset(tables)
-        with self._lock:
+        # Not the reader's lock: feeds go on while the source is asked.
+        with self._watching:
             if wanted != self._watched:
                 self._prepare(wanted)
             self._start_capture()
 
     def _prepare(self, wanted: frozenset[TableName]) -> None:
         state = self._catalog.source_state(self.name)
-        slot = state.slot or self._object_name()
+        slot = state.slot or self._catalog.slot_name(self.name)
         has_log = self._layout.log(self.name).exists() and self.reader.frontier is not None
-        self.source.prepare(
+        prepared = self.source.prepare(
             slot=slot,
             publication=state.publication or slot,
             tables=sorted(wanted),
@@ -106,12 +112,11 @@ class SourceKeeper:
             system_id=state.system_id or self.source.system_id(),
         )
         since = self.frontier.at if self.frontier is not None else Timestamp.ZERO
-        self._catalog.set_captured(self.name, {table: since for table in wanted})
+        self.problems = dict(prepared.problems)
+        self._catalog.set_captured(
+            self.name, {table: since for table in wanted if table not in self.problems}
+        )
         self._watched = wanted
-
-    def _object_name(self) -> str:
-        safe = "".join(c if c.isalnum() and c.isascii() else "_" for c in self.name.lower())
-        return f"changefeed_{self._catalog.state_id}_{safe}"[:63]
 
     def forget(self) -> None:
         """No feed is left: stop the capture, remove slot and publication, drop the log."""
@@ -233,7 +238,7 @@ class SourceKeeper:
         """
         wanted = frozenset(tables)
         deadline = time.monotonic() + CAPTURE_SECONDS
-        while not stop.is_set() and not wanted <= self._catalog.captured(self.name).keys():
+        while not stop.is_set() and not wanted <= self._ready():
             if self._error is not None and self._error.action is not Action.RETRY:
                 raise self._error
             if time.monotonic() > deadline:
@@ -246,6 +251,10 @@ class SourceKeeper:
             stop.wait(POLL_SECONDS)
         if not self._capturing:
             self._follow()
+
+    def _ready(self) -> frozenset[TableName]:
+        """Tables that are captured, or that never will be (each reader meets its error)."""
+        return frozenset(self._catalog.captured(self.name)) | self.problems.keys()
 
     def wait_position(
         self, position: Position, stop: threading.Event, timeout: float = 300.0

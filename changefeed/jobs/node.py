@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO, cast
 
 from changefeed.catalog import Catalog
 from changefeed.clock import Clock, SystemClock
@@ -36,7 +36,8 @@ from changefeed.spark.session import SparkEngine
 from changefeed.state import StateLayout
 from changefeed.statements.context import StreamRow
 from changefeed.telemetry import log
-from sinks.terminal import TerminalSink
+from sinks.base import Sink
+from sinks.registry import open_sink
 
 LOOP_SECONDS = 0.1
 SINKLESS_STOP_SECONDS = 10.0
@@ -45,6 +46,23 @@ LEASE_SECONDS = 15.0
 EXPAND_SECONDS = 10.0
 FRONTIER_SECONDS = 1.0
 SOURCE_RETRY_SECONDS = 5.0
+
+
+class ClientSink(Sink, Protocol):
+    """The sink of a feed whose rows go to a client in this process."""
+
+    def take(self, timeout: float | None) -> StreamRow | None:
+        """The next row; None after ``timeout`` seconds or at the end."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """The feed is over and every row was taken."""
+        ...
+
+    def leave(self) -> None:
+        """The client goes away."""
+        ...
 
 
 class NodeLock:
@@ -297,24 +315,28 @@ class Node:
             return
         keeper = self.keeper(name)
         try:
+            keeper.follow_connection()
             keeper.watch(tables)
             self._failed_sources.pop(name, None)
-            if self.catalog.source_state(name).error:
-                self.catalog.save_source_state(name, error="")
+            self.catalog.save_source_state(name, status="running", error="", error_code="")
         except ChangefeedError as error:
             self._failed_sources[name] = time.monotonic() + SOURCE_RETRY_SECONDS
-            self.catalog.save_source_state(name, error=error.message)
+            self.catalog.save_source_state(
+                name, status="retrying", error=error.message, error_code=error.code.number
+            )
             log.warning("source %s: %s %s", name, error.code.number, error.message)
-            if error.action is not Action.RETRY:
-                self._fail_waiting(name, error)
+            self._tell_waiting(name, error)
 
-    def _fail_waiting(self, source: str, error: ChangefeedError) -> None:
-        """The source refuses: feeds that never ran on it fail with its reason."""
+    def _tell_waiting(self, source: str, error: ChangefeedError) -> None:
+        """The source cannot be watched: feeds that do not run here yet show why."""
         for job in self.catalog.jobs(include_finished=False):
-            if job.source == source and job.status is Status.PENDING:
-                self.catalog.transition(
-                    job.id, Status.FAILED, reason="the source refused", error=error
-                )
+            if job.source != source or job.id in self._runners or not job.status.active:
+                continue
+            retry = error.action is Action.RETRY
+            status = Status.RETRYING if retry else Status.FAILED
+            if (job.status, job.error) != (status, error.message):
+                reason = f"source: {error.message}"
+                self.catalog.transition(job.id, status, reason=reason, error=error)
 
     def _forget_source(self, name: str) -> None:
         if any(r.source == name for r in self._runners.values()):
@@ -342,6 +364,9 @@ class Node:
             if lease is None:
                 continue
             self.engine.start()
+            keeper = self.keeper(job.source)
+            if keeper.error is not None:
+                keeper.retry()
             runner = FeedRunner(self, job, lease)
             self._runners[job.id] = runner
             runner.start()
@@ -355,7 +380,7 @@ class Node:
         (maybe another process) includes its tables; it is gone afterwards.
         """
         job = self.catalog.create_job(plan.spec())
-        sink = TerminalSink()
+        sink = cast("ClientSink", open_sink("sinkless://"))
         runner: FeedRunner | None = None
         try:
             lease = self.catalog.acquire_lease(job.id, self.id, LEASE_SECONDS)
@@ -377,7 +402,7 @@ class Node:
             self.catalog.delete_job(job.id)
             self.wake()
 
-    def _rows(self, sink: TerminalSink, runner: FeedRunner) -> Iterator[StreamRow]:
+    def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[StreamRow]:
         renew_at = time.monotonic() + HEARTBEAT_SECONDS
         while not sink.ended:
             row = sink.take(0.2)

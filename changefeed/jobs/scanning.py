@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from changefeed.catalog import Catalog
+from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.faults import fault_point
 from changefeed.jobs.feed import Feed

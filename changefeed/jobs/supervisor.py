@@ -98,14 +98,16 @@ class CaptureSupervisor:
             _end(child)
         errors = _StderrTail(child)
         frontiers, told = 0, False
-        if child.stdout is None:
-            raise AssertionError("the child was started with a pipe")
-        for line in child.stdout:
-            notice = Notice.parse(line)
-            frontiers += notice.kind == "frontier"
-            told = told or notice.kind == "error"
-            self._on_notice(notice)
-        status = child.wait()
+        with child:  # closes the pipes at the end
+            if child.stdout is None:
+                raise AssertionError("the child was started with a pipe")
+            for line in child.stdout:
+                notice = Notice.parse(line)
+                frontiers += notice.kind == "frontier"
+                told = told or notice.kind == "error"
+                self._on_notice(notice)
+            status = child.wait()
+            errors.join()
         if status != 0 and not told and not self._stopping.is_set():
             log.warning("capture ended with status %s: %s", status, errors.text())
             self._on_notice(
@@ -128,8 +130,12 @@ class _StderrTail:
         for line in child.stderr:
             self._lines = [*self._lines[-19:], line.decode(errors="replace").rstrip()]
 
+    def join(self) -> None:
+        """Wait until the child's end was read."""
+        self._thread.join(STOP_SECONDS)
+
     def text(self) -> str:
-        self._thread.join(1.0)
+        """The lines in one."""
         return " | ".join(self._lines)
 
 
