@@ -3,7 +3,7 @@
 One process writes (:class:`LogWriter`), any number read (:class:`LogReader`). A directory::
 
     LOCK                            held (flock) by the writer
-    HEAD                            how far the live journal is complete and durable (40 bytes,
+    HEAD                            how far the live journal is complete and durable (36 bytes,
                                     overwritten in place after each fsync)
     LEDGER                          the sealed journals in time order (replaced by rename)
     journal-000000000007            a journal: frames (journal.py), one a flush

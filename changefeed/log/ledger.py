@@ -4,7 +4,7 @@
 they use, the live journal, and files that wait for removal. It changes only when a journal is
 sealed, merged or dropped: a few times an hour.
 
-``HEAD`` (40 bytes, overwritten in place after each fsync of the journal) says how far the live
+``HEAD`` (36 bytes, overwritten in place after each fsync of the journal) says how far the live
 journal is durable and complete. Readers look at nothing else while nothing happens, and
 see neither torn nor unsynced frames. It is a hint that may be old after a crash, never
 ahead: the writer publishes it anew when it opens the log.

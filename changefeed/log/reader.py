@@ -121,7 +121,7 @@ class LogReader:
     def refresh(self) -> Frontier | None:
         """See what the writer has completed since; returns the frontier.
 
-        One read of 40 bytes when nothing happened, else the headers of the new frames.
+        One read of 36 bytes when nothing happened, else the headers of the new frames.
 
         Raises:
             ChangefeedError: CF3001, the log is damaged.

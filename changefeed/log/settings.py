@@ -59,6 +59,10 @@ class LogSettings:
     merge_bytes: int = 64 * MIB
     grace: float = 900.0
 
+    def __post_init__(self) -> None:
+        if self.merge_fan < 2:
+            raise ValueError("merge_fan must be 2 or more: a merge of one gains nothing")
+
     @property
     def protection(self) -> float:
         """Seconds after which not even a lagging feed keeps history."""

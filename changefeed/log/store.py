@@ -47,6 +47,12 @@ class Cache(Generic[V]):
                 self._weight -= self._items.popitem(last=False)[1][1]
         return value
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._items.clear()
+            self._weight = 0
+
 
 class Store:
     """Rows, timestamps and commits by where they lie."""

@@ -418,10 +418,13 @@ class LogMachine(RuleBasedStateMachine):
             self.held.append((piece, expected))
 
     @precondition(lambda self: self.held)
-    @rule(which=st.integers(0, 19))
-    def load_later(self, which: int) -> None:
+    @rule(which=st.integers(0, 19), cold=st.booleans())
+    def load_later(self, which: int, cold: bool) -> None:
         """A piece that somebody kept: its file may have been merged or dropped."""
         piece, expected = self.held.pop(which % len(self.held))
+        if cold:
+            for cache in (piece._store._files, piece._store._batches):
+                cache.clear()
         try:
             assert keys(piece.load()) == expected
         except ChangefeedError as error:
@@ -468,9 +471,8 @@ LogMachine.TestCase.settings = settings(
 )
 
 
-@pytest.mark.timeout(600)
-class TestLogMachine(LogMachine.TestCase):  # type: ignore[misc,name-defined]
-    """Runs the machine; ``CHANGEFEED_PROPERTY_EXAMPLES`` makes it longer."""
+#: Runs the machine; ``CHANGEFEED_PROPERTY_EXAMPLES`` makes it longer.
+TestLogMachine = pytest.mark.timeout(600)(LogMachine.TestCase)
 
 
 def test_batches_of_the_samples_are_in_log_form() -> None:

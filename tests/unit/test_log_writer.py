@@ -1,0 +1,327 @@
+"""Writing the change log: durability, order, budgets, recovery, damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from changefeed import faults
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Commits, Flush, Frontier
+from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log.journal import FIRST_FRAME, journal_name
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME
+from tests.log_samples import (
+    Row,
+    batch,
+    drop_process,
+    flush,
+    keys,
+    narrow,
+    position,
+    wide,
+)
+
+A, B = narrow("a"), wide("b")
+
+
+def at(wall: int, logical: int = 0) -> Timestamp:
+    """A timestamp."""
+    return Timestamp(wall, logical)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[LogWriter]:
+    """A new log that begins at 1000."""
+    with LogWriter(tmp_path) as made:
+        made.append(flush([], at(1000), 1))
+        yield made
+
+
+def rows_of(root: Path, after: int = 1000) -> list[int]:
+    """Sequence numbers of all rows of table a."""
+    with LogReader(root) as reader:
+        got = reader.slice({A.table: at(after)}, Timestamp.MAX, 10**9, 10**12)
+        return [seq for piece in got.pieces for seq in keys(piece.load())]
+
+
+def test_a_new_log_is_empty(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as log:
+        assert log.frontier is None
+        assert log.oldest == Timestamp.MAX
+    with LogReader(tmp_path) as reader:
+        assert reader.refresh() is None
+        assert reader.slice({A.table: at(5)}, Timestamp.MAX, 10, 10).upto == at(5)
+
+
+def test_the_frontier_survives_reopening(writer: LogWriter, tmp_path: Path) -> None:
+    done = Frontier(at(2000), position(7), 12)
+    writer.append(Flush([batch(A, [Row(at(2000), 1)])], done))
+    writer.close()
+    with LogWriter(tmp_path) as again:
+        assert again.frontier == done
+        again.append(flush([batch(A, [Row(at(2001), 2)])], at(2001), 8))
+    assert rows_of(tmp_path) == [1, 2]
+
+
+def test_one_append_is_one_sync_of_the_journal(
+    writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tables a small flush touches."""
+    synced: list[int] = []
+    monkeypatch.setattr("changefeed.log.live._sync", synced.append)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    events = [batch(narrow(f"t{i}"), [Row(at(2000), 1 + i)]) for i in range(40)]
+    writer.append(flush(events, at(2000), 2))
+    assert len(synced) == 1
+
+
+def test_only_one_process_writes(writer: LogWriter, tmp_path: Path) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        LogWriter(tmp_path)
+    assert caught.value.code.number == "CF6003"
+
+
+def test_close_lets_the_next_one_in(writer: LogWriter, tmp_path: Path) -> None:
+    writer.close()
+    writer.close()
+    with pytest.raises(ChangefeedError, match="opened again"):
+        writer.append(flush([], at(3000), 9))
+    LogWriter(tmp_path).close()
+
+
+class TestOrder:
+    """The caller's mistakes are refused before anything is stored."""
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            (flush([batch(A, [Row(at(1000), 1)])], at(2000), 2), "not above the frontier"),
+            (flush([batch(A, [Row(at(2001), 1)])], at(2000), 2), "above its frontier"),
+            (flush([], at(999), 2), "below"),
+            (flush([], at(2000), 0), "below"),
+            (flush([batch(A, [Row(at(2), 1), Row(at(1), 2)])], at(2000), 2), "timestamps"),
+            (
+                flush([batch(A, [Row(at(1500, 2), 1), Row(at(1500, 1), 2)])], at(2000), 2),
+                "timestamps",
+            ),
+            (flush([batch(A, [Row(at(1500), 2), Row(at(1500), 2)])], at(2000), 2), "sequence"),
+            (
+                flush([batch(A, [Row(at(1500), 5)]), batch(A, [Row(at(1600), 4)])], at(2000), 2),
+                "log order",
+            ),
+            (
+                Flush([], Frontier(at(2000), position(2)), Commits(wall=[1500])),
+                "differ in length",
+            ),
+        ],
+    )
+    def test_refused(self, writer: LogWriter, tmp_path: Path, wrong: Flush, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            writer.append(wrong)
+        assert writer.frontier == Frontier(at(1000), position(1))
+        writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        assert rows_of(tmp_path) == [1]
+
+    def test_order_holds_across_the_parts_of_a_transaction(self, writer: LogWriter) -> None:
+        writer.append(Flush([batch(A, [Row(at(2000), 5)])], None))
+        with pytest.raises(ValueError, match="log order"):
+            writer.append(Flush([batch(A, [Row(at(2000), 5)])], None))
+        writer.append(Flush([batch(A, [Row(at(2000), 6)])], None))
+
+    def test_a_version_has_one_shape(self, writer: LogWriter) -> None:
+        writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        other = wide("a")
+        with pytest.raises(ValueError, match="another shape"):
+            writer.append(flush([batch(other, [Row(at(2001), 2)])], at(2001), 3))
+
+    def test_rows_must_fit_their_schema(self, writer: LogWriter) -> None:
+        good = batch(B, [Row(at(2000), 1)])
+        with pytest.raises(ValueError, match="do not fit"):
+            writer.append(flush([type(good)(A, good.rows)], at(2000), 2))
+
+
+class TestUnfinished:
+    """Parts of a large transaction."""
+
+    def test_invisible_until_complete(self, writer: LogWriter, tmp_path: Path) -> None:
+        writer.append(Flush([batch(A, [Row(at(2000), 1)])], None))
+        writer.append(Flush([batch(A, [Row(at(2000), 2)])], None))
+        assert rows_of(tmp_path) == []
+        assert writer.frontier == Frontier(at(1000), position(1))
+        writer.append(flush([batch(A, [Row(at(2000), 3)])], at(2000), 2))
+        assert rows_of(tmp_path) == [1, 2, 3]
+
+    @pytest.mark.parametrize("how", ["killed", "closed", "abandoned"])
+    def test_cut_off(self, tmp_path: Path, how: str) -> None:
+        """With its segment; then the source sends it again."""
+        settings = LogSettings(segment_rows=2)
+        writer = LogWriter(tmp_path, settings)
+        writer.append(flush([], at(1000), 1))
+        size = writer.bytes
+        part = Flush([batch(A, [Row(at(2000), 1), Row(at(2000), 2)])], None)
+        writer.append(part)
+        assert list(tmp_path.glob("segment-*"))
+        if how == "abandoned":
+            writer.abandon()
+        else:
+            drop_process(writer) if how == "killed" else writer.close()
+            writer = LogWriter(tmp_path, settings)
+        assert not list(tmp_path.glob("segment-*"))
+        assert writer.bytes == size
+        writer.append(part)
+        writer.append(flush([batch(A, [Row(at(2000), 3)])], at(2000), 2))
+        assert rows_of(tmp_path) == [1, 2, 3]
+        writer.close()
+
+    def test_the_journal_is_not_rolled_in_the_middle(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(roll_frames=1)) as writer:
+            writer.append(flush([], at(1000), 1))
+            writer.append(Flush([batch(A, [Row(at(2000), 1)])], None))
+            writer.append(Flush([batch(A, [Row(at(2000), 2)])], None))
+            assert not writer.roll()
+            assert len(list(tmp_path.glob("journal-*"))) == 2
+            writer.append(flush([], at(2000), 2))
+            assert writer.roll()
+        assert rows_of(tmp_path) == [1, 2]
+
+
+class TestRoom:
+    """Budgets and full disks."""
+
+    def test_the_disk_budget_stops_appends(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(disk_budget=2_000)) as writer:
+            writer.append(flush([], at(1000), 1))
+            wall = 1000
+            with pytest.raises(ChangefeedError) as caught:
+                for wall in range(2000, 2100):
+                    writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+            assert caught.value.code.number == "CF3003"
+            assert "budget 2000 bytes" in caught.value.detail
+            assert writer.room() == 0
+            assert rows_of(tmp_path) == list(range(2000, wall))
+            # The frontier of a source that is silent may still move.
+            writer.append(flush([], at(3000), 3000))
+
+    def test_room_comes_back_when_history_goes(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(disk_budget=3_000)) as writer:
+            writer.append(flush([], at(1000), 1))
+            for wall in range(2000, 2100):
+                if not writer.room():
+                    break
+                writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+            assert not writer.room()
+            # A feed that has not read it keeps it, though nothing can be appended.
+            assert writer.maintain(at(4000), keep_from=at(1999)).dropped == 0
+            assert not writer.room()
+            assert writer.maintain(at(4000), keep_from=at(2100)).dropped == 1
+            assert writer.room()
+            writer.append(flush([batch(A, [Row(at(5000), 5000)])], at(5000), 5000))
+
+    def test_room_is_the_memory_budget_at_most(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(memory_budget=5_000)) as writer:
+            assert writer.room() == 5_000
+
+    def test_the_reserve_of_the_file_system_is_left(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(disk_reserve=2**62)) as writer:
+            assert writer.room() == 0
+
+    def test_a_full_disk_leaves_the_log_as_it_was(self, writer: LogWriter, tmp_path: Path) -> None:
+        wanted = flush([batch(A, [Row(at(2000), 1)])], at(2000), 2)
+        size = writer.bytes
+        for point in (faults.LOG_APPEND_WRITE, faults.LOG_APPEND_WRITTEN):
+            with faults.armed(f"{point}:full"), pytest.raises(ChangefeedError) as caught:
+                writer.append(wanted)
+            assert caught.value.code.number == "CF3003"
+            assert writer.bytes == size
+        writer.append(wanted)
+        assert rows_of(tmp_path) == [1]
+
+
+class TestDamage:
+    """What no crash can leave is an error, not a gap."""
+
+    def _two_frames(self, root: Path) -> tuple[Path, int, int]:
+        """Path of the journal, where its second frame begins, where the last one does."""
+        writer = LogWriter(root)
+        writer.append(flush([], at(1000), 1))
+        first = writer._live.tally.end
+        writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        second = writer._live.tally.end
+        writer.append(flush([batch(A, [Row(at(3000), 2)])], at(3000), 3))
+        writer.close()
+        return root / journal_name(1), first, second
+
+    @pytest.mark.parametrize("where", ["sync", "header", "body"])
+    def test_a_changed_byte_before_a_whole_frame(self, tmp_path: Path, where: str) -> None:
+        path, first, second = self._two_frames(tmp_path)
+        data = bytearray(path.read_bytes())
+        data[{"sync": first, "header": first + 40, "body": second - 100}[where]] ^= 0x40
+        path.write_bytes(data)
+        with pytest.raises(ChangefeedError) as caught:
+            LogWriter(tmp_path)
+        assert caught.value.code.number == "CF3001"
+        with pytest.raises(ChangefeedError) as caught:
+            rows_of(tmp_path)
+        assert caught.value.code.number == "CF3001"
+
+    @pytest.mark.parametrize("name", [LEDGER_NAME, journal_name(1)])
+    def test_a_file_is_gone(self, tmp_path: Path, name: str) -> None:
+        self._two_frames(tmp_path)
+        (tmp_path / name).unlink()
+        with pytest.raises(ChangefeedError) as caught:
+            LogWriter(tmp_path)
+        assert caught.value.code.number == "CF3001"
+
+    def test_a_segment_is_shorter(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(segment_rows=1)) as writer:
+            writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        (segment,) = tmp_path.glob("segment-*")
+        os.truncate(segment, segment.stat().st_size - 1)
+        with pytest.raises(ChangefeedError) as caught:
+            LogWriter(tmp_path)
+        assert caught.value.code.number == "CF3001"
+
+    def test_a_ledger_of_another_format(self, tmp_path: Path) -> None:
+        self._two_frames(tmp_path)
+        path = tmp_path / LEDGER_NAME
+        path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+        with pytest.raises(ChangefeedError, match="another format"):
+            LogWriter(tmp_path)
+
+    def test_the_lock_is_free_after_a_failed_open(self, tmp_path: Path) -> None:
+        self._two_frames(tmp_path)
+        text = (tmp_path / LEDGER_NAME).read_text()
+        (tmp_path / LEDGER_NAME).write_text("{")
+        with pytest.raises(ChangefeedError):
+            LogWriter(tmp_path)
+        (tmp_path / LEDGER_NAME).write_text(text)
+        LogWriter(tmp_path).close()
+
+    def test_a_lost_head_is_written_again(self, tmp_path: Path) -> None:
+        """HEAD is not synced: after a power failure it may be empty or old."""
+        self._two_frames(tmp_path)
+        (tmp_path / HEAD_NAME).write_bytes(b"")
+        assert rows_of(tmp_path) == []
+        LogWriter(tmp_path).close()
+        assert rows_of(tmp_path) == [1, 2]
+
+    def test_the_first_creation_was_cut_short(self, tmp_path: Path) -> None:
+        """A journal without frames and no ledger: nothing was ever stored."""
+        (tmp_path / journal_name(1)).write_bytes(bytes(FIRST_FRAME))
+        with LogWriter(tmp_path) as writer:
+            assert writer.frontier is None
+
+
+def test_rows_that_look_like_a_frame_are_rows(writer: LogWriter, tmp_path: Path) -> None:
+    """Recovery that searches for frames must not find one inside somebody's text."""
+    sync = writer._live.sync.hex()
+    note = (tmp_path / journal_name(1)).read_bytes()[FIRST_FRAME:].hex() + sync
+    writer.append(flush([batch(A, [Row(at(2000), 1, note)])], at(2000), 2))
+    drop_process(writer)
+    LogWriter(tmp_path).close()
+    assert rows_of(tmp_path) == [1]
