@@ -152,6 +152,8 @@ class Inbox:
     def drop(self, cut: Cut) -> None:
         """Forget what lies before ``cut``; the rest moves to the front."""
         shift = cut.place
+        if not shift:
+            return  # a large transaction is still arriving: do not copy it again and again
         rest = self.filled - shift
         if rest:
             with memoryview(self.data) as view:

@@ -31,7 +31,7 @@ Latest = Callable[[TableName], TableSchema | None]
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A table's rows have another shape than the last ones did."""
+    """A table's rows have another shape, or come under another name, than the last ones."""
 
     old: TableSchema
     new: TableSchema
@@ -97,7 +97,7 @@ class Relations:
     def _take(self, message: RelationMessage, found: TableDetails | None) -> ShapeChange | None:
         name = TableName(self._source, message.schema, message.name)
         old = self._schemas.get(message.oid)
-        if (old is None or old.table != name) and self._latest is not None:
+        if old is None and self._latest is not None:
             old = self._latest(name)
         details = found or _no_details(message)
         made = build_schema(self._source, message, details, old)

@@ -193,7 +193,14 @@ class ReplicationStream:
         start: Frontier,
     ) -> Iterator[Flush]:
         spool = Spool(self._spool_dir, self._batch_bytes)
-        assembler = Assembler(start, self._relations, spool, self._lookup, small=self._small)
+        assembler = Assembler(
+            start,
+            self._relations,
+            spool,
+            self._lookup,
+            small=self._small,
+            check_text=connection.settings.get("server_encoding") == "SQL_ASCII",
+        )
         inbox = Inbox(self._batch_bytes)
         told = beaten = start
         next_beat = time.monotonic() + self._heartbeat

@@ -129,7 +129,11 @@ class Endpoint:
 
 
 def endpoints(parameters: Mapping[str, str]) -> list[Endpoint]:
-    """The hosts of the URI in order; without any, the local socket or else localhost."""
+    """The hosts of the URI in order; without any, the local socket or else localhost.
+
+    Raises:
+        ChangefeedError: CF1207 a port is not a number.
+    """
     hosts = parameters.get("host", "").split(",")
     addresses = parameters.get("hostaddr", "").split(",")
     ports = (parameters.get("port") or "5432").split(",")
@@ -139,6 +143,8 @@ def endpoints(parameters: Mapping[str, str]) -> list[Endpoint]:
         address = addresses[i] if i < len(addresses) else ""
         port = ports[i] if i < len(ports) else ports[-1]
         host = host or address or _default_host()
+        if port and not port.isdecimal():
+            raise ChangefeedError("CF1207", "the port of a PostgreSQL source is not a number")
         found.append(Endpoint(host, address or host, int(port or 5432)))
     return found
 
