@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -254,6 +255,7 @@ class _Life:
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
 
+        _quiet_py4j()
         engine = self._engine
         settings = {**_settings(engine, self.scratch), **engine._settings}
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -397,6 +399,19 @@ def _with_attempts(master: str) -> str:
     return f"local[{match[1] or 1},{TASK_ATTEMPTS}]" if match else master
 
 
+def _quiet_py4j() -> None:
+    """Keep a broken connection from being printed: it is raised as well.
+
+    py4j reports it by the functions of the module ``logging`` themselves, which write to
+    standard error where nobody has set logging up.
+    """
+    from py4j import java_gateway
+
+    quiet = logging.getLogger("py4j")
+    quiet.setLevel(logging.CRITICAL)
+    java_gateway.logging = quiet
+
+
 def _connect(gateway: Gateway) -> Any:
     """pyspark's own client for a JVM that runs already."""
     from pyspark.java_gateway import launch_gateway
@@ -425,9 +440,10 @@ def _launch_for_cluster(heap: str, log: Path) -> tuple[Jvm, Any]:
 
 def _broken_connection(failure: BaseException) -> bool:
     from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
-    # Py4JJavaError is an answer, so the JVM was there to give it.
-    return not isinstance(failure, Py4JJavaError)
+    # These are answers, so the JVM was there to give them.
+    return not isinstance(failure, Py4JJavaError | PySparkException)
 
 
 def _forget_singletons() -> None:

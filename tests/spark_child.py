@@ -1,0 +1,101 @@
+"""A process with its own Spark, for tests that kill things: ``python -m tests.spark_child NAME``.
+
+Prints one JSON object on its last line; everything else on its output is a finding too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+
+from changefeed.errors import ChangefeedError
+from changefeed.spark.encode import encode_small
+from changefeed.spark.plan import MessagePlan
+from changefeed.spark.session import SparkEngine
+from tests.spark_model import change, column, log_table, table
+
+T = table([column("a", "int4"), column("b", "text")])
+PLAN = MessagePlan(T, "t")
+
+
+def encode(engine: SparkEngine) -> int:
+    """One small batch."""
+    return int(encode_small(engine, log_table(T, [change("c", [1, "x"])]), PLAN).num_rows)
+
+
+def heal() -> dict[str, object]:
+    """Kill the JVM under a session: the error, then the next session."""
+    engine = SparkEngine(heap="512m", warm=False)
+    began = time.monotonic()
+    engine.start()
+    returned = time.monotonic() - began
+    found: dict[str, object] = {"returned": returned, "alive": engine.alive, "early": engine.ready}
+    found["encoded"] = encode(engine)
+    found["ready"] = engine.ready
+    first = engine.pid or 0
+    ports = psutil.Process(first).net_connections("inet")
+    found["addresses"] = sorted({c.laddr.ip for c in ports if c.status == psutil.CONN_LISTEN})
+    scratch = engine.scratch
+    os.kill(first, signal.SIGKILL)
+    try:
+        encode(engine)
+    except ChangefeedError as error:
+        found["error"] = [error.code.number, error.action]
+    found["alive_after"] = engine.alive
+    found["encoded_again"] = encode(engine)
+    found["starts"] = engine.starts
+    found["other_jvm"] = engine.pid != first
+    second = engine.pid or 0
+    later = engine.scratch
+    engine.close()
+    engine.close()
+    found["left"] = [p.pid for p in psutil.Process().children(recursive=True) if p.is_running()]
+    found["jvms"] = [psutil.pid_exists(first), psutil.pid_exists(second)]
+    found["files"] = [scratch.exists(), later.exists()]
+    try:
+        engine.session()
+    except ChangefeedError as error:
+        found["closed"] = error.message
+    return found
+
+
+def orphan() -> dict[str, object]:
+    """Start Spark, its workers and a forked child that outlives us; the parent kills us."""
+    engine = SparkEngine(heap="512m", warm=True)
+    encode(engine)
+    session = engine.session()
+    session.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
+    forked = os.fork()
+    if not forked:
+        time.sleep(120)
+        os._exit(0)
+    jvm = psutil.Process(engine.pid)
+    pids = [jvm.pid, *(p.pid for p in jvm.children(recursive=True))]
+    print(json.dumps({"pids": pids, "forked": forked, "scratch": str(engine.scratch)}), flush=True)
+    time.sleep(120)
+    return {}
+
+
+def stop_early() -> dict[str, object]:
+    """Close an engine that is still starting."""
+    engine = SparkEngine(heap="512m")
+    engine.start()
+    engine.close()
+    left = [p.name() for p in psutil.Process().children(recursive=True)]
+    return {"left": left, "alive": engine.alive}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, object]]] = {
+    "heal": heal,
+    "orphan": orphan,
+    "stop_early": stop_early,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(SCENARIOS[sys.argv[1]]()), flush=True)
