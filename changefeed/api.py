@@ -53,6 +53,7 @@ __all__ = [
     "Engine",
     "FeedHost",
     "FeedPlan",
+    "LISTING_COLUMNS",
     "Names",
     "NoHost",
     "Offer",
@@ -70,6 +71,9 @@ __all__ = [
 
 S = TypeVar("S", bound=nodes.Statement)
 Handler = Callable[[Any, Context], Result]
+
+#: Columns of SHOW CHANGEFEEDS, for its WHERE and ORDER BY.
+LISTING_COLUMNS = listing.COLUMNS
 
 #: Syntax node -> what it does.
 HANDLERS: dict[type[nodes.Statement], Handler] = {
