@@ -186,10 +186,7 @@ class Counter:
 
 
 def drain(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
-    """A backlog of ``rows`` changes behind a slot, until all are in Kafka.
-
-    Start-up is not counted: the clock runs from the first message.
-    """
+    """A backlog of ``rows`` changes behind a slot, until all are in Kafka."""
     with run.database.connect() as connection:
         workload.create(connection)
         connection.execute(f"create publication {PUBLICATION} for table {workload.table}")
@@ -209,14 +206,14 @@ def scan(
 
 
 def timed(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
-    """What the engine uses from the first message in the topic until there are ``rows``."""
+    """What the engine uses from its start until ``rows`` messages are in the topic."""
     topic = f"{PREFIX}.public.{workload.table}"
     counter = Counter(run.broker, topic)
     table = {"table.include.list": f"public.{workload.table}"}
-    with Debezium(run, {**settings, **table}) as peer:
+    with Debezium(run, {**settings, **table}) as peer, Meter(peer.pid) as meter:
         counter.wait(1, peer.check, timeout=120)
-        with Meter(peer.pid) as meter:
-            counter.wait(rows, peer.check, timeout=3600)
+        meter.first()
+        counter.wait(rows, peer.check, timeout=3600)
     counter.close()
     return meter.cost
 
