@@ -173,6 +173,8 @@ class Client:
         from shell.streaming import write_stream
 
         stream = result.stream
+        if self.interactive:
+            self.diagnostics.remark("rows come as they are committed; Ctrl-C ends the stream")
         with one_interrupt():
             try:
                 write_stream(stream or (), self.settings.format, self.out)

@@ -1,0 +1,1 @@
+"""The prompt: reading, completion, history, toolbar. Everything it runs goes through Client."""

@@ -1,0 +1,112 @@
+"""Read, run, again: until Ctrl-D or ``\\q``."""
+
+from __future__ import annotations
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+
+from changefeed import __version__
+from changefeed.errors import ChangefeedError
+from changefeed.uri import redact
+from shell.client import Client
+from shell.exits import Exit, Leave
+from shell.places import history_file
+from shell.repl.complete import ShellCompleter
+from shell.repl.history import History
+from shell.repl.names import Names
+from shell.repl.progress import follow
+from shell.repl.prompt import make_prompt
+from shell.repl.toolbar import Watcher, line
+from shell.script import items
+
+
+def run_prompt(client: Client) -> Exit:
+    """The prompt, until the user leaves. The state is opened and a node started behind it."""
+
+    def redraw() -> None:
+        # From other threads; where no line is being typed it does nothing.
+        prompt.app.invalidate()
+
+    watcher = Watcher(client.backend, redraw)
+    names = Names(client.backend, changed=redraw)
+    prompt = make_prompt(
+        ShellCompleter(names),
+        History(history_file()),
+        lambda text, room: line(watcher.figures, text, room),
+    )
+    client.backend.start(watcher.failed)
+    watcher.start()
+    client.diagnostics.remark(
+        f"changefeed {__version__}, state {redact(client.backend.state)}. "
+        "Statements end with ;  \\h explains them, \\? lists commands, \\q leaves."
+    )
+    try:
+        Loop(client, prompt, names).run()
+    finally:
+        watcher.stop()
+    say_farewell(client)
+    return Exit.OK
+
+
+class Loop:
+    """One prompt at work."""
+
+    def __init__(self, client: Client, prompt: PromptSession[str], names: Names) -> None:
+        self._client = client
+        self._prompt = prompt
+        self._names = names
+        self._prefill = ""
+        client.confirm = self._confirm
+        client.created = lambda name: follow(client, name)
+        client.prefill = self._put
+
+    def run(self) -> None:
+        """Until Ctrl-D or ``\\q``."""
+        while True:
+            prefill, self._prefill = self._prefill, ""
+            try:
+                text = self._prompt.prompt(self._message(), default=prefill)
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            try:
+                self._run(text)
+            except Leave:
+                return
+
+    def _message(self) -> StyleAndTextTuples:
+        backend = self._client.backend
+        source = backend.engine.source_name(backend.session) if backend.opened else None
+        return [("class:prompt", f"{source or 'changefeed'}> ")]
+
+    def _run(self, text: str) -> None:
+        """What was typed; after an error the rest of it is left out."""
+        try:
+            for item in items(text.splitlines(keepends=True)):
+                self._client.run(item)
+        except ChangefeedError as error:
+            self._client.report(error)
+        except KeyboardInterrupt:
+            self._client.diagnostics.note("cancelled; feeds go on")
+        self._names.forget()
+
+    def _confirm(self, question: str) -> bool:
+        answer: PromptSession[str] = PromptSession(
+            input=self._prompt.input, output=self._prompt.output
+        )
+        try:
+            return answer.prompt(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        except (KeyboardInterrupt, EOFError):
+            return False
+
+    def _put(self, text: str) -> None:
+        self._prefill = text
+
+
+def say_farewell(client: Client) -> None:
+    """Feeds that stop with this shell."""
+    idle = client.backend.idle_feeds() if client.backend.here else 0
+    if idle:
+        feeds = "1 feed stops" if idle == 1 else f"{idle} feeds stop"
+        client.diagnostics.note(f"{feeds} with this shell: changefeed start goes on with them")

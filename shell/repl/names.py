@@ -1,0 +1,112 @@
+"""Names to complete, read in the background: a keystroke never waits for a source.
+
+What is asked for and not known yet is empty now and there at the next keystroke.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from changefeed.errors import ChangefeedError
+from shell.backend import Backend
+
+T = TypeVar("T")
+
+#: Names older than this are read anew, seconds.
+FRESH = 15.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: Any
+    at: float
+    reading: bool
+
+
+class Names:
+    """Connections, feeds, tables and columns of a backend. Thread-safe."""
+
+    def __init__(self, backend: Backend, *, changed: Callable[[], None] | None = None) -> None:
+        """``changed`` is called from a thread when something new is known."""
+        self._backend = backend
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def connections(self) -> list[str]:
+        """External connections."""
+        return self._kept("connections", lambda: self._backend.engine.connections(), [])
+
+    def feeds(self) -> list[str]:
+        """Changefeeds."""
+        return self._kept("feeds", lambda: self._backend.engine.feeds(), [])
+
+    def tables(self, source: str | None = None) -> list[tuple[str, str]]:
+        """(schema, name) of each table of a connection, or of the source in use."""
+        name = source or self._source()
+        return self._kept(("tables", name), lambda: self._read_tables(name), [])
+
+    def columns(self, table: tuple[str, ...], source: str | None = None) -> list[tuple[str, str]]:
+        """(name, type) of the columns of a table, by the parts of its name."""
+        name = source or self._source()
+        return self._kept(("columns", name, table), lambda: self._read_columns(table, name), [])
+
+    def forget(self) -> None:
+        """A statement ran: read everything anew when it is asked for next; old names serve."""
+        with self._lock:
+            for entry in self._entries.values():
+                entry.at = float("-inf")
+
+    # -- reading --------------------------------------------------------------------------
+
+    def _source(self) -> str | None:
+        if not self._backend.opened:
+            return None
+        return self._backend.engine.source_name(self._backend.session)
+
+    def _read_tables(self, source: str | None) -> list[tuple[str, str]]:
+        from changefeed.api import Session
+
+        if source is None:
+            return []
+        found = self._backend.engine.tables(Session(source=source))
+        return [(info.name.schema, info.name.name) for info in found]
+
+    def _read_columns(self, table: tuple[str, ...], source: str | None) -> list[tuple[str, str]]:
+        from changefeed.api import Session
+
+        if len(table) == 3:
+            source = table[0]
+        schema = table[-2] if len(table) > 1 else None
+        if source is None:
+            return []
+        found = self._backend.engine.describe(Session(source=source), schema, table[-1])
+        return [] if found is None else [(c.name, c.type_name) for c in found.columns]
+
+    def _kept(self, key: Hashable, read: Callable[[], T], default: T) -> T:
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry(default, float("-inf"), False))
+            stale = time.monotonic() - entry.at > FRESH
+            if stale and not entry.reading and self._backend.opened:
+                entry.reading = True
+                threading.Thread(
+                    target=self._read, args=(entry, read), name="shell-names", daemon=True
+                ).start()
+            value: T = entry.value
+            return value
+
+    def _read(self, entry: _Entry, read: Callable[[], Any]) -> None:
+        try:
+            value = read()
+        except ChangefeedError:
+            # Completion is a courtesy: the statement itself will say what is wrong.
+            value = entry.value
+        with self._lock:
+            new = value != entry.value
+            entry.value, entry.at, entry.reading = value, time.monotonic(), False
+        if new and self._changed is not None:
+            self._changed()

@@ -1,0 +1,123 @@
+"""The line below the prompt: how the feeds are, and what Enter will do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+
+from changefeed.errors import ChangefeedError
+from grammar.split import is_complete
+from shell.backend import Backend
+from shell.render.widths import clip, width
+
+if TYPE_CHECKING:
+    from changefeed.api import Summary
+
+#: How often the figures are read, seconds.
+EVERY = 1.0
+
+_RUN = "Enter runs it"
+_MORE = "Enter: new line, ; ends the statement"
+_EMPTY = "\\? help"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the toolbar shows, read a moment ago."""
+
+    summary: Summary | None = None
+    problem: str = ""
+    here: bool = False
+    running: bool = False
+
+
+class Watcher:
+    """Reads the figures in a thread: drawing a line must never wait for the state."""
+
+    def __init__(self, backend: Backend, changed: Callable[[], None]) -> None:
+        """``changed`` is called from the thread when there is something new to draw."""
+        self.figures = Figures()
+        self._backend = backend
+        self._changed = changed
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shell-toolbar", daemon=True)
+
+    def start(self) -> None:
+        """Begin reading."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; nothing reads the state afterwards."""
+        self._stopping.set()
+        self._thread.join(10)
+
+    def failed(self, error: Exception) -> None:
+        """What could not be started, until the next reading succeeds."""
+        message = error.message if isinstance(error, ChangefeedError) else str(error)
+        self.figures = Figures(problem=message)
+        self._changed()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(EVERY):
+            if self._backend.opened:
+                before = self.figures
+                self.figures = self._read()
+                if self.figures != before:
+                    self._changed()
+
+    def _read(self) -> Figures:
+        application = self._backend.application
+        try:
+            return Figures(
+                application.engine.summary(),
+                here=application.is_node,
+                running=application.node_running(),
+            )
+        except ChangefeedError as error:
+            return Figures(problem=error.message)
+
+
+def line(figures: Figures, text: str, room: int) -> StyleAndTextTuples:
+    """The toolbar as formatted text, ``room`` columns wide; ``text`` is what is being typed."""
+    style, left = _feeds(figures)
+    right = _enter(text)
+    left = clip(left, max(10, room - width(right) - 3))
+    gap = " " * max(1, room - width(left) - width(right) - 2)
+    return [(style, f" {left}"), ("", gap), ("class:enter", f"{right} ")]
+
+
+def _feeds(figures: Figures) -> tuple[str, str]:
+    if figures.problem:
+        return "class:trouble", figures.problem
+    summary = figures.summary
+    if summary is None:
+        return "", "opening the state"
+    node = "node in this shell" if figures.here else "node elsewhere"
+    parts = [_count(summary.feeds, "feed"), f"{summary.running} running"]
+    if summary.troubled:
+        parts.append(f"{summary.troubled} in trouble")
+    if summary.worst_lag is not None:
+        parts.append(f"worst lag {summary.worst_lag}")
+    for name, (rows, total) in summary.scanning.items():
+        parts.append(f"{name} scans {100 * rows // total if total else 0} %")
+    parts.append(node if figures.running else "no node")
+    return ("class:trouble" if summary.troubled else ""), " · ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _enter(text: str) -> str:
+    if not text.strip():
+        return _EMPTY
+    return _RUN if runs(text) else _MORE
+
+
+def runs(text: str) -> bool:
+    """Enter would run what was typed: a local command, or finished statements."""
+    return text.lstrip().startswith("\\") or is_complete(text)
