@@ -389,9 +389,10 @@ class Node:
             self.wake()
             self.engine.start()
             runner = FeedRunner(self, job, lease, sink)
+            # Before the loop sees it: a runner that is not alive gives its lease back.
+            runner.start()
             with self._mutex:
                 self._runners[job.id] = runner
-            runner.start()
             yield from self._rows(sink, runner)
         finally:
             sink.leave()
@@ -414,3 +415,5 @@ class Node:
         job = self.catalog.job(runner.job_id)
         if job.status is Status.FAILED:
             raise ChangefeedError(job.error_code or "CF4002", job.error or job.reason)
+        if job.status is not Status.SUCCEEDED:
+            raise ChangefeedError("CF6004", f'the stream of "{job.name}" was cut off: {job.reason}')
