@@ -285,6 +285,83 @@ def test_arrays_by_element(postgres: Database, tmp_path: Path) -> None:
     }
 
 
+_BINARY = (
+    "bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric", "json", "jsonb", "text",
+    "varchar", "bpchar", "name", "char", "bytea", "uuid", "date", "timestamp", "timestamptz",
+)  # fmt: skip
+_MORE: dict[str, Sequence[str]] = {
+    "float4": ["100000", "1000000", "1234567", "0.0001", "0.00001", "3.4028235e38", "1e-45"],
+    "float8": ["100000000000000", "1000000000000000", "0.0001", "0.00001", "5e-324", "-0",
+               "1.7976931348623157e308", "0.30000000000000004"],
+    "numeric": ["0.0001", "10000", "1e-20", "12345678.00001234", "-0.5", "100000000", "1e30",
+                "0.10", "-99990000.00", "Infinity", "-Infinity"],
+    "date": ["0001-01-01", "0001-12-31 BC", "4713-01-01 BC", "9999-12-31", "10000-01-01",
+             "2000-02-29", "1999-12-31"],
+    "timestamp": ["0001-01-01 00:00:00", "0001-12-31 23:59:59.999999 BC", "9999-12-31 23:59:59.9",
+                  "1970-01-01 00:00:00.000001"],
+    "timestamptz": ["1969-12-31 23:59:59.999999+00", "4713-01-01 00:00:00+00 BC",
+                    "2000-01-01 00:00:00.1+00"],
+    "oid": ["2147483648"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("postgres", [14, 18], indirect=True)
+def test_binary_gives_what_text_gives(
+    postgres: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same log from a binary stream, by rows and by columns, values alone and in arrays."""
+    postgres.execute("create type mood as enum ('sad', 'ok'); create domain price as numeric(10,2)")
+    samples = {
+        f'pg_catalog."{name}"': [*SAMPLES[name], *_MORE.get(name, ())] for name in _BINARY
+    } | {"public.mood": ["sad", "ok"], "public.price": ["1.50"]}
+    shape = ", ".join(f"v{i} {t}, a{i} {t}[]" for i, t in enumerate(samples))
+    postgres.execute(f"create table b (id serial primary key, {shape})")
+    postgres.execute("alter table b replica identity full")
+    prepare(postgres)
+    with postgres.connect() as connection:
+        for i, (name, values) in enumerate(samples.items()):
+            for value in values:
+                row = f"{_quoted(value)}, array[{_quoted(value)}, null]::{name}[]"
+                connection.execute(f"insert into b (v{i}, a{i}) values ({row})")
+            one = _quoted(values[0])
+            nested = f"array[array[{one}], array[null]]::{name}[]"
+            connection.execute(
+                f"insert into b (v{i}, a{i}) values (null, {nested}), ({one}, '{{}}')"
+            )
+        connection.execute("update b set id = id + 1000 where id % 2 = 0; delete from b")
+    seen = []
+    for binary, small in ((False, 0), (True, 0), (True, 1 << 30)):
+        tail = Tail(postgres, tmp_path, small=small, binary=binary)
+        tail.stream.acknowledge = lambda position: None  # type: ignore[method-assign]
+        tail.catch_up()
+        tail.close()
+        seen.append([(c.op, c.before, c.after) for c in tail.changes()])
+    assert len(seen[0]) > 300 and "reading as text" not in caplog.text
+    for text, by_column, by_row in zip(*seen, strict=True):
+        assert text == by_column
+        assert text == by_row
+
+
+def test_binary_falls_back_to_text(
+    postgres: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start with a warning; in mid-stream by an error that is tried again."""
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    tail = Tail(postgres, tmp_path, binary=True)
+    postgres.execute("insert into t values (1)")
+    tail.catch_up()
+    postgres.execute(
+        "create table u (id int primary key, at interval); insert into u values (1, '1 day')"
+    )
+    error = tail.wait_for_end()
+    assert error is not None and error.code.number == "CF2101" and "binary" in error.message
+    with tailing(postgres, tmp_path, binary=True, start=tail.frontier) as again:
+        again.catch_up()
+    assert [c.after for c in again.changes()] == [{"id": 1, "at": "1 day"}]
+    assert "reading as text" in caplog.text
+
+
 @pytest.mark.parametrize("postgres", [16], indirect=True)
 def test_column_rules_equal_value_rules(filled: Database) -> None:
     """The same texts through both forms of every rule, whole and sliced, both string types."""

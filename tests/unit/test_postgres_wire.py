@@ -21,6 +21,7 @@ from changefeed.sources.postgres.wire import (
     endpoints,
     parameters_of,
     server_error,
+    split_binary,
 )
 
 
@@ -39,6 +40,16 @@ def test_uri_is_read_as_libpq_reads_it() -> None:
     socketed = parameters_of("postgresql://postgres@/db?host=/tmp/sock")
     [endpoint] = endpoints(socketed)
     assert endpoint.local and endpoint.address == "/tmp/sock" and endpoint.port == 5432
+
+
+def test_binary_is_our_own_parameter() -> None:
+    assert split_binary("postgresql://h/d") == ("postgresql://h/d", False)
+    assert split_binary("postgresql://h/d?binary=true") == ("postgresql://h/d", True)
+    both = "postgresql://h/d?sslmode=require&binary=false&connect_timeout=3"
+    assert split_binary(both) == ("postgresql://h/d?sslmode=require&connect_timeout=3", False)
+    with pytest.raises(ChangefeedError) as caught:
+        split_binary("postgresql://h/d?binary=maybe")
+    assert caught.value.code.number == "CF1207"
 
 
 def test_environment_and_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column, TableSchema
+from changefeed.sources.postgres.binary import binary_column, has_binary
 from changefeed.sources.postgres.pgoutput import (
     AS_BINARY,
     AS_TEXT,
@@ -341,6 +342,10 @@ class _Decoder:
             return span_column(column, Spans(self.block.data, cells.starts, cells.ends))
         valid = _is_valued(cells.kinds)
         spans = Spans(self.block.data, cells.starts, cells.ends, valid)
+        if (cells.kinds == AS_BINARY).any():  # a column is sent all in one form
+            if not has_binary(column):
+                raise no_binary(self.schema, column)
+            return binary_column(column, spans)
         return span_column(column, spans)
 
 
@@ -380,3 +385,11 @@ def masked(values: pa.Array, keep: Mask) -> pa.Array:
         keep = keep & values.is_valid().to_numpy(zero_copy_only=False)
     bits = pa.py_buffer(np.packbits(keep, bitorder="little"))
     return pa.Array.from_buffers(values.type, len(values), [bits, *values.buffers()[1:]])
+
+
+def no_binary(schema: TableSchema, column: Column) -> ChangefeedError:
+    """A table came into a binary stream that cannot be read in it: the next one is in text."""
+    return ChangefeedError(
+        "CF2101",
+        f"column {column.name!r} of table {schema.table} has no binary form: reading as text",
+    )

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import TableSchema
-from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded
+from changefeed.sources.postgres.binary import binary_value, has_binary
+from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, no_binary
 from changefeed.sources.postgres.pgoutput import (
+    AS_BINARY,
     AS_TEXT,
     DELETE,
     INSERT,
@@ -90,9 +92,10 @@ def _tuple(data: bytearray, place: int, width: int, schema: TableSchema) -> tupl
             values.append(None)
         elif kind == UNCHANGED:
             values.append(_SAME)
-        elif kind == AS_TEXT:
+        elif kind in (AS_TEXT, AS_BINARY):
             end = place + 4 + int.from_bytes(data[place : place + 4])
-            values.append(data[place + 4 : end].decode())
+            value = data[place + 4 : end]
+            values.append(value.decode() if kind == AS_TEXT else bytes(value))
             place = end
         else:
             raise _misfit(schema, f"a value of unknown kind {chr(kind)!r}")
@@ -179,6 +182,10 @@ class _Rows:
     def _array(self, rows: list[Texts], ordinal: int) -> pa.Array:
         column = self.schema.columns[ordinal]
         texts = [row[ordinal] for row in rows]
-        return pa.array(
-            [None if text is _SAME else text_value(column, text) for text in texts], column.arrow
-        )
+        if any(isinstance(text, bytes) for text in texts):
+            if not has_binary(column):
+                raise no_binary(self.schema, column)
+            values = [None if text is _SAME else binary_value(column, text) for text in texts]
+        else:
+            values = [None if text is _SAME else text_value(column, text) for text in texts]
+        return pa.array(values, column.arrow)

@@ -11,6 +11,7 @@ to the server while the consumer is busy, so a slow consumer never looks like a 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -19,11 +20,14 @@ from pathlib import Path
 from changefeed.errors import ChangefeedError
 from changefeed.events import Flush, Frontier, Position
 from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
+from changefeed.sources.postgres.binary import has_binary
 from changefeed.sources.postgres.connect import Connection, connect, source_errors
+from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
 from changefeed.sources.postgres.spool import Spool
+from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.wire import ReplicationConnection, identifier, literal
 
 #: Bytes received that are decoded together at most (a larger message still is).
@@ -36,6 +40,15 @@ SMALL_PIECE = 128 << 10
 NAP_SECONDS = 0.001
 #: Acknowledgements are sent at most this often, seconds; the last one always gets out.
 STATUS_SECONDS = 0.1
+
+
+_PUBLISHED = """
+    select c.oid::int8 from pg_catalog.pg_publication_tables t
+    join pg_catalog.pg_namespace n on n.nspname = t.schemaname
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+    where t.pubname = %s
+"""
+_logger = logging.getLogger(__name__)
 
 
 class ReplicationStream:
@@ -51,6 +64,8 @@ class ReplicationStream:
         latest: the last known shape of a table, to see changes made while nobody looked.
         lookup: present values by key, for large values that the server did not send.
         system_id: refuse another server than this one; empty: any.
+        binary: ask for binary values. Falls back to text, with a warning in the log, when the
+            server is older than 14 or a published column has no binary form here.
         heartbeat: an idle source's frontier moves about this often, seconds.
     """
 
@@ -68,6 +83,7 @@ class ReplicationStream:
         latest: Latest | None = None,
         lookup: Lookup | None = None,
         system_id: str = "",
+        binary: bool = False,
         heartbeat: float = 1.0,
         batch_bytes: int = BATCH_BYTES,
         batch_seconds: float = BATCH_SECONDS,
@@ -81,6 +97,7 @@ class ReplicationStream:
         self._spool_dir = spool_dir
         self._lookup = lookup
         self._system_id = system_id
+        self._binary = binary
         self._heartbeat = heartbeat
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
@@ -181,7 +198,28 @@ class ReplicationStream:
         options = {"proto_version": "1", "publication_names": identifier(self._publication)}
         if connection.server_version >= 140_000:
             options |= {"proto_version": "2", "streaming": "on"}
+        if self._binary and self._all_binary(connection):
+            options["binary"] = "true"
         connection.start_replication(self._slot, lsn_of(start.position), options)
+
+    def _all_binary(self, connection: ReplicationConnection) -> bool:
+        """Whether every published column can be read in binary form; says which cannot."""
+        if connection.server_version < 140_000:
+            _logger.warning("binary=true needs PostgreSQL 14: reading as text")
+            return False
+        with connect(self._uri) as session, source_errors("look at published columns"):
+            oids = [row[0] for row in session.execute(_PUBLISHED, [self._publication]).fetchall()]
+            tables = read_details(session, oids).values()
+        for details in tables:
+            for column in schema_of(details, "").columns:
+                if not has_binary(column):
+                    _logger.warning(
+                        "binary=true: column %r of %s.%s is of type %s, which has no binary form"
+                        " here: reading as text",
+                        column.name, details.schema, details.name, column.type_name,
+                    )  # fmt: skip
+                    return False
+        return True
 
     # ------------------------------------------------------------------------ following
 

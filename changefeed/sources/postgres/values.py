@@ -291,14 +291,15 @@ _NUMBERS = frozenset({"int16", "int32", "int64", "float32", "float64", "decimal"
 _CHANGED_ELEMENTS = frozenset({"timestamp", "timestamptz", "json"})
 
 
-def _without_size(logical: str) -> str:
+def without_size(logical: str) -> str:
+    """``decimal(12,2)`` -> ``decimal``; anything else as it is."""
     return "decimal" if logical.startswith("decimal(") else logical
 
 
 def element_of(logical: str) -> str | None:
     """``x`` of ``array<x>``, None for anything else."""
     if logical.startswith("array<") and logical.endswith(">"):
-        return _without_size(logical[len("array<") : -1])
+        return without_size(logical[len("array<") : -1])
     return None
 
 
@@ -308,7 +309,7 @@ def _converter(physical: str, logical: str) -> Callable[[Spans], pa.Array]:
         return _PHYSICAL[physical]
     element = element_of(logical)
     if element is None:
-        return _LOGICAL.get(_without_size(logical), _plain)
+        return _LOGICAL.get(without_size(logical), _plain)
     if element in _NUMBERS:
         return _number_array
     if element == "bool":
@@ -356,7 +357,7 @@ def text_value(column: Column, text: str | None) -> Any:
     element = element_of(column.logical)
     if element is not None:
         return array_json(text, element)
-    return _text(text, _without_size(column.logical))
+    return _text(text, without_size(column.logical))
 
 
 def _text(text: str, logical: str) -> str:
@@ -385,15 +386,16 @@ def array_json(text: str, element: str) -> str:
     for token in _TOKEN.finditer(text):
         quoted, bare = token.groups()
         if quoted is not None:
-            out.append(_element(_ESCAPED.sub(r"\1", quoted), element))
+            out.append(element_json(_ESCAPED.sub(r"\1", quoted), element))
         elif bare is not None:
-            out.append("null" if bare == "NULL" else _element(bare, element))
+            out.append("null" if bare == "NULL" else element_json(bare, element))
         else:
             out.append(_BRACKETS[token[0]])
     return "".join(out)
 
 
-def _element(text: str, logical: str) -> str:
+def element_json(text: str, logical: str) -> str:
+    """One element of an array, printed, as a JSON token."""
     if logical == "bool":
         return "true" if text == "t" else "false"
     value = _text(text, logical)

@@ -107,6 +107,34 @@ def parameters_of(uri: str) -> dict[str, str]:
     return found
 
 
+def split_binary(uri: str) -> tuple[str, bool]:
+    """Take our own parameter ``binary`` out of a URI: the rest is libpq's.
+
+    Raises:
+        ChangefeedError: CF1207 its value is neither true nor false.
+    """
+    head, mark, query = uri.partition("?")
+    ours, theirs = [], []
+    for part in query.split("&") if mark else ():
+        (ours if part.partition("=")[0] == "binary" else theirs).append(part)
+    values = {
+        "true": True,
+        "on": True,
+        "1": True,
+        "": True,
+        "false": False,
+        "off": False,
+        "0": False,
+    }
+    chosen = False
+    for part in ours:
+        word = part.partition("=")[2].lower()
+        if word not in values:
+            raise ChangefeedError("CF1207", "parameter binary of a source is true or false")
+        chosen = values[word]
+    return head + ("?" + "&".join(theirs) if theirs else ""), chosen
+
+
 def _system_user() -> str:
     return getpass.getuser()
 
