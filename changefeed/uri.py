@@ -317,6 +317,10 @@ class SinkURL:
 # ------------------------------------------------------------------------------- redaction
 
 
+#: A URL in the place of the path, as in ``experimental-sql:///postgresql://..``.
+_NESTED = re.compile(r"///+([A-Za-z][\w+.-]*:.*)", re.DOTALL)
+
+
 def redact(text: str) -> str:
     """``text`` with passwords and secret parameters hidden; safe on any text.
 
@@ -329,6 +333,9 @@ def redact(text: str) -> str:
         doubtful = "@" in text or "=" in text or _SECRET_INSIDE.search(text)
         return REDACTED if doubtful else text
     head, body = text[: found.end()], text[found.end() :]
+    nested = _NESTED.match(body)
+    if nested:
+        return f"{head}///{redact(nested[1])}"
     if "@" in body and not body.startswith("//"):
         return f"{head}{REDACTED}@{_redact_rest(body[body.rindex('@') + 1 :], whole=True)}"
     slashes = body[:2] if body.startswith("//") else ""

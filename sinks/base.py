@@ -1,7 +1,7 @@
 """What a sink is: the protocol, and the types that cross it.
 
 A sink gets finished messages in Arrow batches and owns nothing else: no progress, no
-retries (the wrapper :mod:`sinks.retry` does them), no encoding. The order of calls is
+retries (the feed that uses it does them), no encoding. The order of calls is
 
     open -> (write* -> commit -> [resolved])* -> close
 

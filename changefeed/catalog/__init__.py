@@ -86,6 +86,11 @@ class Catalog(Connections, Schemas, Sources, Jobs, Progress, Leases, History):
         return self._database.directory
 
     @property
+    def url(self) -> str:
+        """The state database for other users of it (``experimental-sql:///``); never show it."""
+        return self._database.url
+
+    @property
     def shown(self) -> str:
         """The state's place without secrets."""
         return self._database.shown

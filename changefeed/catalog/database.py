@@ -57,6 +57,11 @@ class Database:
             engine.dispose()
             raise
 
+    @property
+    def url(self) -> str:
+        """The state as a SQLAlchemy URL; holds the password."""
+        return self._engine.url.render_as_string(hide_password=False)
+
     @classmethod
     def open(cls, state: str | Path, directory: Path | None = None) -> Database:
         """Open or make the state ``DIR`` or ``postgresql://...``.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changefeed.clock import Timestamp
 from changefeed.events import SchemaChange, Truncate
@@ -33,7 +34,8 @@ class Chunk:
     """Rows of one table and version in order.
 
     ``after``, ``upto`` and ``number`` (its place among the table's chunks of the slice) name
-    it: two feeds that are equally far meet the same chunks.
+    it: two feeds that are equally far meet the same chunks. Rows that a TRUNCATE of their own
+    transaction removed (``removed``) were never seen by anybody, and are left out.
     """
 
     schema: TableSchema
@@ -41,6 +43,7 @@ class Chunk:
     after: Timestamp
     upto: Timestamp
     number: int = 0
+    removed: tuple[Truncate, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -55,7 +58,13 @@ class Chunk:
     def load(self) -> pa.Table:
         """The rows in memory."""
         tables = [p.load() for p in self.pieces]
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        for event in self.removed:
+            same = pc.and_(
+                pc.equal(table["wall"], event.at.wall), pc.equal(table["logical"], event.at.logical)
+            )
+            table = table.filter(pc.invert(pc.and_(same, pc.less(table["seq"], event.seq))))
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +86,17 @@ Item = Chunk | MarkItem | Turn
 
 
 def items(
-    keeper: SourceKeeper, bounds: Mapping[TableName, Timestamp], upto: Timestamp
+    keeper: SourceKeeper,
+    bounds: Mapping[TableName, Timestamp],
+    upto: Timestamp,
+    max_bytes: int = SLICE_BYTES,
 ) -> Iterator[Item]:
     """What the feed has to deliver, from its tables' ``bounds`` (exclusive) to ``upto``."""
     names = tuple(bounds)
     at = dict(bounds)
     while True:
         with keeper.lock:
-            found = keeper.reader.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=SLICE_BYTES)
+            found = keeper.reader.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=max_bytes)
         yield from _cut(found, at)
         yield Turn(names, found.upto)
         at = {name: max(bound, found.upto) for name, bound in at.items()}
@@ -95,12 +107,20 @@ def items(
 def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
     """The events of a slice (table by table, in log order), neighbours joined to chunks."""
     numbers: Counter[TableName] = Counter()
+    truncations = [mark for mark in found.marks if isinstance(mark, Truncate)]
     run: list[Piece] = []
 
     def chunk() -> Chunk:
         table = run[0].schema.table
         numbers[table] += 1
-        return Chunk(run[0].schema, tuple(run), bounds[table], found.upto, numbers[table])
+        return Chunk(
+            run[0].schema,
+            tuple(run),
+            bounds[table],
+            found.upto,
+            numbers[table],
+            tuple(t for t in truncations if _removes(t, run)),
+        )
 
     for event in found.events:
         if run and not (isinstance(event, Piece) and _joins(run, event)):
@@ -112,6 +132,12 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
             yield MarkItem(event)
     if run:
         yield chunk()
+
+
+def _removes(event: Truncate, run: list[Piece]) -> bool:
+    """The truncation is of the run's table and may be of a transaction that wrote its rows."""
+    same = event.schema.table == run[0].schema.table
+    return same and run[-1].last >= event.at and run[0].first_seq < event.seq
 
 
 def _joins(run: list[Piece], piece: Piece) -> bool:

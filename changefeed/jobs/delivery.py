@@ -15,11 +15,12 @@ import pyarrow as pa
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import SchemaChange, Truncate
-from changefeed.jobs.chunks import Chunk, Item, MarkItem, Turn, items
+from changefeed.jobs.chunks import SLICE_BYTES, Chunk, Item, MarkItem, Turn, items
 from changefeed.jobs.feed import Feed
 from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.share import SharedMessages
+from changefeed.options import MAX_MEMORY
 from changefeed.schema import TableName
 from changefeed.spark.encode import encode_big, encode_small
 from changefeed.spark.session import SparkEngine
@@ -89,7 +90,7 @@ class Delivery:
             TableError: one table cannot go on; nothing after the last turn counts.
             ChangefeedError: the source, Spark or the sink failed.
         """
-        source = items(self._keeper, bounds, upto)
+        source = items(self._keeper, bounds, upto, _slice_bytes(feed))
         total = 0
         current = self._round(upto)
         ahead = self._ahead.submit(self._next, feed, source)
@@ -161,7 +162,7 @@ class Delivery:
         current.add(table, receipt)
 
     def _commit(self, feed: Feed, current: Round, turn: Turn) -> None:
-        self._outlet.commit(current.epoch, current.receipts)
+        self._outlet.commit(current.epoch, current.receipts, current.counts)
         for table, (rows, size) in current.counts.items():
             feed.count(table, rows, size)
         current.receipts.clear()
@@ -174,9 +175,16 @@ class Delivery:
         on_schema_change: Callable[[SchemaChange], None],
     ) -> None:
         """A mark comes after everything before it is durable."""
-        self._outlet.commit(current.epoch, current.receipts)
+        self._outlet.commit(current.epoch, current.receipts, current.counts)
         current.receipts.clear()
         if isinstance(item.event, Truncate):
             self._outlet.truncate(item.event)
         else:
             on_schema_change(item.event)
+
+
+def _slice_bytes(feed: Feed) -> int:
+    """How much of the log is taken at once: a slice is in memory about four times, as rows and
+    as messages, one being encoded while another is written."""
+    budget = feed.options[MAX_MEMORY]
+    return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // 8))

@@ -6,7 +6,7 @@ other tables go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from changefeed.catalog import Catalog
 from changefeed.clock import Timestamp
@@ -54,7 +54,8 @@ class Outlet:
             return self._given
         if self._feed.job.sink_uri is None:
             raise AssertionError("a feed without a sink URI is given its sink")
-        return open_sink(self._catalog.resolve_uri(self._feed.job.sink_uri), self._feed.options)
+        options: dict[str, object] = {**self._feed.options, "state_url": self._catalog.url}
+        return open_sink(self._catalog.resolve_uri(self._feed.job.sink_uri), options)
 
     def context(self) -> SinkContext:
         """What the sink may know now."""
@@ -87,6 +88,11 @@ class Outlet:
         return self._given is None and self.open().capabilities.executor
 
     @property
+    def pace(self) -> float:
+        """Seconds the sink likes between two commits."""
+        return self.open().capabilities.pace
+
+    @property
     def resolves(self) -> bool:
         """The sink carries resolved timestamps."""
         return self.open().capabilities.resolved
@@ -106,17 +112,40 @@ class Outlet:
                 raise TableError(batch.target.table, error) from error
             raise
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """Return once everything is durable in the target."""
+    def commit(
+        self, epoch: Epoch, receipts: Sequence[Receipt], tables: Collection[TableName]
+    ) -> None:
+        """Return once everything is durable in the target; ``tables`` is what it may be of.
+
+        Raises:
+            TableError: the sink refuses the data of one table.
+            ChangefeedError: anything else.
+        """
         if not receipts:
             return
-        if self.open().commit(epoch, receipts) is not Delivery.DURABLE:
+        try:
+            delivery = self.open().commit(epoch, receipts)
+        except ChangefeedError as error:
+            table = self._blamed(error, tables)
+            if table is not None:
+                raise TableError(table, error) from error
+            raise
+        if delivery is not Delivery.DURABLE:
             raise ChangefeedError("CF5004", "the sink did not make the messages durable")
         fault_point("runner.after_commit")
 
+    def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
+        """The table an error of ``commit`` is about: the only one there was, or by its topic."""
+        if error.code.number not in TABLE_ERRORS:
+            return None
+        if len(tables) == 1:
+            return next(iter(tables))
+        words = f"{error.message} {error.detail} ".replace(":", " ").replace(",", " ").split()
+        return next((t for t in tables if self._feed.target(t).topic in words), None)
+
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """Forget what was written and not committed."""
-        if receipts and self._sink is not None:
+        """Forget what was written and not committed, half a write too."""
+        if self._sink is not None:
             self._sink.abort(epoch, receipts)
 
     def truncate(self, event: Truncate) -> None:

@@ -71,6 +71,7 @@ class FeedRunner:
         self._scanning = Scanning(
             self.catalog, self.keeper, self._stopping, lambda tables: Scan(self, tables)
         )
+        self._next_round = 0.0
         self._retry = RetryClock()
         self._shown: tuple[Status, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"feed-{job.name}", daemon=True)
@@ -183,7 +184,15 @@ class FeedRunner:
             self._checkpoint.turn(self._feed, moved=moved)
             self._end_if_done()
             if not moved:
-                self.keeper.wait_beyond(self._feed.high_water() or Timestamp.MAX, IDLE_SECONDS)
+                self._wait()
+
+    def _wait(self) -> None:
+        """Until the log has more; a sink with a pace lets changes gather first."""
+        pause = self._next_round - time.monotonic()
+        if pause > 0:
+            self._stopping.wait(pause)
+        else:
+            self.keeper.wait_beyond(self._feed.high_water() or Timestamp.MAX, IDLE_SECONDS)
 
     def _check_requests(self) -> None:
         if self._stopping.is_set():
@@ -208,6 +217,8 @@ class FeedRunner:
 
     def _deliver(self) -> bool:
         """Deliver what the log has beyond the feed; whether rows were delivered."""
+        if time.monotonic() < self._next_round:
+            return False
         frontier = self.keeper.frontier
         rows = 0
         for upto, bounds in self._groups(frontier.at if frontier else Timestamp.ZERO):
@@ -220,6 +231,8 @@ class FeedRunner:
                     on_schema_change=self._schema_changed,
                     after_turn=self._after_turn,
                 )
+        if rows:
+            self._next_round = time.monotonic() + self.outlet.pace
         return rows > 0
 
     def _groups(

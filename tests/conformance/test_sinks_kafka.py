@@ -25,10 +25,10 @@ from sinks.kafka.options import BASE
 from sinks.kafka.sink import KafkaSink
 from sinks.kafka.topics import Topics
 from sinks.registry import open_sink
-from sinks.retry import Attempt, Retry, RetryPolicy
 from sinks.testing.conformance import CASES, run_case
 from sinks.testing.feed import Feed, Write, at, put, table_schema
 from sinks.testing.messages import Message, parse_message
+from sinks.testing.retry import Attempt, Retry, RetryPolicy
 from sinks.testing.validators import (
     FingerprintValidator,
     OrderValidator,
