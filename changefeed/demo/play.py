@@ -20,6 +20,7 @@ from changefeed.catalog import Catalog
 from changefeed.demo import shop
 from changefeed.demo.display import Display, default_console
 from changefeed.embedded import EmbeddedPostgres
+from changefeed.embedded.account import server_account
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.node import Node
 from changefeed.state import StateLayout
@@ -65,7 +66,7 @@ def play(
 def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
     """Folder, server, shop, engine, connections; all gone afterwards (but a kept folder)."""
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="changefeed-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix="changefeed-demo-", dir=_base()))
         if keep:
             stack.callback(display.say, f"kept: {folder}")
         else:
@@ -80,6 +81,12 @@ def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
         for name, uri in {"shop": server.uri(), "lake": (folder / "lake").as_uri()}.items():
             engine.execute(f"CREATE EXTERNAL CONNECTION {name} AS '{uri}'", stage.session)
         yield stage
+
+
+def _base() -> str:
+    """The folder for temporary files, unless the server's account cannot get there."""
+    usual = tempfile.gettempdir()
+    return usual if server_account().reaches(Path(usual)) else "/var/tmp"
 
 
 @contextmanager
@@ -142,7 +149,7 @@ def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:
             if row is not None:
                 display.row(*row, live=True)
         if writer.failure is not None:
-            raise writer.failure
+            raise ChangefeedError("CF2001", "the shop's writer failed") from writer.failure
     finally:
         writer.stop()
         pump.stop()

@@ -6,16 +6,20 @@ anew; read the difference.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
 from tests.e2e.feeds import running
+from tests.services.cache import server_folder
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
@@ -99,7 +103,7 @@ def test_files(
 def test_quickstart() -> None:
     """The demo, as a user sees it; in a process of its own, because it starts Spark itself."""
     run = subprocess.run(
-        [sys.executable, "-c", "import changefeed.demo as d; raise SystemExit(d.run(seconds=6))"],
+        [sys.executable, "-m", "shell", "demo", "--seconds", "6"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -116,3 +120,32 @@ def test_quickstart() -> None:
     assert re.search(r"[+~-] (orders|order_items|customers) +\[\d", live), "no change arrived"
     assert "shop_to_lake" in said[places[5] :]
     assert "Traceback" not in run.stderr
+
+
+def test_the_demo_ends_at_ctrl_c_and_leaves_nothing() -> None:
+    with server_folder("demo") as folder:
+        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(
+            [sys.executable, "-m", "shell", "demo"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=EXAMPLES.parent,
+            start_new_session=True,
+        ) as demo:
+            assert demo.stdout is not None
+            said = ""
+            for line in demo.stdout:
+                said += line
+                if line.startswith("initial scan"):
+                    break
+            family = psutil.Process(demo.pid).children(recursive=True)
+            assert any("postgres" in process.name() for process in family), said
+            demo.send_signal(signal.SIGINT)
+            said += demo.stdout.read()
+            assert demo.wait(90) == 130, said
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == []
+        assert list(folder.glob("changefeed-demo-*")) == []
+        assert "Traceback" not in said
