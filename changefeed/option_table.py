@@ -246,11 +246,11 @@ FULL_TABLE_NAME = option(
 )
 ENRICHED_PROPERTIES = option(
     "enriched_properties",
-    Some(("source", "schema")),
+    Some(("source",)),
     cast("frozenset[str]", frozenset()),
     group="Message",
-    summary="What envelope = 'enriched' adds: where the change came from, a Kafka Connect schema.",
-    example="enriched_properties = 'source,schema'",
+    summary="What envelope = 'enriched' adds: source, where the change came from.",
+    example="enriched_properties = 'source'",
     shown="none of them",
 )
 ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
@@ -461,24 +461,6 @@ MAX_MEMORY = option(
     summary="The most memory the feed's buffers take.",
     example="max_memory = '256MiB'",
     shown="the node's budget",
-)
-MAX_DISK = option(
-    "max_disk",
-    Size(),
-    cast("int | None", None),
-    group="Sink and resources",
-    summary="The most disk the feed's buffers take.",
-    example="max_disk = '10GiB'",
-    shown="the node's budget",
-)
-METRICS_LABEL = option(
-    "metrics_label",
-    Text(limit=128),
-    cast("str | None", None),
-    group="Sink and resources",
-    summary="The scope label of the feed's metrics.",
-    example="metrics_label = 'shop'",
-    shown="default",
 )
 
 

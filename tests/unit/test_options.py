@@ -180,11 +180,11 @@ def test_an_option_of_another_version() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    options = given("""extra_headers = '{"Authorization": "s3cret"}', diff, metrics_label = m""")
-    assert options.display() == {"extra_headers": REDACTED, "diff": "", "metrics_label": "m"}
+    options = given("""extra_headers = '{"Authorization": "s3cret"}', diff, on_error = pause""")
+    assert options.display() == {"extra_headers": REDACTED, "diff": "", "on_error": "pause"}
     assert "s3cret" not in repr(options)
     printed = ", ".join(map(to_sql, options.nodes()))
-    assert printed == "extra_headers = 'redacted', diff, metrics_label = 'm'"
+    assert printed == "extra_headers = 'redacted', diff, on_error = 'pause'"
 
 
 def test_redact_option() -> None:
