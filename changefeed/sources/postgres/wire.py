@@ -114,7 +114,8 @@ def split_binary(uri: str) -> tuple[str, bool]:
         ChangefeedError: CF1207 its value is neither true nor false.
     """
     head, mark, query = uri.partition("?")
-    ours, theirs = [], []
+    ours: list[str] = []
+    theirs: list[str] = []
     for part in query.split("&") if mark else ():
         (ours if part.partition("=")[0] == "binary" else theirs).append(part)
     values = {
