@@ -31,6 +31,8 @@ class Application:
         master: str | None = None,
         heap: str | None = None,
         spark: SparkEngine | None = None,
+        max_memory: int | None = None,
+        max_disk: int | None = None,
     ) -> None:
         """Open the state.
 
@@ -39,6 +41,8 @@ class Application:
             master: Spark's master for feeds run here; all cores of this machine by default.
             heap: Spark's heap, as ``2g``.
             spark: an engine to use instead of one of our own.
+            max_memory: bytes of finished messages the feeds of this node may keep to share.
+            max_disk: bytes the change log of each source may take.
 
         Raises:
             ChangefeedError: CF6001, CF6002.
@@ -50,6 +54,8 @@ class Application:
         self._master = master
         self._heap = heap
         self._spark = spark
+        self._max_memory = max_memory
+        self._max_disk = max_disk
         self._node: Node | None = None
         self._lock = threading.RLock()
 
@@ -88,7 +94,13 @@ class Application:
                 self._layout.root.mkdir(parents=True, exist_ok=True)
                 log_to(self._layout.node_log)
                 engine = self._spark or SparkEngine(master=self._master, heap=self._heap)
-                self._node = Node(self.catalog, self.state, engine=engine)
+                self._node = Node(
+                    self.catalog,
+                    self.state,
+                    engine=engine,
+                    max_memory=self._max_memory,
+                    max_disk=self._max_disk,
+                )
             return self._node
 
     @property

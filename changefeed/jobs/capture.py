@@ -28,7 +28,8 @@ from changefeed.clock import SystemClock, Timestamp
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Flush, Frontier
 from changefeed.faults import fault_point
-from changefeed.log import LogWriter
+from changefeed.log import LogSettings, LogWriter
+from changefeed.options import GC_TTL, Options
 from changefeed.sources.base import Source, Stream
 from changefeed.sources.registry import open_source
 from changefeed.state import StateLayout
@@ -178,8 +179,16 @@ def _start_frontier(writer: LogWriter, source: Source, slot: str) -> Frontier:
     return writer.frontier
 
 
-def capture(state: str, source_name: str, tell: Tell) -> None:
+def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettings:
+    """How long and how much the log keeps: the longest ``gc_ttl`` of the source's feeds."""
+    wishes = [Options.from_dict(job.options)[GC_TTL] for job in catalog.source_jobs(source_name)]
+    return LogSettings(gc_ttl=max(wishes, default=GC_TTL.default), disk_budget=disk)
+
+
+def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -> None:
     """Run capture for one source of the state until the parent goes away.
+
+    ``disk`` is the most bytes the change log may take; past it reading stops.
 
     Raises:
         ChangefeedError: from the source or the log.
@@ -189,7 +198,7 @@ def capture(state: str, source_name: str, tell: Tell) -> None:
     source = open_source(source_name, connection.uri)
     known = catalog.source_state(source_name)
     layout = StateLayout(Path(catalog.directory))
-    writer = LogWriter(layout.log(source_name))
+    writer = LogWriter(layout.log(source_name), _settings(catalog, source_name, disk))
     try:
         start = _start_frontier(writer, source, known.slot)
         stream = source.stream(
@@ -214,6 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="changefeed-capture")
     parser.add_argument("--state", required=True)
     parser.add_argument("--source", required=True)
+    parser.add_argument("--disk", type=int, default=None)
     args = parser.parse_args(argv)
     out = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like a notice
@@ -225,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
             os._exit(0)
 
     try:
-        capture(args.state, args.source, tell)
+        capture(args.state, args.source, tell, args.disk)
     except ChangefeedError as error:
         tell(
             Notice(

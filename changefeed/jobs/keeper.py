@@ -35,8 +35,20 @@ CAPTURE_SECONDS = 60.0
 class SourceKeeper:
     """Everything the node does for one source. Thread-safe."""
 
-    def __init__(self, catalog: Catalog, state: str, name: str, *, capturing: bool) -> None:
-        """``capturing``: run the capture here; else only follow the log another node writes."""
+    def __init__(
+        self,
+        catalog: Catalog,
+        state: str,
+        name: str,
+        *,
+        capturing: bool,
+        disk: int | None = None,
+    ) -> None:
+        """``capturing``: run the capture here; else only follow the log another node writes.
+
+        ``disk``: the most bytes its change log may take.
+        """
+        self._disk = disk
         self.name = name
         self._catalog = catalog
         self._state = state

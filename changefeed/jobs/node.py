@@ -12,7 +12,6 @@ changes the table, and the node follows.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import threading
@@ -20,16 +19,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, TextIO, cast
+from typing import Protocol, cast
 
 from changefeed.catalog import Catalog
 from changefeed.clock import Clock, SystemClock
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Frontier
 from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.lock import NodeLock
 from changefeed.jobs.model import Job, Status, Wanted
 from changefeed.jobs.runner import FeedRunner
-from changefeed.jobs.share import SharedMessages
+from changefeed.jobs.share import DEFAULT_BYTES, SharedMessages
 from changefeed.plan.stages import FeedPlan
 from changefeed.schema import TableName
 from changefeed.spark.session import SparkEngine
@@ -65,35 +65,6 @@ class ClientSink(Sink, Protocol):
         ...
 
 
-class NodeLock:
-    """The lock that makes one process the node of a local state (``flock``: dies with it)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: TextIO | None = None
-
-    def acquire(self) -> bool:
-        """Take the lock; False when another process holds it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return False
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        """Give the lock back."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
 class Node:
     """Runs the feeds of a state in this process until :meth:`stop`."""
 
@@ -104,7 +75,18 @@ class Node:
         *,
         engine: SparkEngine | None = None,
         clock: Clock | None = None,
+        max_memory: int | None = None,
+        max_disk: int | None = None,
     ) -> None:
+        """
+        Args:
+            catalog: the state.
+            state: what ``--state`` named, for child processes.
+            engine: Spark; our own when not given.
+            clock: for ages and leases.
+            max_memory: bytes of finished messages feeds may share.
+            max_disk: bytes the change log of a source may take.
+        """
         self.catalog = catalog
         self.id = uuid.uuid4().hex[:12]
         self.clock: Clock = clock or SystemClock()
@@ -112,7 +94,8 @@ class Node:
         self._layout = StateLayout(Path(catalog.directory))
         self._lock_file = NodeLock(self._layout.lock)
         self.engine = engine or SparkEngine()
-        self.shared = SharedMessages()
+        self.shared = SharedMessages(max_memory or DEFAULT_BYTES)
+        self._max_disk = max_disk
         self._keepers: dict[str, SourceKeeper] = {}
         self._runners: dict[int, FeedRunner] = {}
         self._failed_sources: dict[str, float] = {}
@@ -185,7 +168,11 @@ class Node:
         with self._mutex:
             if source not in self._keepers:
                 self._keepers[source] = SourceKeeper(
-                    self.catalog, self._state, source, capturing=self.is_node
+                    self.catalog,
+                    self._state,
+                    source,
+                    capturing=self.is_node,
+                    disk=self._max_disk,
                 )
             return self._keepers[source]
 

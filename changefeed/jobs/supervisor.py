@@ -36,11 +36,18 @@ class CaptureSupervisor:
 
     @classmethod
     def for_source(
-        cls, state: str, source: str, on_notice: Callable[[Notice], None]
+        cls,
+        state: str,
+        source: str,
+        on_notice: Callable[[Notice], None],
+        disk: int | None = None,
     ) -> CaptureSupervisor:
-        """The supervisor of the capture of ``source`` in ``state``."""
+        """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log."""
         command = [sys.executable, "-m", "changefeed.jobs.capture"]
-        return cls([*command, "--state", state, "--source", source], on_notice)
+        command += ["--state", state, "--source", source]
+        if disk is not None:
+            command += ["--disk", str(disk)]
+        return cls(command, on_notice)
 
     @property
     def pid(self) -> int | None:
