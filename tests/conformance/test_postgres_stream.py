@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def test_schema_change_inside_one_batch(postgres: Database, tmp_path: Path) -> N
         {"id": 3, "a": 3, "b": "b"},
         {"id": 4, "b": "b"},
     ]
-    kinds = [type(e).__name__ for e in tail.events]
+    kinds = [kind.__name__ for kind, _ in groupby(tail.events, type)]
     assert kinds == ["ChangeBatch", "SchemaChange", "ChangeBatch", "SchemaChange", "ChangeBatch"]
 
 
@@ -257,6 +258,88 @@ def test_change_while_nobody_looked(postgres: Database, tmp_path: Path) -> None:
     [change, batch] = tail.events
     assert isinstance(change, SchemaChange) and isinstance(batch, ChangeBatch)
     assert change.at == next(batch.changes()).at
+
+
+def test_renamed_table_is_announced(postgres: Database, tmp_path: Path) -> None:
+    """Nothing silent: rows under the new name follow a change that names both."""
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+        postgres.execute("alter table t rename to other; insert into other values (2)")
+        tail.catch_up()
+    [change] = [e for e in tail.events if isinstance(e, SchemaChange)]
+    assert (change.old.table.name, change.new.table.name) == ("t", "other")
+    assert not change.rewritten
+    assert [c.table.name for c in tail.changes()] == ["t", "other"]
+
+
+def test_key_of_a_full_table_changes(postgres: Database, tmp_path: Path) -> None:
+    """With FULL the messages look the same; the catalog tells of the new primary key."""
+    postgres.execute("create table t (a int not null, b int not null)")
+    postgres.execute("alter table t replica identity full")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, 2)")
+        tail.catch_up()
+        postgres.execute("alter table t add primary key (b, a)")
+        postgres.execute("insert into t values (3, 4)")
+        tail.catch_up()
+    first, second = tail.batches("t")
+    assert first.schema.keyless and second.schema.key == (1, 0)
+
+
+@pytest.mark.parametrize("postgres", [15, 18], indirect=True)
+def test_publication_with_a_column_list(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key, a text, secret text)")
+    prepare(postgres, "t (id, a)")
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, 'x', 'hidden')")
+        tail.catch_up()
+    assert _brief(tail) == [("c", None, {"id": 1, "a": "x"})]
+    assert [c.number for c in tail.batches("t")[0].schema.columns] == [1, 2]
+
+
+def test_generated_columns_stay_out(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute(
+        "create table t (id int primary key, a int, twice int generated always as (a * 2) stored,"
+        " b text)"
+    )
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t (id, a, b) values (1, 2, 'x')")
+        tail.catch_up()
+    assert _brief(tail) == [("c", None, {"id": 1, "a": 2, "b": "x"})]
+
+
+def test_prepared_transactions_come_when_they_commit(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("begin; insert into t values (1); prepare transaction 'one'")
+        postgres.execute("begin; insert into t values (2); prepare transaction 'two'")
+        postgres.execute("insert into t values (3)")
+        postgres.execute("commit prepared 'one'")
+        postgres.execute("rollback prepared 'two'")
+        tail.catch_up()
+    assert [c.after for c in tail.changes()] == [{"id": 3}, {"id": 1}]
+
+
+def test_text_that_is_not_utf8(postgres: Database, tmp_path: Path) -> None:
+    """A database without an encoding holds what it likes: said, never guessed."""
+    name = f"{postgres.name}_ascii"
+    postgres.execute(f"create database {name} encoding 'SQL_ASCII' template template0 locale 'C'")
+    try:
+        ascii_only = Database(postgres.server, name)
+        ascii_only.execute("create table t (id int primary key, a text)")
+        prepare(ascii_only)
+        ascii_only.execute("insert into t values (1, 'plain')")
+        ascii_only.execute("insert into t select 2, convert_from('\\xff', 'SQL_ASCII')")
+        error = Tail(ascii_only, tmp_path).wait_for_end()
+        assert error is not None and error.code.number == "CF4001"
+    finally:
+        postgres.server._drop(name)
 
 
 def test_truncate(postgres: Database, tmp_path: Path) -> None:

@@ -115,10 +115,7 @@ class Assembler:
         lookup: Lookup | None = None,
         *,
         small: int = SMALL,
-        check_text: bool = False,
     ) -> None:
-        """``check_text``: the source does not promise that its texts are UTF-8."""
-        self._check_text = check_text
         self._start = lsn_of(start.position)
         self._last = start.at
         self._position = self._start
@@ -245,16 +242,10 @@ class Assembler:
     def _decode(self, inbox: Inbox, block: Block, oid: int, rows: _Rows, at: Places) -> _Part:
         schema = self._relations.schema(oid)
         tags = rows.tags[at]
-        try:
-            if len(at) < self._small:
-                found = decode_rows(inbox.data, tags.tolist(), schema, streamed=rows.streamed)
-            else:
-                found = decode_columns(block, tags, schema, streamed=rows.streamed)
-                if self._check_text:
-                    for column in (*found.after, *found.before):
-                        column.validate(full=True)
-        except (UnicodeDecodeError, pa.ArrowInvalid) as error:
-            raise _not_text(schema) from error
+        if len(at) < self._small:
+            found = decode_rows(inbox.data, tags.tolist(), schema, streamed=rows.streamed)
+        else:
+            found = decode_columns(block, tags, schema, streamed=rows.streamed)
         return _Part(schema, found, at[found.message])
 
     def _ordinals(self, rows: _Rows, width: Places) -> Places:
@@ -564,14 +555,6 @@ def _by_table(oids: Places) -> list[tuple[int, Places]]:
     counts = np.bincount(inverse, minlength=len(names))
     parts = np.split(order, np.cumsum(counts)[:-1])
     return list(zip(names.tolist(), parts, strict=True))
-
-
-def _not_text(schema: TableSchema) -> ChangefeedError:
-    return ChangefeedError(
-        "CF4001",
-        f"table {schema.table} holds a value that cannot be read as its type in UTF-8",
-        hint="a database of encoding SQL_ASCII may hold anything: correct the text there.",
-    )
 
 
 def _seconds(message: Places) -> Places:

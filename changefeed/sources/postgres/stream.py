@@ -237,7 +237,6 @@ class ReplicationStream:
             spool,
             self._lookup,
             small=self._small,
-            check_text=connection.settings.get("server_encoding") == "SQL_ASCII",
         )
         inbox = Inbox(self._batch_bytes)
         told = beaten = start

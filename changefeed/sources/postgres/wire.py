@@ -64,6 +64,8 @@ _STATES: Mapping[str, str] = {
     "0A000": "CF2003",
     "42": "CF2003",
     "22023": "CF2003",
+    "22021": "CF4001",  # a database of encoding SQL_ASCII holds bytes that are not UTF-8
+    "22P05": "CF4001",
 }
 
 
