@@ -304,6 +304,8 @@ class LogReader:
         max_bytes: int,
     ) -> Stamp:
         """Take units until the goal or a limit; returns the timestamp reached."""
+        if goal <= floor:
+            return floor  # nobody goes back: everything up to there was before
         rows = size = 0
         reached = floor
         for unit in self._units(floor):
@@ -323,7 +325,7 @@ class LogReader:
             for name, item in taken:
                 assembly.add(name, item)
             rows, size, reached = rows + more, size + larger, end
-        return max(reached, goal)
+        return goal
 
     def find(self, piece: Piece) -> pa.Table:
         """The rows of a piece whose file was merged into another since.

@@ -153,6 +153,12 @@ class TestSlice:
         got = reader.slice({A.table: at(5000)}, Timestamp.MAX, *ALL)
         assert (got.upto, got.events) == (at(5000), ())
 
+    def test_a_goal_below_the_bound(self, writer: LogWriter, reader: LogReader) -> None:
+        """Progress never goes back."""
+        writer.append(flush([], at(9000), 9000))
+        reader.refresh()
+        assert reader.slice({A.table: at(5000)}, at(4000), *ALL).upto == at(5000)
+
     def test_small_flushes_of_a_table_become_one_piece(
         self, writer: LogWriter, reader: LogReader
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -308,3 +309,37 @@ def test_a_journal_is_closed_by_age(tmp_path: Path) -> None:
         # Nothing but heartbeats: nothing to close.
         writer.append(flush([], at(170), 170))
         assert not writer.maintain(at(1000)).rolled
+
+
+def test_upkeep_in_another_thread(tmp_path: Path) -> None:
+    """Appends go on while journals are merged and dropped; nobody loses or repeats a row."""
+    settings = LogSettings(gc_ttl=1e6, roll_frames=3, merge_fan=2, grace=0.0)
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def upkeep() -> None:
+        try:
+            while not done.is_set():
+                writer.maintain(at(10_000), at(1))
+        except BaseException as error:
+            failures.append(error)
+
+    with started(tmp_path, settings) as writer, LogReader(tmp_path) as reader:
+        thread = threading.Thread(target=upkeep)
+        thread.start()
+        try:
+            seen: list[int] = []
+            progress = at(1)
+            for second in range(2, 122):
+                put(writer, second, "a", "b")
+                reader.refresh()
+                got = reader.slice({A.table: progress}, Timestamp.MAX, *ALL)
+                seen += [s for p in got.pieces for s in keys(p.load())]
+                progress = got.upto
+        finally:
+            done.set()
+            thread.join()
+    assert not failures
+    expected = [s * 10_000 for s in range(2, 122)]
+    assert seen == expected
+    assert seqs(tmp_path, at(1)) == expected
