@@ -52,7 +52,9 @@ def installation(major: int) -> Path:
         with zipfile.ZipFile(fetch(artifact)) as jar:
             inner = next(name for name in jar.namelist() if name.endswith(".txz"))
             with jar.open(inner) as packed, tarfile.open(fileobj=packed, mode="r|xz") as tar:
-                tar.extractall(folder, filter="tar")
+                # Python before 3.11.4 has no filters and no argument for one.
+                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+                tar.extractall(folder)
 
     return made_once(readable_root() / f"postgresql-{version}", unpack)
 
