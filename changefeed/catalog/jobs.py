@@ -195,22 +195,18 @@ class Jobs(Store):
     def retry_tables(self, job_id: int) -> list[TableName]:
         """Let the failed tables of a job try again from where they stopped; gives their names.
 
-        Raises the job's generation when there were any.
+        They are pending: the runner places each at its own ``done_upto`` (or scans it), which
+        may be far below the job's high-water. Raises the job's generation when there were any.
         """
         table = tables.job_table
         failed = (table.c.job_id == job_id) & (table.c.state == TableState.FAILED.value)
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
-            # Nothing delivered yet, or a scan is owed: from the start. Else it goes on.
-            for again, condition in (
-                (TableState.PENDING, table.c.scan_wanted | table.c.done_upto.is_(None)),
-                (TableState.RUNNING, failed),
-            ):
-                transaction.execute(
-                    update(table)
-                    .where(failed, condition)
-                    .values(state=again.value, error=None, error_code=None)
-                )
+            transaction.execute(
+                update(table)
+                .where(failed)
+                .values(state=TableState.PENDING.value, error=None, error_code=None)
+            )
             if rows:
                 generation = _get(transaction, job_id).generation + 1
                 _set(transaction, job_id, generation=generation, modified=self._now())

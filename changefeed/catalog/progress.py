@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -80,9 +80,13 @@ class Progress(Store):
     ) -> None:
         """Write tables (only those that changed need be given) and high-water in one step.
 
-        The high-water never moves back. A table dropped by ALTER meanwhile stays dropped:
-        what is given for it is ignored. Adds the growth of the tables' emitted counters to
-        the job's and to its rates.
+        A running table that is not given stands at the job's high-water or above. So when the
+        high-water has to go back (a running table is given that stands below it: added, or
+        trying again from where it failed), the tables that are not given are first written
+        down at the old one: they lose nothing and repeat nothing.
+
+        A table dropped by ALTER meanwhile stays dropped: what is given for it is ignored. Adds
+        the growth of the tables' emitted counters to the job's and to its rates.
 
         Raises:
             LeaseLost: another node holds the job by now; nothing was written.
@@ -105,8 +109,11 @@ class Progress(Store):
             size = sum(max(0, t.emitted_bytes - before[n][1]) for n, t in moved.items())
             values: dict[str, Any] = {}
             known = stamp_of(row.high_water)
-            if high_water is not None and (known is None or high_water > known):
-                values["high_water"] = str(high_water)
+            reached = _no_higher(high_water or known, moved.values())
+            if reached is not None and reached != known:
+                if known is not None and reached < known:
+                    _write_down(transaction, job_id, known, moved)
+                values["high_water"] = str(reached)
             if rows or size:
                 values["emitted_rows"] = row.emitted_rows + rows
                 values["emitted_bytes"] = row.emitted_bytes + size
@@ -222,6 +229,33 @@ def _emitted(
     )
     names = ((TableName(row.source, row.schema, row.name), row) for row in rows)
     return {name: (row.emitted_rows, row.emitted_bytes) for name, row in names if name in progress}
+
+
+def _no_higher(high_water: Timestamp | None, given: Iterable[TableProgress]) -> Timestamp | None:
+    """The high-water, but not above a running table that is given: reading would lift it."""
+    places = [
+        table.done_upto
+        for table in given
+        if table.state is TableState.RUNNING and table.done_upto is not None
+    ]
+    return None if high_water is None else min([high_water, *places])
+
+
+def _write_down(
+    transaction: Transaction, job_id: int, high_water: Timestamp, given: Container[TableName]
+) -> None:
+    """Write down where running tables that are not ``given`` stand: at the high-water."""
+    rows = transaction.execute(
+        select(_table).where(_table.c.job_id == job_id, _table.c.state == TableState.RUNNING.value)
+    ).all()
+    for table in map(_progress, rows):
+        lifted = _raised(table, high_water)
+        if table.table not in given and lifted != table:
+            transaction.execute(
+                update(_table)
+                .where(_is(job_id, table.table))
+                .values(done_upto=stamp_text(lifted.done_upto))
+            )
 
 
 def _raised(table: TableProgress, high_water: Timestamp | None) -> TableProgress:

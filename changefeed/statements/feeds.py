@@ -70,19 +70,21 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             stream=_texts(rows),
             tag="CREATE CHANGEFEED",
         )
-    job = _store(plan, statement, context)
+    job, late = _store(plan, statement, context)
     return Result(
         "rows",
         FEED_COLUMNS,
         [(job.id, job.name)],
-        [*plan.notices, *_topic_notices(plan.sink.topics), *_no_node(context)],
+        [*plan.notices, *_topic_notices(plan.sink.topics), *late, *_no_node(context)],
         job_id=job.id,
         name=job.name,
         tag="CREATE CHANGEFEED",
     )
 
 
-def _store(plan: FeedPlan, statement: nodes.CreateChangefeed, context: Context) -> Job:
+def _store(
+    plan: FeedPlan, statement: nodes.CreateChangefeed, context: Context
+) -> tuple[Job, list[str]]:
     catalog = context.catalog
     if not context.host.node_running() and plan.start is not None:
         # Nobody will make the slot soon, and this feed owes every change from now on.
@@ -93,10 +95,8 @@ def _store(plan: FeedPlan, statement: nodes.CreateChangefeed, context: Context) 
         error.span = error.span or to_span(statement.name_span)
         raise
     context.host.wake()
-    tables = {table.schema.table for table in plan.tables}
-    if context.host.node_running():
-        _await_capture(job, tables, context)
-    return catalog.job(job.id)
+    notices = _await_capture(job, plan, context) if context.host.node_running() else []
+    return job, notices
 
 
 def _prepare_here(plan: FeedPlan, context: Context) -> None:
@@ -116,25 +116,53 @@ def _prepare_here(plan: FeedPlan, context: Context) -> None:
     catalog.save_source_state(stage.source, system_id=source.system_id())
 
 
-def _await_capture(job: Job, tables: set[TableName], context: Context) -> None:
-    """Wait until every later change of the tables reaches the log.
+def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
+    """Wait until every later change of the tables reaches the log; what to say if it is late.
 
     Raises:
-        ChangefeedError: the source refused; the job is gone again.
+        ChangefeedError: the source refused, or is late with a feed that scans nothing and so
+            would miss changes; the job is gone again.
     """
     catalog = context.catalog
+    tables = {table.schema.table for table in plan.tables}
 
     def settled() -> bool:
-        now = catalog.job(job.id)
-        return tables <= catalog.captured(job.source).keys() or not now.status.active
+        return _captured(job, tables, context) or not catalog.job(job.id).status.active
 
-    context.wait(settled, CAPTURE_SECONDS)
+    if context.wait(settled, CAPTURE_SECONDS) and _captured(job, tables, context):
+        return []
     now = catalog.job(job.id)
     if now.status is Status.FAILED and now.started is None:
-        catalog.delete_job(job.id)
-        context.host.wake()
+        _undo(job, context)
         code = now.error_code if now.error_code in CODES else "CF2003"
         raise ChangefeedError(code, now.error or now.reason, hint=now.hint or "")
+    if not now.status.active:
+        return []
+    error = catalog.source_state(job.source).error
+    why = f": {error}" if error else ""
+    late = f"the source does not send the tables yet{why}"
+    if plan.start is not None:
+        _undo(job, context)
+        raise ChangefeedError(
+            "CF1304",
+            late,
+            detail=f"waited {CAPTURE_SECONDS:g}s; without an initial scan the feed would miss "
+            "changes",
+            hint="look at the source and try again.",
+        )
+    return [f"{late}; the feed begins when it does"]
+
+
+def _captured(job: Job, tables: set[TableName], context: Context) -> bool:
+    return tables <= context.catalog.captured(job.source).keys()
+
+
+def _undo(job: Job, context: Context) -> None:
+    """A statement that failed leaves no job; the node stops what it began."""
+    context.catalog.request(job.id, Wanted.DROPPED)
+    context.host.wake()
+    for _ in _until(job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED):
+        context.catalog.delete_job(job.id)
 
 
 def _topic_notices(topics: tuple[str, ...]) -> Iterator[str]:
@@ -246,15 +274,19 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         generation=job.generation,
     )
     context.host.wake()
+    late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():
         added = {stage.schema.table for stage in plan.add}
-        context.wait(lambda: added <= context.catalog.captured(job.source).keys(), CAPTURE_SECONDS)
+        if not context.wait(lambda: _captured(job, added, context), CAPTURE_SECONDS):
+            error = context.catalog.source_state(job.source).error
+            why = f": {error}" if error else ""
+            late.append(f"the source does not send the added tables yet{why}")
     topics = tuple(dict.fromkeys([*(s.progress.topic for s in plan.add), *plan.topics.values()]))
     return Result(
         "rows",
         ("job_id", "job_description"),
         [(altered.id, altered.statement)],
-        [*plan.notices, *_topic_notices(topics)],
+        [*plan.notices, *_topic_notices(topics), *late],
         job_id=altered.id,
         name=altered.name,
         tag="ALTER CHANGEFEED",

@@ -92,7 +92,7 @@ def _tables(job: Job, context: Context) -> Result:
                 Rate(table.emitted_rows),
                 Size(table.emitted_bytes),
                 table.error,
-                CODES[table.error_code].hint if table.error_code in CODES else None,
+                _hint(table.error_code),
             )
         )
     columns = (
@@ -119,14 +119,19 @@ def _errors(job: Job, context: Context) -> Result:
     for table in context.catalog.tables(job.id):
         name = str(table.table)
         if table.error is not None and (name, table.error) not in known:
-            hint = CODES[table.error_code].hint if table.error_code in CODES else ""
-            rows.append((None, "error", table.error_code, name, table.error, hint or None))
+            hint = _hint(table.error_code)
+            rows.append((None, "error", table.error_code, name, table.error, hint))
     return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
 
 
 def _event_row(event: JobEvent) -> tuple[Cell, ...]:
-    hint = CODES[event.code].hint if event.code in CODES else ""
-    return (moment(event.at), event.kind, event.code, event.table, event.text, hint or None)
+    at, hint = moment(event.at), _hint(event.code)
+    return (at, event.kind, event.code, event.table, event.text, hint)
+
+
+def _hint(code: str | None) -> str | None:
+    """What the table of codes says to do; None when it says nothing."""
+    return (CODES[code].hint or None) if code in CODES else None
 
 
 _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {

@@ -30,6 +30,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     job = context.job(statement.feed)
     waiting = _Waiting(statement, context, job, context.clock.monotonic(), seconds)
     waiting.check(job)
+    _refuse_failed_tables(job, context, statement)
     position = context.source(job.source).current_position()
     place: list[Timestamp] = []
 
@@ -86,8 +87,8 @@ class _Waiting:
         if job.status in _STUCK:
             why = f": {job.error}" if job.error else ""
             hint = job.hint or ""
-            if job.status in (Status.PAUSED, Status.FAILED):
-                hint = f"{hint} RESUME CHANGEFEED {job.name} lets it go on.".strip()
+            if not hint and job.status in (Status.PAUSED, Status.FAILED):
+                hint = f"RESUME CHANGEFEED {job.name} lets it go on."
             raise ChangefeedError(
                 "CF1301", f'changefeed "{job.name}" is {job.status}{why}', hint=hint, span=span
             )

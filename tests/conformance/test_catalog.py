@@ -480,7 +480,7 @@ def test_progress_is_one_step_under_the_lease(catalog: Catalog, state: State) ->
     assert catalog.job(job.id).high_water == Timestamp(50)
 
 
-def test_the_high_water_never_moves_back_and_lifts_running_tables(catalog: Catalog) -> None:
+def test_the_high_water_lifts_running_tables(catalog: Catalog) -> None:
     job = catalog.create_job(spec("f", ORDERS, ITEMS))
     lease = catalog.acquire_lease(job.id, "n1", 10)
     assert lease
@@ -491,12 +491,49 @@ def test_the_high_water_never_moves_back_and_lifts_running_tables(catalog: Catal
     catalog.save_progress(
         job.id, {ORDERS: running, ITEMS: broken}, lease=lease, high_water=Timestamp(30)
     )
-    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(20))
     assert catalog.job(job.id).high_water == Timestamp(30)
     items, orders = catalog.tables(job.id)
     assert orders.done_upto == Timestamp(30)
     assert items.done_upto == Timestamp(4)
     assert (items.error, items.error_code) == ("value cannot be encoded", "CF4001")
+
+
+def test_a_table_that_tries_again_is_not_lifted_over_what_it_owes(catalog: Catalog) -> None:
+    """It failed at 4, the feed went on to 30: after RESUME it owes 4 to 30, the other nothing."""
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n1", 10)
+    assert lease
+    orders = TableProgress(
+        ORDERS, "orders", state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(5)
+    )
+    items = TableProgress(ITEMS, "items", scan_wanted=False, done_upto=Timestamp(4))
+    broken = items.failed(ChangefeedError("CF4001", "value cannot be encoded"))
+    catalog.save_progress(
+        job.id, {ORDERS: orders, ITEMS: broken}, lease=lease, high_water=Timestamp(30)
+    )
+    catalog.retry_tables(job.id)
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(31))  # not yet told
+    assert catalog.tables(job.id)[0].done_upto == Timestamp(4)
+    placed = replace(items, state=TableState.RUNNING)
+    catalog.save_progress(job.id, {ITEMS: placed}, lease=lease, high_water=Timestamp(4))
+    assert catalog.job(job.id).high_water == Timestamp(4)
+    assert [t.done_upto for t in catalog.tables(job.id)] == [Timestamp(4), Timestamp(31)]
+    assert catalog.oldest_needed("shop") == Timestamp(4)
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(20))
+    assert [t.done_upto for t in catalog.tables(job.id)] == [Timestamp(20), Timestamp(31)]
+
+
+def test_a_running_table_below_the_high_water_pulls_it_back(catalog: Catalog) -> None:
+    """The runner gives no high-water while another table has none."""
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n1", 10)
+    assert lease
+    orders = TableProgress(ORDERS, "orders", state=TableState.RUNNING, done_upto=Timestamp(30))
+    catalog.save_progress(job.id, {ORDERS: orders}, lease=lease, high_water=Timestamp(30))
+    items = replace(orders, table=ITEMS, done_upto=Timestamp(4))
+    catalog.save_progress(job.id, {ITEMS: items}, lease=lease)
+    assert [t.done_upto for t in catalog.tables(job.id)] == [Timestamp(4), Timestamp(30)]
+    assert catalog.job(job.id).high_water == Timestamp(4)
 
 
 def test_rates_follow_the_counters_and_die_down(catalog: Catalog, state: State) -> None:
@@ -665,10 +702,11 @@ def test_failed_tables_try_again(catalog: Catalog) -> None:
     assert sorted(catalog.retry_tables(job.id)) == [ITEMS, ORDERS]
     after = {t.table: (t.state, t.error) for t in catalog.tables(job.id)}
     assert after == {
-        ORDERS: (TableState.RUNNING, None),
+        ORDERS: (TableState.PENDING, None),
         ITEMS: (TableState.PENDING, None),
         third: (TableState.RUNNING, None),
     }
+    assert catalog.tables(job.id)[1].done_upto == Timestamp(4)
     generation = catalog.job(job.id).generation
     assert catalog.retry_tables(job.id) == []
     assert catalog.job(job.id).generation == generation == job.generation + 1

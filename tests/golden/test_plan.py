@@ -51,6 +51,11 @@ class Evaluate:
             world.open_source("shop", "").down = ChangefeedError(
                 "CF2001", "cannot reach the source"
             )
+        elif what == "fail-table":
+            world.fail_table(words[0], *words[1].split(" ", 1))
+        elif what == "fail":
+            code, message = words[1].split(" ", 1)
+            world.fail(words[0], ChangefeedError(code, message))
         elif what == "node":
             world.node.up = words[0] == "up"
         else:

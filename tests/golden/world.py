@@ -277,6 +277,16 @@ class FakeNode:
         lease = self._leases[found.id]
         self.catalog.save_progress(found.id, done, lease=lease, high_water=Timestamp(upto))
 
+    def fail_table(self, job: str, table: str, error: ChangefeedError) -> None:
+        """One table stops with an error."""
+        found = self.catalog.job(job)
+        broken = next(t for t in self.catalog.tables(found.id) if t.table.name == table)
+        lease = self._leases[found.id]
+        self.catalog.save_progress(found.id, {broken.table: broken.failed(error)}, lease=lease)
+        self.catalog.record_event(
+            found.id, "error", error.message, table=str(broken.table), code=error.code.number
+        )
+
 
 class StillClock(ManualClock):
     """Wall time stands still; deadlines are real, so that a wait in vain ends."""
@@ -311,6 +321,16 @@ class World:
         """Make the connection most tests use."""
         self.run("CREATE EXTERNAL CONNECTION shop AS 'postgresql://app:s3cret@db:5432/shop'")
         return self.open_source("shop", "")
+
+    def fail_table(self, job: str, table: str, problem: str) -> None:
+        """``problem`` is a code and a message."""
+        code, message = problem.split(" ", 1)
+        self.node.fail_table(job, table, ChangefeedError(code, message))
+
+    def fail(self, job: str, error: ChangefeedError) -> None:
+        """The feed stops with an error."""
+        found = self.catalog.job(job)
+        self.catalog.transition(found.id, Status.FAILED, reason=error.message, error=error)
 
     def run(self, text: str) -> Result:
         """Execute one statement."""

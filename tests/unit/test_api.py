@@ -85,6 +85,25 @@ def test_what_the_source_refuses_later_leaves_no_job(world: World) -> None:
     assert world.catalog.jobs() == []
 
 
+def test_a_source_that_is_late(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed that scans waits for it; one that would miss changes is not made."""
+    monkeypatch.setattr("changefeed.statements.feeds.CAPTURE_SECONDS", 0.05)
+    monkeypatch.setattr("changefeed.statements.feeds.NODE_SECONDS", 0.05)
+    world.node.asleep = True
+    world.catalog.save_source_state("shop", error="cannot reach the source")
+    result = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    assert result.notices[-1] == (
+        "the source does not send the tables yet: cannot reach the source; "
+        "the feed begins when it does"
+    )
+    text = "CREATE CHANGEFEED g FOR customers INTO 'null://' WITH initial_scan = 'no'"
+    error = refused(world, text, "CF1304")
+    assert "would miss changes" in error.detail
+    assert [job.name for job in world.catalog.jobs()] == ["f"]
+    late = world.run("ALTER CHANGEFEED f ADD items").notices
+    assert late[-1].startswith("the source does not send the added tables yet")
+
+
 def test_problems_leave_nothing(world: World) -> None:
     with pytest.raises(Problems) as caught:
         world.run("CREATE CHANGEFEED f FOR nothing, visits (x) INTO 'null://' WITH nope")
