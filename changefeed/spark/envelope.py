@@ -42,7 +42,8 @@ class _Rows:
         self.clean = clean
         #: A row may be a delete: its key is on the before side.
         self.deletes = not scan and plan.deletes is not Deletes.NO
-        self.known = frozenset(plan.schema.before_ordinals)
+        # What a scan reads has no side before, whatever the log would have.
+        self.known = frozenset(() if scan else plan.schema.before_ordinals)
 
     def token(self, side: str, i: int) -> list[Part]:
         """The JSON token of a column; ``null`` where the log has no such column."""
@@ -183,11 +184,13 @@ def _after(rows: _Rows, side: str) -> list[Part]:
 
 
 def _before(rows: _Rows, side: str) -> list[Part]:
-    """The row before: always there on a delete, absent where the change made the row.
+    """The row before: always there on a delete, absent of a scan and where the change made the row.
 
     Its key tells: a key column of a row is never NULL. Without a key every column is asked.
     """
     plan = rows.plan
+    if not rows.known:
+        return ["null"]
     image = rows.object("b", plan.before_columns)
     if side == "b":
         return image

@@ -24,11 +24,15 @@ from tests.spark_parts import MadePart, ToFiles, delivered
 pytestmark = pytest.mark.spark
 
 T = model.table([model.column("id", "int4", nullable=False), model.column("b", "text")])
+FULL = model.table(
+    [model.column("id", "int4", nullable=False), model.column("b", "text")], identity=Identity.FULL
+)
 AT = Timestamp(1_700_000_000_000_000_000, 3)
 PLANS = [
     MessagePlan(T, "t", updated=True),
     MessagePlan(T, "t", key_from=("1000",), key_to=("2015",)),
     MessagePlan(T, "t", Envelope.BARE, key_column="b"),
+    MessagePlan(FULL, "t", updated=True, diff=True),
 ]
 
 
@@ -36,7 +40,8 @@ def expected(plan: MessagePlan, parts: list[MadePart]) -> dict[int, list[list[ob
     """The messages of each part, by the model."""
     out = {}
     for place, part in enumerate(parts):
-        rows = pa.concat_tables(scan_rows(T, batch, AT) for batch in part.read()).to_pylist()
+        batches = [scan_rows(plan.schema, batch, AT) for batch in part.read()]
+        rows = pa.concat_tables(batches).to_pylist()
         if plan.key_from:
             low, high = int(plan.key_from[0]), int(plan.key_to[0])
             rows = [row for row in rows if low <= row["a0"] < high]
