@@ -95,6 +95,20 @@ class TestFiles:
             got = reader.slice({narrow("b").table: at(1)}, Timestamp.MAX, *ALL)
             assert [p.path for p in got.pieces] == [None]
 
+    @pytest.mark.parametrize("pack_bytes", [1, 10**9])
+    def test_merged_rows_are_as_clean_as_the_worst(self, tmp_path: Path, pack_bytes: int) -> None:
+        """In a file of their own or inside the journal."""
+        with started(tmp_path, LogSettings(pack_bytes=pack_bytes, grace=0.0)) as writer:
+            for second, note, last in ((2, "fine", True), (3, 'a "quote"', False)):
+                rows = batch(A, [Row(at(second), second, note, last)])
+                writer.append(flush([rows], at(second), second))
+            writer.roll()
+            writer.maintain(at(200))
+        with LogReader(tmp_path) as reader:
+            (piece,) = reader.slice({A.table: at(1)}, Timestamp.MAX, *ALL).pieces
+            assert (piece.rows, piece.clean, piece.has_superseded) == (2, frozenset(), True)
+            assert (piece.path is not None) == (pack_bytes == 1)
+
     def test_an_idle_log_stays_small(self, tmp_path: Path) -> None:
         """A day of heartbeats, one each second, is not a day of frames."""
         with started(tmp_path, LogSettings(roll_frames=200, grace=0.0)) as writer:
