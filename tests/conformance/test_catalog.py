@@ -306,7 +306,8 @@ def test_what_the_log_must_keep(catalog: Catalog) -> None:
     catalog.save_progress(one.id, {ORDERS: table}, lease=lease)
     assert catalog.oldest_needed("shop") == Timestamp(50)
     running = replace(table, state=TableState.RUNNING, done_upto=Timestamp(60))
-    catalog.save_progress(one.id, {ORDERS: running}, lease=lease, high_water=Timestamp(90))
+    catalog.save_progress(one.id, {ORDERS: running}, lease=lease, high_water=Timestamp(60))
+    catalog.save_progress(one.id, {}, lease=lease, high_water=Timestamp(90))
     assert catalog.oldest_needed("shop") == Timestamp(90)
     unknown = TableProgress(ITEMS, "items", scan_wanted=False, start="00FF")
     two = catalog.create_job(replace(spec("two"), tables=(unknown,)))
@@ -489,8 +490,9 @@ def test_the_high_water_lifts_running_tables(catalog: Catalog) -> None:
         ChangefeedError("CF4001", "value cannot be encoded")
     )
     catalog.save_progress(
-        job.id, {ORDERS: running, ITEMS: broken}, lease=lease, high_water=Timestamp(30)
+        job.id, {ORDERS: running, ITEMS: broken}, lease=lease, high_water=Timestamp(5)
     )
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(30))
     assert catalog.job(job.id).high_water == Timestamp(30)
     items, orders = catalog.tables(job.id)
     assert orders.done_upto == Timestamp(30)
@@ -509,8 +511,9 @@ def test_a_table_that_tries_again_is_not_lifted_over_what_it_owes(catalog: Catal
     items = TableProgress(ITEMS, "items", scan_wanted=False, done_upto=Timestamp(4))
     broken = items.failed(ChangefeedError("CF4001", "value cannot be encoded"))
     catalog.save_progress(
-        job.id, {ORDERS: orders, ITEMS: broken}, lease=lease, high_water=Timestamp(30)
+        job.id, {ORDERS: orders, ITEMS: broken}, lease=lease, high_water=Timestamp(5)
     )
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(30))
     catalog.retry_tables(job.id)
     catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(31))  # not yet told
     assert catalog.tables(job.id)[0].done_upto == Timestamp(4)
