@@ -18,7 +18,7 @@ from changefeed.schema import Identity
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.wire import ReplicationConnection
 from tests.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
-from tests.services.postgres import Database
+from tests.services.postgres import Database, PostgresCluster
 
 pytestmark = pytest.mark.postgres
 
@@ -530,6 +530,36 @@ def test_server_ends_the_connection(postgres: Database, tmp_path: Path) -> None:
     postgres.execute("select pg_terminate_backend(active_pid) from pg_replication_slots")
     error = tail.wait_for_end()
     assert error is not None and error.code.number == "CF2101"
+
+
+def test_server_restarts(own_postgres: PostgresCluster, tmp_path: Path) -> None:
+    """An orderly stop does not wait for us, ends the stream to be tried again, loses nothing;
+    a changed setting in mid-stream is no event."""
+    with own_postgres.database() as database:
+        database.execute("create table t (id int primary key)")
+        prepare(database)
+        tail = Tail(database, tmp_path)
+        database.execute("insert into t values (1)")
+        tail.catch_up()
+        # Not set by us, and reported to every session at once when it changes.
+        database.execute("alter system set standard_conforming_strings = off")
+        own_postgres.reload()
+        tail.wait_for(partial(_later_than, tail, tail.frontier.at.wall + 300_000_000))
+        database.execute("insert into t values (2)")
+        tail.catch_up()
+        began = time.monotonic()
+        own_postgres.restart()
+        error = tail.wait_for_end()
+        assert time.monotonic() - began < 20
+        assert error is not None and error.code.number == "CF2101"
+        database.execute("insert into t values (3)")
+        with tailing(database, tmp_path, start=tail.frontier) as again:
+            again.catch_up()
+    assert [c.after for c in (*tail.changes(), *again.changes())] == [{"id": i} for i in (1, 2, 3)]
+
+
+def _later_than(tail: Tail, wall: int) -> bool:
+    return tail.frontier.at.wall > wall
 
 
 def test_acknowledged_position_reaches_the_slot(postgres: Database, tmp_path: Path) -> None:

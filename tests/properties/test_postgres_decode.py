@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
 from changefeed.events import ChangeBatch, Flush, Frontier
 from changefeed.schema import Identity, TableSchema
 from changefeed.sources.postgres.assemble import Assembler
@@ -526,3 +527,22 @@ def test_keepalives_move_the_frontier_only_when_the_server_stands_still(tmp_path
     data += keepalive(500, 11 * second)
     [flush] = assemble(data, [], tmp_path, _START, limit=1 << 20, small=150)
     assert flush.frontier == Frontier(Timestamp(11 * second * 1000), f"{500:016X}", 40)
+
+
+def _aside(kind: bytes, body: bytes) -> bytes:
+    return kind + (len(body) + 4).to_bytes(4) + body
+
+
+def test_messages_that_are_not_replication() -> None:
+    """Notices and changed settings are passed over, errors are the server's own, and an orderly
+    end is one to try again after."""
+    notes = _aside(b"S", b"TimeZone\0UTC\0") + _aside(b"N", b"SNOTICE\0\0") + _aside(b"A", b"x")
+    inbox = _scanned(notes + keepalive(1, 1) + notes)
+    assert [mark.tag for mark in inbox.marks] == [ord("k")]
+    for kind, body, code in [
+        (b"C", b"COPY 0\0", "CF2101"), (b"c", b"", "CF2101"), (b"Z", b"I", "CF2101"),
+        (b"E", b"SFATAL\0C57P01\0Mterminating\0\0", "CF2101"), (b"x", b"", "CF2105"),
+    ]:  # fmt: skip
+        with pytest.raises(ChangefeedError) as caught:
+            _scanned(notes + _aside(kind, body))
+        assert caught.value.code.number == code

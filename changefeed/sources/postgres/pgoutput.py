@@ -43,6 +43,10 @@ _FRAME = struct.Struct(">BIB24xB")
 _WAL_DATA = ord("w")
 _COPY_DATA = ord("d")
 _FIRST_CAPACITY = 1 << 20
+#: A notice, a changed setting, a notification may come at any time and mean nothing here.
+_ASIDE = frozenset(b"NSA")
+#: The end of COPY, and what follows it when the server shuts down in an orderly way.
+_END = frozenset(b"cCZ")
 _ROW_TAGS = frozenset({INSERT, UPDATE, DELETE})
 
 
@@ -121,9 +125,10 @@ class Inbox:
             if following > filled:
                 break
             if kind != _COPY_DATA:
-                self.place = place
-                raise _not_copy_data(kind, data[place + 5 : following])
-            if inner == _WAL_DATA:
+                if kind not in _ASIDE:
+                    self.place = place
+                    raise _not_copy_data(kind, data[place + 5 : following])
+            elif inner == _WAL_DATA:
                 if inside:
                     if tag == STREAM_STOP:
                         inside = False
@@ -195,7 +200,7 @@ def _not_copy_data(kind: int, body: bytearray) -> ChangefeedError:
 
     if kind == ord("E"):
         return server_error(error_fields(bytes(body)), "read the replication stream")
-    if kind == ord("c"):
+    if kind in _END:
         return ChangefeedError("CF2101", "the server ended the replication stream")
     return ChangefeedError("CF2105", f"unexpected protocol message {chr(kind)!r} in the stream")
 
