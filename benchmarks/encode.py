@@ -37,7 +37,8 @@ from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.encode import encode_big, encode_files, encode_small, text_inputs
 from changefeed.spark.executors import deliver_on_executors
 from changefeed.spark.plan import MessagePlan
-from changefeed.spark.rows import Segment, from_segments, messages
+from changefeed.spark.rows import from_segments, messages
+from changefeed.spark.segment import Segment
 from changefeed.spark.session import SparkEngine
 
 _KINDS = {

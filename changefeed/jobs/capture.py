@@ -237,6 +237,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         capture(args.state, args.source, tell, args.disk)
     except ChangefeedError as error:
+        if error.code.number == "CF6003":
+            # The capture of a node that was killed ends by itself within seconds.
+            error = ChangefeedError("CF2101", "an earlier capture has not ended yet")
         tell(
             Notice(
                 "error",

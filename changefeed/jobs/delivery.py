@@ -20,9 +20,11 @@ from changefeed.jobs.feed import Feed
 from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.share import SharedMessages
+from changefeed.log import by_file
 from changefeed.options import MAX_MEMORY
 from changefeed.schema import TableName
-from changefeed.spark.encode import encode_big, encode_small
+from changefeed.spark.encode import encode_big, encode_files, encode_small
+from changefeed.spark.segment import Segment
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, Receipt
 
@@ -140,8 +142,13 @@ class Delivery:
         plan = feed.plan(chunk.schema)
 
         def compute() -> pa.Table:
-            encode = encode_small if chunk.rows <= SMALL_ROWS else encode_big
-            return encode(self._engine, chunk.load(), plan, chunk.clean)
+            if chunk.rows <= SMALL_ROWS:
+                return encode_small(self._engine, chunk.load(), plan, chunk.clean)
+            if chunk.in_files:
+                ranges = by_file(chunk.pieces)
+                segments = [Segment(r.path, r.first_seq, r.last_seq) for r in ranges]
+                return encode_files(self._engine, segments, plan, chunk.clean)
+            return encode_big(self._engine, chunk.load(), plan, chunk.clean)
 
         key = (plan.fingerprint(), chunk.after, chunk.upto, chunk.number)
         return self._shared.get(key, compute)

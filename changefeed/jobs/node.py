@@ -216,6 +216,7 @@ class Node:
         jobs = [j for j in jobs if j.wanted is not Wanted.DROPPED]
         self._watch_sources(jobs)
         self._start_wanted(jobs)
+        self.shared.feeds = len(self._runners)
 
     def _save_frontiers(self, now: float) -> None:
         """Let other processes see how far the logs are (SHOW, SYNC)."""

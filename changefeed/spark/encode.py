@@ -20,7 +20,7 @@ from changefeed.spark.text import clean_columns
 
 if TYPE_CHECKING:
     from changefeed.spark.fold import Prepared
-    from changefeed.spark.rows import Segment
+    from changefeed.spark.segment import Segment
     from changefeed.spark.session import SparkEngine
 
 #: Up to this many rows :func:`encode_small` is faster than a job, which costs 100 ms of CPU

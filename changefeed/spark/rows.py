@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,21 +16,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from changefeed.spark.envelope import NOW, expressions
 from changefeed.spark.plan import MessagePlan
+from changefeed.spark.segment import Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Metadata that messages and filters need.
 META = ("op", "wall", "logical", "seq", "last")
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Part of a Parquet file of the log: the rows whose sequence number is in the range."""
-
-    path: Path
-    first_seq: int = 0
-    last_seq: int = 2**63 - 1
 
 
 def messages(

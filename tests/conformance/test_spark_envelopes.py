@@ -19,7 +19,7 @@ from changefeed.spark.plan import (
     resolved_payload,
     truncate_payload,
 )
-from changefeed.spark.rows import Segment
+from changefeed.spark.segment import Segment
 from changefeed.spark.session import SparkEngine
 from tests.spark_model import change, column, log_table, messages, table
 
