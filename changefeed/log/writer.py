@@ -368,10 +368,16 @@ class LogWriter:
         """
         with self._upkeep_lock, self._writing():
             self._check_usable()
-            rolled = self._roll_if_due(now)
+            try:
+                rolled = self._roll_if_due(now)
+            except ChangefeedError as error:
+                if error.code.number != "CF3003":
+                    raise
+                rolled = False  # what is dropped below may make the room
             dropped = self._retain(now, keep_from)
-            merged = self._compact(now)
             removed = self._sweep(now)
+            merged = self._compact(now)
+            removed += self._sweep(now)
         return Upkeep(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
 
     def roll(self) -> bool:

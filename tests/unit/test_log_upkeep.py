@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from changefeed import faults
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import Frontier
@@ -288,6 +289,16 @@ class TestRetention:
         settings = LogSettings(gc_ttl=1e6, keep_bytes=1, grace=0.0)
         assert self.oldest_after(tmp_path / "a", now=105, keep=35, settings=settings) == 30
         assert self.oldest_after(tmp_path / "b", now=105, keep=None, settings=settings) == 100
+
+    def test_history_goes_though_there_is_no_room_to_roll(self, tmp_path: Path) -> None:
+        """A full disk must not keep the log from making room."""
+        with started(tmp_path, LogSettings(gc_ttl=100.0, grace=0.0, roll_age=0.0)) as writer:
+            sealed_at(writer, 10, 20)
+            put(writer, 30, "a")
+            writer.maintain(at(30))
+            with faults.armed(f"{faults.LOG_ROLL_CREATED}:full"):
+                done = writer.maintain(at(125))
+            assert (done.rolled, writer.oldest) == (False, at(20))
 
     def test_dropped_files_are_gone_and_a_piece_says_so(self, tmp_path: Path) -> None:
         with started(tmp_path, self.SETTINGS) as writer:
