@@ -5,7 +5,7 @@
         stream.acknowledge(flush.frontier.position)
 
 Batches adapt: what is there is decoded at once, so a lone commit is out within a millisecond;
-while a backlog is deep, up to :data:`BATCH_BYTES` are decoded together. A helper thread reports
+while a backlog is deep, up to :data:`BATCH_BYTES` are decoded together. A second thread reports
 to the server while the consumer is busy, so a slow consumer never looks like a dead one.
 """
 

@@ -687,7 +687,7 @@ class ReplicationConnection:
             ) from None
 
 
-# --------------------------------------------------------------------- protocol helpers
+# ---------------------------------------------------------------------- protocol pieces
 
 
 def _startup(parameters: Mapping[str, str]) -> bytes:
