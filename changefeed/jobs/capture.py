@@ -147,7 +147,12 @@ class Capture:
         if not force and time.monotonic() < self._next_maintenance:
             return
         self._next_maintenance = time.monotonic() + MAINTENANCE_SECONDS
-        self._writer.maintain(self._clock.now(), self._keep_from())
+        try:
+            self._writer.maintain(self._clock.now(), self._keep_from())
+        except ChangefeedError as error:
+            # A full disk hinders upkeep too; what was captured is safe, and it is tried again.
+            if error.code.number != "CF3003":
+                raise
 
 
 def _end_with_parent(stop: Callable[[], None]) -> None:

@@ -134,6 +134,9 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
         if isinstance(event, Piece):
             run.append(event)
         else:
+            if isinstance(event, Truncate):
+                # What follows must sort behind the truncation in sinks that order by instant.
+                after[event.schema.table] = max(event.at, after[event.schema.table])
             yield MarkItem(event)
     if run:
         yield chunk()

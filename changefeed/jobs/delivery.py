@@ -46,10 +46,13 @@ class Round:
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
         self.receipts: list[Receipt] = []
+        #: Batches written, also those that a mark has had committed: places never repeat.
+        self.written = 0
         self.counts: dict[TableName, tuple[int, int]] = {}
 
     def add(self, table: TableName, receipt: Receipt) -> None:
         """Count a written batch."""
+        self.written += 1
         self.receipts.append(receipt)
         rows, size = self.counts.get(table, (0, 0))
         self.counts[table] = (rows + receipt.rows, size + receipt.bytes)
@@ -159,7 +162,7 @@ class Delivery:
             Batch(
                 feed=self._name,
                 epoch=current.epoch,
-                partition=len(current.receipts),
+                partition=current.written,
                 target=feed.target(table),
                 schema=item.chunk.schema,
                 rows=item.messages,

@@ -41,10 +41,9 @@ from sinks.registry import open_sink
 
 LOOP_SECONDS = 0.1
 SINKLESS_STOP_SECONDS = 10.0
-HEARTBEAT_SECONDS = 2.0
+PULSE_SECONDS = 1.0
 LEASE_SECONDS = 15.0
 EXPAND_SECONDS = 10.0
-FRONTIER_SECONDS = 1.0
 SOURCE_RETRY_SECONDS = 5.0
 
 
@@ -104,8 +103,6 @@ class Node:
         self._thread: threading.Thread | None = None
         self._seen_version: object = None
         self._next_expand = 0.0
-        self._next_heartbeat = 0.0
-        self._next_frontier = 0.0
         self._saved_frontiers: dict[str, Frontier] = {}
         self._mutex = threading.RLock()
         self.is_node = False
@@ -124,6 +121,7 @@ class Node:
         self.catalog.register_node(self.id, os.getpid(), socket.gethostname())
         self._thread = threading.Thread(target=self._loop, name="node", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._pulse, name="node-pulse", daemon=True).start()
         return True
 
     def _clean_work(self) -> None:
@@ -192,13 +190,18 @@ class Node:
                 # The loop must outlive a surprise in one turn: all feeds hang on it.
                 log.exception("node: unexpected error in a turn")
 
+    def _pulse(self) -> None:
+        """Heartbeat, leases and frontiers: apart from the loop, which may wait for a source."""
+        while not self._stopping.wait(PULSE_SECONDS):
+            try:
+                self.catalog.heartbeat(self.id)
+                self._renew_leases()
+                self._save_frontiers()
+            except ChangefeedError as error:
+                log.error("node: %s", error.message)
+
     def _turn(self) -> None:
         now = time.monotonic()
-        self._save_frontiers(now)
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_SECONDS
-            self.catalog.heartbeat(self.id)
-            self._renew_leases()
         version = self.catalog.version()
         due = now >= self._next_expand
         ended = any(not r.is_alive() for r in self._runners.values())
@@ -218,11 +221,8 @@ class Node:
         self._start_wanted(jobs)
         self.shared.feeds = len(self._runners)
 
-    def _save_frontiers(self, now: float) -> None:
+    def _save_frontiers(self) -> None:
         """Let other processes see how far the logs are (SHOW, SYNC)."""
-        if now < self._next_frontier:
-            return
-        self._next_frontier = now + FRONTIER_SECONDS
         for name, keeper in list(self._keepers.items()):
             frontier = keeper.frontier
             if frontier is not None and frontier != self._saved_frontiers.get(name):
@@ -392,13 +392,13 @@ class Node:
             self.wake()
 
     def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[StreamRow]:
-        renew_at = time.monotonic() + HEARTBEAT_SECONDS
+        renew_at = time.monotonic() + PULSE_SECONDS
         while not sink.ended:
             row = sink.take(0.2)
             if row is not None:
                 yield row
             if not self.is_node and time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + HEARTBEAT_SECONDS
+                renew_at = time.monotonic() + PULSE_SECONDS
                 runner.renew_lease(LEASE_SECONDS)
         job = self.catalog.job(runner.job_id)
         if job.status is Status.FAILED:

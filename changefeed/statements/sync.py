@@ -43,6 +43,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     upto = place[-1]
 
     def durable() -> bool:
+        context.host.wake()  # progress is saved now and then; somebody waits for it
         high_water = context.catalog.job(job.id).high_water
         return high_water is not None and high_water >= upto
 
