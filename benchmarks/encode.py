@@ -149,7 +149,7 @@ class Bench:
         plan = MessagePlan(schema, shape, updated=True)
         clean = text_inputs(plan)
         path = folder / f"{shape}.parquet"
-        pq.write_table(changes(schema, rows), path, compression="lz4", row_group_size=65_536)
+        pq.write_table(changes(schema, rows), path, compression="zstd", row_group_size=65_536)
         session = self.engine.session()
 
         def frame() -> DataFrame:

@@ -56,7 +56,9 @@ def from_segments(
 ) -> DataFrame:
     """The columns a plan needs of rows in files of the log.
 
-    The ranges are checked row by row: a file may hold rows of several deliveries.
+    The ranges are checked row by row: a file may hold rows of several deliveries. Files must
+    be compressed with zstd or snappy, or not at all: Spark's reader of Parquet's LZ4_RAW (what
+    pyarrow writes for ``lz4``) fails now and then with "all input must be consumed".
     """
     log = plan.schema.log_schema()
     wanted = pa.schema([log.field(name) for name in (*META, *plan.inputs)])
