@@ -33,6 +33,7 @@ CHUNK_ROWS = 100_000
 class Chunk:
     """Rows of one table and version in order.
 
+    All rows are above ``after``, or at the TRUNCATE that ``after`` is the instant of.
     ``after``, ``upto`` and ``number`` (its place among the table's chunks of the slice) name
     it: two feeds that are equally far meet the same chunks. Rows that a TRUNCATE of their own
     transaction removed (``removed``) were never seen by anybody, and are left out.
@@ -112,6 +113,7 @@ def items(
 def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
     """The events of a slice (table by table, in log order), neighbours joined to chunks."""
     numbers: Counter[TableName] = Counter()
+    after = dict(bounds)
     truncations = [mark for mark in found.marks if isinstance(mark, Truncate)]
     run: list[Piece] = []
 
@@ -121,7 +123,7 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
         return Chunk(
             run[0].schema,
             tuple(run),
-            bounds[table],
+            after[table],
             found.upto,
             numbers[table],
             tuple(t for t in truncations if _removes(t, run)),

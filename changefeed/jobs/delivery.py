@@ -97,6 +97,7 @@ class Delivery:
         """
         source = items(self._keeper, bounds, upto, _slice_bytes(feed))
         total = 0
+        settled = False
         current = self._round(upto)
         ahead = self._ahead.submit(self._next, feed, source)
         try:
@@ -114,11 +115,13 @@ class Delivery:
                     current = self._round(upto)
                     if not after_turn() or ended:
                         break
+            settled = True
         finally:
             # The generator must have come to rest before its owner goes on or gives up.
             if not ahead.cancel():
                 ahead.exception()
-            self._outlet.abort(current.epoch, current.receipts)
+            if not settled:
+                self._outlet.abort(current.epoch, current.receipts)
         return total
 
     def close(self) -> None:

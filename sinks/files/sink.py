@@ -191,11 +191,14 @@ class FilesSink:
         self._publish_one(payload, self._namer.resolved(mark.at))
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """A line of its own file, stamped with the instant: after all it empties."""
+        """A line of its own file, stamped with the instant: after all it empties.
+
+        Rows of the same instant that came before it are in files with an older stamp.
+        """
         name = self._namer.data(
             event.at,
             job=self._job,
-            epoch=9_999_999_999,  # behind the rows that have the same stamp
+            epoch=0,  # before the rows that have the same stamp: they came after it
             partition=0,
             number=next(self._number),
             attempt=secrets.token_hex(3),
