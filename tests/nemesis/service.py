@@ -1,0 +1,147 @@
+"""A node in a process of its own, which a test may kill; statements reach it through the state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from changefeed.api import Engine, Result, Session
+from changefeed.catalog import Catalog, Job
+from changefeed.faults import VARIABLE
+from changefeed.state import StateLayout
+
+#: Spark's start and a first scan on a busy machine of two cores.
+PATIENCE = 150.0
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Wait for a condition; fail naming ``what`` did not happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f}s: {what}")
+        time.sleep(0.05)
+
+
+class Service:
+    """``changefeed start`` over a state, and a client of that state in this process."""
+
+    def __init__(self, state: Path) -> None:
+        state.mkdir(parents=True, exist_ok=True)
+        self.state = state
+        self.layout = StateLayout(state)
+        self.catalog = Catalog.open(str(state))
+        self.engine = Engine(self.catalog)
+        self.session = Session(client="tests")
+        self._output = state / "service.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- the process ----------------------------------------------------------------------
+
+    def start(self, faults: str = "") -> None:
+        """Start the node; ``faults`` arms it and the captures it starts (see changefeed.faults)."""
+        environment = {**os.environ, VARIABLE: faults}
+        command = [sys.executable, "-m", "shell", "start", "--state", str(self.state)]
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, "--heap", "512m", "--master", "local[2]"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """The node's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the last node ended; None while it lives."""
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        """kill -9 of the node; its capture and JVM must end by themselves."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def stop(self) -> None:
+        """A clean stop; killed with all its children when it does not come."""
+        if self._process is None:
+            return
+        children = self._children()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        for child in children:
+            _end(child)
+
+    def close(self) -> None:
+        """Stop the node and let go of the state."""
+        self.stop()
+        self.catalog.close()
+
+    def kill_child(self, part: str) -> bool:
+        """kill -9 of the ``capture`` or the ``jvm``; whether there was one."""
+        word = {"capture": "changefeed.jobs.capture", "jvm": "org.apache.spark"}[part]
+        for child in self._children():
+            try:
+                if word in " ".join(child.cmdline()):
+                    child.kill()
+                    return True
+            except psutil.NoSuchProcess:
+                continue
+        return False
+
+    def _children(self) -> list[psutil.Process]:
+        if self._process is None:
+            return []
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    # -- statements -----------------------------------------------------------------------
+
+    def execute(self, sql: str) -> Result:
+        """One statement, from this process."""
+        return self.engine.execute(sql, self.session)
+
+    def sync(self, feed: str, seconds: float = PATIENCE) -> None:
+        """Wait until everything committed before now is durable in the feed's sink."""
+        # A node that was started a moment ago has not registered yet, and SYNC says so.
+        until(lambda: self.catalog.live_nodes(), "a node of the state")
+        self.execute(f"SYNC CHANGEFEED {feed} TIMEOUT '{seconds:.0f}s'")
+
+    def job(self, feed: str) -> Job:
+        """The feed's row of the job table."""
+        return self.catalog.job(feed)
+
+    def last_words(self, lines: int = 60) -> str:
+        """The end of what the node said, for a test that failed."""
+        found = []
+        for path in (self.layout.node_log, self._output):
+            if path.exists():
+                tail = path.read_text(errors="replace").splitlines()[-lines:]
+                found += [f"--- {path.name}", *(line[:300] for line in tail)]
+        return "\n".join(found)
+
+
+def _end(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        pass  # it ended with its parent, as it should

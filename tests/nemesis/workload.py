@@ -1,0 +1,327 @@
+"""The writer: one thread, several connections, every kind of change a table can meet.
+
+Each written row carries ``v``, a number that is used once, so every version is known by it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from tests.nemesis.ledger import Cause, Ledger, Table
+from tests.services.postgres import Database
+
+ORDERS = Table("orders")
+PLAIN = Table("plain", looked_up=("big",))
+LINES = Table("lines", key=())
+PARTS = Table("parts")
+SHAPES = Table("shapes", steady=("id", "v", "s"))
+BULK = Table("bulk")
+EXTRA = Table("extra")
+TABLES = (ORDERS, PLAIN, LINES, PARTS, SHAPES, BULK, EXTRA)
+
+#: Keys from here on belong to the transaction that is held open across others.
+HELD_KEYS = 1_000
+KEYS = 40
+BULK_ROWS = 2_500
+
+SCHEMA = """
+create table orders (id int primary key, v bigint, a text, n numeric, doc jsonb);
+alter table orders replica identity full;
+create table plain (id int primary key, v bigint, big text);
+alter table plain alter column big set storage external;
+create table lines (v bigint, a text);
+alter table lines replica identity full;
+create table parts (id int primary key, v bigint, a text) partition by range (id);
+create table parts_low partition of parts for values from (minvalue) to (20);
+create table parts_high partition of parts for values from (20) to (maxvalue);
+alter table parts_low replica identity full;
+alter table parts_high replica identity full;
+alter table parts replica identity full;
+create table shapes (id int primary key, v bigint, s text);
+alter table shapes replica identity full;
+create table bulk (id int primary key, v bigint, pad text);
+alter table bulk replica identity full;
+create table extra (id int primary key, v bigint);
+alter table extra replica identity full;
+insert into orders select i, -i, 'first ' || i, i + 0.50, '{"k": [1, null]}'
+    from generate_series(1, 20) i;
+insert into plain select i, -i, repeat('x', 5000) || i from generate_series(1, 10) i;
+insert into lines select -i, 'first' from generate_series(1, 10) i;
+insert into parts select i, -i, 'first' from generate_series(1, 30) i;
+insert into shapes select i, -i, 'first' from generate_series(1, 15) i;
+insert into extra select i, -i from generate_series(1, 5) i;
+"""
+
+
+class Writer:
+    """Makes changes at random and has each commit written down."""
+
+    def __init__(self, db: Database, ledger: Ledger, chance: random.Random) -> None:
+        self._db = db
+        self._ledger = ledger
+        self._chance = chance
+        self._v = 0
+        self._column = 0
+        self._bulk_key = 0
+        self._loose: list[str] = []
+        self._connections: list[psycopg.Connection] = []
+        self._held: psycopg.Connection | None = None
+        self._held_tables: list[str] = []
+        self.connect()
+
+    def connect(self) -> None:
+        """(Again) after the server went away: what was open is rolled back."""
+        self.close()
+        self._held, self._held_tables = None, []
+        self._reader = self._opened(autocommit=True)
+        self._main = self._opened(autocommit=False)
+
+    def _opened(self, *, autocommit: bool) -> psycopg.Connection:
+        connection = self._db.connect(autocommit=autocommit)
+        self._connections.append(connection)
+        return connection
+
+    def close(self) -> None:
+        """Give the connections back."""
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+
+    # -- transactions ---------------------------------------------------------------------
+
+    @contextmanager
+    def _commit(self, names: list[str], cause: Cause = Cause.WRITE) -> Iterator[psycopg.Cursor]:
+        with self._main.cursor() as cursor:
+            yield cursor
+        self._main.commit()
+        self._ledger.record(self._reader, sorted(set(names)), cause)
+
+    def commit(self) -> str:
+        """A few writes in one to three tables."""
+        names = self._chance.sample(["orders", "plain", "lines", "parts", "shapes"], k=3)
+        names = names[: self._chance.randint(1, 3)]
+        with self._commit(names) as cursor:
+            for name in names:
+                for _ in range(self._chance.randint(1, 4)):
+                    self._write(cursor, name)
+        return f"commit in {', '.join(names)}"
+
+    def rollback(self) -> str:
+        """Writes that never were."""
+        with self._main.cursor() as cursor:
+            for name in ("orders", "parts"):
+                self._write(cursor, name)
+        self._main.rollback()
+        return "rollback"
+
+    def savepoint(self) -> str:
+        """A transaction of which only a part counts, with rows written several times."""
+        with self._commit(["orders", "parts"]) as cursor:
+            self._write(cursor, "orders")
+            cursor.execute("savepoint one")
+            for _ in range(3):
+                self._write(cursor, "orders")
+            cursor.execute("savepoint two")
+            self._write(cursor, "parts")
+            cursor.execute(
+                "rollback to savepoint one"
+                if self._chance.random() < 0.5
+                else "rollback to savepoint two"
+            )
+            self._write(cursor, "orders")
+            self._write(cursor, "parts")
+        return "savepoints"
+
+    def come_and_go(self) -> str:
+        """A row that is inserted and deleted in one transaction, and one that is replaced."""
+        with self._commit(["orders"]) as cursor:
+            key = self._key()
+            cursor.execute("delete from orders where id = %s", [key])
+            cursor.execute("insert into orders (id, v) values (%s, %s)", [key, self._next()])
+            cursor.execute("insert into orders (id, v) values (%s, %s)", [500, self._next()])
+            cursor.execute("delete from orders where id = 500")
+        return f"delete and insert of {key}"
+
+    def hold(self) -> str:
+        """Begin a transaction that commits only after others, or commit it."""
+        if self._held is None:
+            self._held = self._opened(autocommit=False)
+            self._held_tables = ["orders", "parts"]
+            with self._held.cursor() as cursor:
+                for name in self._held_tables:
+                    for _ in range(3):
+                        self._upsert(cursor, name, HELD_KEYS + self._chance.randrange(5))
+            return "held transaction begins"
+        return self.release()
+
+    def release(self) -> str:
+        """Commit the held transaction."""
+        if self._held is None:
+            return "nothing held"
+        self._held.commit()
+        self._held.close()
+        self._held = None
+        self._ledger.record(self._reader, self._held_tables)
+        return "held transaction commits"
+
+    def truncate(self) -> str:
+        """TRUNCATE between writes of one transaction."""
+        name = self._chance.choice(["orders", "lines", "parts"])
+        self.release()
+        with self._commit([name], Cause.TRUNCATE) as cursor:
+            if self._chance.random() < 0.5:
+                self._write(cursor, name)
+            cursor.execute(f"truncate {name}")
+            for _ in range(self._chance.randint(0, 3)):
+                self._write(cursor, name)
+        return f"truncate {name}"
+
+    def toast(self) -> str:
+        """An update that leaves a long value alone: the log does not carry it."""
+        with self._commit(["plain"]) as cursor:
+            cursor.execute(
+                "update plain set v = %s where id = %s", [self._next(), self._chance.randint(1, 10)]
+            )
+        return "update beside an unchanged long value"
+
+    def large(self) -> str:
+        """A transaction too large for one flush, with small ones in between."""
+        key = self._bulk_key
+        self._bulk_key += BULK_ROWS
+        with self._main.cursor() as cursor:
+            cursor.execute(
+                "insert into bulk select %s + i, %s, repeat('pad', 60) from"
+                " generate_series(0, %s) i",
+                [key, self._next(), BULK_ROWS - 1],
+            )
+            self._db.execute(
+                "insert into extra values (%s, %s) on conflict (id) do update set v = excluded.v",
+                [self._key(), self._next()],
+            )
+            self._ledger.record(self._reader, ["extra"])
+            cursor.execute("update bulk set v = %s where id %% 7 = 0", [self._next()])
+            cursor.execute("delete from bulk where id < %s and id %% 3 = 0", [key])
+        self._main.commit()
+        self._ledger.record(self._reader, ["bulk"])
+        return f"large transaction of {BULK_ROWS} rows and more"
+
+    def extra(self) -> str:
+        """A write to the table that joins and leaves feeds."""
+        with self._commit(["extra"]) as cursor:
+            self._upsert(cursor, "extra", self._key())
+        return "write to extra"
+
+    # -- schema changes -------------------------------------------------------------------
+
+    def ddl(self) -> str:
+        """One schema change of ``shapes``, and a write that shows it."""
+        self._column += 1
+        changes: list[Callable[[str], str]] = [self._add, self._add_default]
+        if self._loose:
+            changes += [self._drop, self._rename, self._retype]
+        sql = self._chance.choice(changes)(f"c{self._column}")
+        with self._commit(["shapes"], Cause.DDL) as cursor:
+            cursor.execute(sql)
+        with self._commit(["shapes"]) as cursor:
+            self._write(cursor, "shapes")
+        return sql
+
+    def _add(self, name: str) -> str:
+        self._loose.append(name)
+        return f"alter table shapes add column {name} int"
+
+    def _add_default(self, name: str) -> str:
+        self._loose.append(name)
+        return f"alter table shapes add column {name} int default {self._column}"
+
+    def _drop(self, name: str) -> str:
+        gone = self._loose.pop(self._chance.randrange(len(self._loose)))
+        return f"alter table shapes drop column {gone}"
+
+    def _rename(self, name: str) -> str:
+        place = self._chance.randrange(len(self._loose))
+        old, self._loose[place] = self._loose[place], name
+        return f"alter table shapes rename column {old} to {name}"
+
+    def _retype(self, name: str) -> str:
+        old = self._chance.choice(self._loose)
+        return f"alter table shapes alter column {old} type text using {old}::text"
+
+    # -- single writes --------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._v += 1
+        return self._v
+
+    def _key(self) -> int:
+        return self._chance.randint(1, KEYS)
+
+    def _write(self, cursor: psycopg.Cursor, name: str) -> None:
+        if name == "lines":
+            self._write_line(cursor)
+            return
+        dice = self._chance.random()
+        if dice < 0.6:
+            self._upsert(cursor, name, self._key())
+        elif dice < 0.8:
+            cursor.execute(f"delete from {name} where id = %s", [self._key()])
+        elif dice < 0.9:
+            cursor.execute(
+                f"update {name} set v = %s + id where id between %s and %s",
+                [self._skip(KEYS), low := self._key(), low + 3],
+            )
+        else:
+            self._move(cursor, name)
+
+    def _skip(self, count: int) -> int:
+        """A number after which ``count`` more are free."""
+        first = self._v
+        self._v += count + 10
+        return first
+
+    def _upsert(self, cursor: psycopg.Cursor, name: str, key: int) -> None:
+        v = self._next()
+        more = {
+            "orders": (", a, n, doc", ", %(t)s, %(n)s, %(d)s"),
+            "plain": (", big", ", %(b)s"),
+            "parts": (", a", ", %(t)s"),
+            "shapes": (", s", ", %(t)s"),
+        }.get(name, ("", ""))
+        columns, values = more
+        setting = "".join(f", {c} = excluded.{c}" for c in columns.strip(", ").split(", ") if c)
+        cursor.execute(
+            f"insert into {name} (id, v{columns}) values (%(id)s, %(v)s{values})"
+            f" on conflict (id) do update set v = excluded.v{setting}",
+            {
+                "id": key,
+                "v": v,
+                "t": self._chance.choice(["", "text", 'a "quoted" \\ line\n', "für ☃", None]),
+                "n": self._chance.choice(["1.50", "0", "-12345678901234567890.001", None]),
+                "d": self._chance.choice(['{"a": [1, {"b": null}]}', "[]", "null", None]),
+                "b": "".join(self._chance.choices("abcdefgh", k=8)) * 600,
+            },
+        )
+
+    def _move(self, cursor: psycopg.Cursor, name: str) -> None:
+        """A key change to a key that is free."""
+        old, new = self._key(), self._key()
+        cursor.execute(
+            f"update {name} set id = %s, v = %s where id = %s"
+            f" and not exists (select from {name} where id = %s)",
+            [new, self._next(), old, new],
+        )
+
+    def _write_line(self, cursor: psycopg.Cursor) -> None:
+        dice = self._chance.random()
+        if dice < 0.5:
+            cursor.execute("insert into lines values (%s, %s)", [self._next(), "line"])
+        elif dice < 0.8:
+            cursor.execute(
+                "update lines set v = %s where v = (select min(v) from lines)", [self._next()]
+            )
+        else:
+            cursor.execute("delete from lines where v = (select max(v) from lines)")
