@@ -115,7 +115,6 @@ class Frontier:
     seq: int = 0
 
 
-
 @dataclass(frozen=True, slots=True)
 class Flush:
     """What capture appends to the log in one durable step.

@@ -1,11 +1,11 @@
 """Where things lie in a state directory.
 
-    DIR/state.db          the job table (SQLite)
-    DIR/node.lock         held by the one node that runs this state
-    DIR/log/<source>/     change log of a source
-    DIR/spool/<source>/   large transactions on their way in
-    DIR/work/             temporary files of running feeds; emptied at start
-    DIR/node.log          what the node did
+DIR/state.db          the job table (SQLite)
+DIR/node.lock         held by the one node that runs this state
+DIR/log/<source>/     change log of a source
+DIR/spool/<source>/   large transactions on their way in
+DIR/work/             temporary files of running feeds; emptied at start
+DIR/node.log          what the node did
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlib import Path
 
 def _safe(name: str) -> str:
     """A file name for a connection: letters, digits, ``_-``; others as ``%XX``."""
-    return re.sub(
-        r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), name
-    )
+    return re.sub(r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), name)
 
 
 @dataclass(frozen=True, slots=True)

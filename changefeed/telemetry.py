@@ -24,9 +24,7 @@ def log_to(path: Path, level: int = logging.INFO) -> logging.Handler:
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8"
     )
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(message)s")
-    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(level)
     return handler
