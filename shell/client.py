@@ -160,8 +160,8 @@ class Client:
         self._results += 1
         if self._results == 2 and not self.interactive and form in (Format.CSV, Format.JSON):
             self.diagnostics.note(
-                f"standard output holds more than one result; {form} keeps only one apart: "
-                "run each on its own, or use --format jsonl"
+                f"standard output holds more than one {form} result: run each on its own, or use "
+                "--format jsonl"
             )
         if form is Format.TABLE:
             wanted = self.settings.vertical

@@ -18,7 +18,7 @@ from shell.diagnostics import Diagnostics
 from shell.exits import Exit, Failed, Leave, exit_status
 from shell.render.formats import Format
 from shell.settings import OnError, Settings
-from shell.signals import end_cleanly
+from shell.signals import end_cleanly, no_interrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,11 @@ def open_shell(request: Request) -> Exit:
 
             return run_prompt(client)
         return _run_scripts(client, request.inputs or (("files", "-"),))
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
     finally:
-        backend.close()
+        with no_interrupt():
+            backend.close()
 
 
 def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:

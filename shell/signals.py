@@ -33,6 +33,19 @@ def _ignore() -> None:
 
 
 @contextmanager
+def no_interrupt() -> Iterator[None]:
+    """Within the block SIGINT does nothing: what was started is being stopped, which ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def one_interrupt() -> Iterator[None]:
     """Within the block the first SIGINT raises KeyboardInterrupt, the next ones do nothing.
 

@@ -9,7 +9,7 @@ from changefeed import __version__
 from changefeed.errors import ChangefeedError
 from changefeed.uri import redact
 from shell.client import Client
-from shell.exits import Exit, Leave
+from shell.exits import Exit, Failed, Leave
 from shell.places import history_file
 from shell.repl.complete import ShellCompleter
 from shell.repl.history import History
@@ -87,6 +87,9 @@ class Loop:
                 self._client.run(item)
         except ChangefeedError as error:
             self._client.report(error)
+        except Failed:
+            # A file of \i ended at a mistake of its own, which was reported.
+            pass
         except KeyboardInterrupt:
             self._client.diagnostics.note("cancelled; feeds go on")
         self._names.forget()

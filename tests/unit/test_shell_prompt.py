@@ -1,0 +1,245 @@
+"""The prompt under a pipe: what Enter, Ctrl-C and Ctrl-D do, questions, cancelling."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import DummyCompleter
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from changefeed.api import Result, Summary
+from changefeed.errors import ChangefeedError
+from grammar import nodes
+from shell.client import Client
+from shell.diagnostics import Diagnostics
+from shell.exits import Exit
+from shell.repl.loop import Loop
+from shell.repl.names import Names
+from shell.repl.progress import Rate, Scan, bar, ending, going_on
+from shell.repl.prompt import make_prompt
+from shell.repl.toolbar import Figures, line, runs
+from shell.settings import Settings
+
+
+@dataclass
+class FakeEngine:
+    """Remembers statements; does what a test says."""
+
+    ran: list[str] = field(default_factory=list)
+    raises: dict[str, BaseException] = field(default_factory=dict)
+
+    def execute(self, text: str, session: Any) -> Result:
+        self.ran.append(text)
+        if text in self.raises:
+            raise self.raises[text]
+        return Result(kind="done", tag="DONE")
+
+    def source_name(self, session: Any) -> str | None:
+        return "shop"
+
+
+class FakeBackend:
+    """An opened state without a node."""
+
+    opened = True
+    here = False
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.session = None
+
+    def ready_for(self, statement: nodes.Statement) -> None:
+        pass
+
+
+@dataclass
+class Typist:
+    """Types into a prompt and reads what came of it."""
+
+    keys: PipeInput
+    loop: Loop
+    client: Client
+    engine: FakeEngine
+    errors: io.StringIO
+
+    def type(self, text: str) -> list[str]:
+        """Type, leave with Ctrl-D, and answer with the statements that ran."""
+        self.keys.send_text(text + "\x04")
+        self.loop.run()
+        return self.engine.ran
+
+
+@contextmanager
+def typist() -> Iterator[Typist]:
+    backend, errors = FakeBackend(), io.StringIO()
+    client = Client(
+        backend,  # type: ignore[arg-type]
+        Settings(),
+        Diagnostics(errors),
+        out=io.StringIO(),
+        interactive=True,
+    )
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        prompt = make_prompt(
+            DummyCompleter(),
+            InMemoryHistory(),
+            lambda text, room: [("", text)],
+            source=keys,
+            output=DummyOutput(),
+        )
+        names = Names(backend)  # type: ignore[arg-type]
+        yield Typist(keys, Loop(client, prompt, names), client, backend.engine, errors)
+
+
+@pytest.fixture
+def shell() -> Iterator[Typist]:
+    with typist() as found:
+        yield found
+
+
+def test_enter_runs_at_the_semicolon_only(shell: Typist) -> None:
+    assert shell.type("SHOW\nJOBS\n;\n") == ["SHOW\nJOBS"]
+
+
+def test_a_semicolon_in_a_string_or_comment_does_not_end_it(shell: Typist) -> None:
+    assert shell.type("SHOW CHANGEFEEDS WHERE name = ';\n' -- ;\n;\n") == [
+        "SHOW CHANGEFEEDS WHERE name = ';\n' -- ;"
+    ]
+
+
+def test_several_statements_on_one_line(shell: Typist) -> None:
+    assert shell.type("SHOW JOBS; SHOW TABLES;\n") == ["SHOW JOBS", "SHOW TABLES"]
+
+
+def test_ctrl_c_clears_the_line_and_the_shell_goes_on(shell: Typist) -> None:
+    assert shell.type("SHOW TAB\x03SHOW JOBS;\n") == ["SHOW JOBS"]
+
+
+def test_a_local_command_runs_at_once(shell: Typist) -> None:
+    assert shell.type("\\timing\n") == []
+    assert shell.client.settings.timing
+
+
+def test_quit_leaves(shell: Typist) -> None:
+    shell.keys.send_text("\\q\nSHOW JOBS;\n")
+    shell.loop.run()
+    assert shell.engine.ran == []
+
+
+def test_an_error_is_shown_and_ends_what_was_typed_with_it(shell: Typist) -> None:
+    shell.engine.raises["SHOW JOBS"] = ChangefeedError("CF6001", "the state is gone")
+    assert shell.type("SHOW JOBS; SHOW TABLES;\nSHOW TABLES;\n") == ["SHOW JOBS", "SHOW TABLES"]
+    assert "ERROR CF6001: the state is gone" in shell.errors.getvalue()
+
+
+def test_ctrl_c_cancels_what_runs(shell: Typist) -> None:
+    shell.engine.raises["SYNC CHANGEFEED f"] = KeyboardInterrupt()
+    assert shell.type("SYNC CHANGEFEED f;\nSHOW JOBS;\n") == ["SYNC CHANGEFEED f", "SHOW JOBS"]
+    assert "note: cancelled; feeds go on" in shell.errors.getvalue()
+
+
+@pytest.mark.parametrize(("answer", "ran"), [("n", 0), ("", 0), ("\x03", 0), ("y", 1), ("YES", 1)])
+def test_drop_asks(shell: Typist, answer: str, ran: int) -> None:
+    end = "" if answer == "\x03" else "\n"
+    assert len(shell.type(f"DROP CHANGEFEED f;\n{answer}{end}")) == ran
+
+
+def test_drop_does_not_ask_when_told_so(shell: Typist) -> None:
+    shell.client.settings.confirm = False
+    assert shell.type("DROP EXTERNAL CONNECTION a;\n") == ["DROP EXTERNAL CONNECTION a"]
+
+
+def test_an_edited_statement_is_there_to_go_on_with(
+    shell: Typist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("click.edit", lambda text, extension: text.replace("JOBS", "TABLES"))
+    assert shell.type("SHOW JOBS;\n\\e\n\n") == ["SHOW JOBS", "SHOW TABLES"]
+
+
+def test_secrets_of_a_wrong_statement_are_not_echoed(shell: Typist) -> None:
+    shell.type("CREATE CHANGEFEED FOR t INTO 'kafka://h?sasl_password=hunter2' WIHT diff;\n")
+    said = shell.errors.getvalue()
+    assert "CF1001" in said and "sasl_password=" in said
+    assert "hunter2" not in said
+
+
+# ------------------------------------------------------------------------------- toolbar
+
+
+def figures(**changes: Any) -> Figures:
+    facts: dict[str, Any] = {
+        "feeds": 2,
+        "active": 2,
+        "running": 1,
+        "troubled": 0,
+        "worst_lag": None,
+        "scanning": {},
+    }
+    return Figures(Summary(**{**facts, **changes}), here=True, running=True)
+
+
+def text_of(given: Figures, typed: str = "", room: int = 100) -> str:
+    return "".join(fragment[1] for fragment in line(given, typed, room))
+
+
+def test_the_toolbar_says_how_the_feeds_are() -> None:
+    assert "2 feeds · 1 running · node in this shell" in text_of(figures())
+    assert "1 in trouble" in text_of(figures(troubled=1))
+    assert line(figures(troubled=1), "", 100)[0][0] == "class:trouble"
+    assert "big scans 25 %" in text_of(figures(scanning={"big": (25, 100)}))
+    assert "no way" in text_of(Figures(problem="no way"))
+
+
+def test_the_toolbar_says_what_enter_does() -> None:
+    assert text_of(figures(), "SHOW").rstrip().endswith("; ends the statement")
+    assert text_of(figures(), "SHOW JOBS;").rstrip().endswith("Enter runs it")
+    assert runs("\\x") and not runs("SHOW ';'")
+
+
+@pytest.mark.parametrize("room", [40, 60, 81, 200])
+def test_the_toolbar_fits(room: int) -> None:
+    assert len(text_of(figures(worst_lag=12, scanning={"f": (1, 2)}), "x", room)) <= max(room, 55)
+
+
+# ---------------------------------------------------------------------- progress of a scan
+
+
+def test_a_scan_as_a_bar_with_the_time_left() -> None:
+    rate = Rate()
+    for second in range(5):
+        rate.add(float(second), 0)
+    rate.add(5.0, 100)
+    rate.add(10.0, 600)
+    drawn = bar(Scan("f", "scanning", "", True, 600, 1200), rate)
+    assert drawn.startswith("f ████████████░░░░░░░░░░░░  50%  600 of about 1,200 rows  ETA ")
+    assert drawn.endswith("ETA 6s")
+
+
+def test_a_scan_that_has_not_begun() -> None:
+    waiting = Scan("f", "pending", "waits for Spark", True)
+    assert going_on(waiting)
+    assert bar(waiting, Rate()) == "f: waits for Spark"
+    assert not going_on(Scan("f", "running", "", False))
+    assert not going_on(Scan("f", "pending", "", False))
+
+
+def test_how_a_scan_ended() -> None:
+    assert ending(Scan("f", "running", "", False), 61) == (
+        "f: initial scan done in 1m 01s, it is running"
+    )
+    assert ending(Scan("f", "failed", "", False, error="no disk"), 1) == "f is failed: no disk"
+    assert ending(None, 1) == "the feed is gone"
+
+
+def test_the_first_failure_is_the_exit_status(shell: Typist) -> None:
+    shell.client.report(ChangefeedError("CF1304", "late"))
+    shell.client.report(ChangefeedError("CF1001", "wrong"))
+    assert shell.client.status is Exit.TIMEOUT

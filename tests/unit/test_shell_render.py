@@ -1,0 +1,166 @@
+"""Results as text: tables that fit, values for programs, streams, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from changefeed.api import Names, Result, Seconds, Size
+from changefeed.errors import ChangefeedError, Problems, Span
+from shell.diagnostics import Diagnostics
+from shell.render.formats import Format
+from shell.render.people import fitting
+from shell.render.results import render
+from shell.render.widths import clip, pad, visible, width
+from shell.streaming import write_stream
+
+RESULT = Result(
+    columns=("job_id", "name", "error", "tables", "lag", "size"),
+    rows=[
+        (
+            1,
+            "orders",
+            None,
+            Names(("shop.public.orders", "shop.public.items")),
+            Seconds(125),
+            Size(10),
+        ),
+        (12, "名前", None, Names(()), None, Size(1500)),
+    ],
+)
+
+
+def written(form: Format, room: int | None = None, result: Result = RESULT) -> str:
+    out = io.StringIO()
+    render(result, form, out, room)
+    return out.getvalue()
+
+
+def test_a_table_as_wide_as_it_takes() -> None:
+    assert written(Format.TABLE) == (
+        "job_id |  name  | error |                tables                 |  lag  |  size\n"
+        "-------+--------+-------+---------------------------------------+-------+-------\n"
+        "     1 | orders |       | shop.public.orders, shop.public.items | 2m 5s |   10 B\n"
+        "    12 | 名前   |       |                                       |       | 1.5 kB\n"
+        "(2 rows)\n"
+    )
+
+
+def test_a_narrow_terminal_loses_empty_columns_then_length_then_the_last_columns() -> None:
+    assert written(Format.TABLE, 60).splitlines()[0] == (
+        "job_id |  name  |          tables           |  lag  |  size"
+    )
+    narrow = written(Format.TABLE, 36)
+    assert all(width(line) <= 36 for line in narrow.splitlines()[:-1])
+    assert "shop.public.order…" in narrow
+    assert "3 columns more; \\x shows all" in narrow.splitlines()[-1]
+
+
+@pytest.mark.parametrize("room", range(1, 120, 7))
+def test_a_table_never_exceeds_the_terminal(room: int) -> None:
+    kept = fitting([6, 40, 5, 90, 3], {2}, room)
+    assert kept
+    assert list(kept) == sorted(kept)
+    if len(kept) > 1:
+        assert sum(kept.values()) + 3 * (len(kept) - 1) <= room
+
+
+def test_nothing_in_a_cell_steers_the_terminal() -> None:
+    evil = Result(columns=("a",), rows=[("x\x1b[2Jy\nz",)])
+    assert "x\\x1b[2Jy z" in written(Format.TABLE, result=evil)
+    assert "\x1b" not in written(Format.VERTICAL, result=evil)
+    assert "\x1b" not in written(Format.MARKDOWN, result=evil)
+
+
+def test_wide_and_combining_characters() -> None:
+    assert (width("名"), width("e\u0301"), width("ab")) == (2, 1, 2)
+    assert clip("名前表", 5) == "名前…"
+    assert pad("名", 4) == "名  "
+    assert visible("a\tb") == "a b"
+
+
+def test_programs_get_typed_values() -> None:
+    first, second = map(json.loads, written(Format.JSONL).splitlines())
+    assert first["tables"] == ["shop.public.orders", "shop.public.items"]
+    assert first["lag"] == 125 and first["size"] == 10 and second["lag"] is None
+    assert json.loads(written(Format.JSON)) == [first, second]
+    assert written(Format.CSV).splitlines()[1] == (
+        '1,orders,,"shop.public.orders, shop.public.items",125,10'
+    )
+    assert written(Format.CSV).splitlines()[2] == "12,名前,,,,1500"
+
+
+def test_vertical_and_markdown() -> None:
+    assert written(Format.VERTICAL).splitlines()[:3] == [
+        "-[ RECORD 1 ]-----",
+        "job_id | 1",
+        "name   | orders",
+    ]
+    piped = Result(columns=("a", "b"), rows=[("x|y", 1)])
+    assert written(Format.MARKDOWN, result=piped) == "| a | b |\n|---|---|\n| x\\|y | 1 |\n"
+
+
+STREAM = [
+    ("t", "[1]", '{"after": {"a": 1.50}}'),
+    ("t", "[2]", None),
+    (None, None, '{"resolved": "1.0000000000"}'),
+    ("t", "{broken", "1,x"),
+]
+
+
+def streamed(form: Format) -> str:
+    out = io.StringIO()
+    assert write_stream(STREAM, form, out) == len(STREAM)
+    return out.getvalue()
+
+
+def test_a_stream_is_the_csv_of_cockroachdb() -> None:
+    assert streamed(Format.CSV) == streamed(Format.TABLE)
+    assert streamed(Format.CSV).splitlines() == [
+        "table,key,value",
+        't,[1],"{""after"": {""a"": 1.50}}"',
+        "t,[2],NULL",
+        'NULL,NULL,"{""resolved"": ""1.0000000000""}"',
+        't,{broken,"1,x"',
+    ]
+
+
+def test_a_stream_as_json_keeps_every_digit() -> None:
+    assert streamed(Format.JSONL).splitlines() == [
+        '{"table": "t", "key": [1], "value": {"after": {"a": 1.50}}}',
+        '{"table": "t", "key": [2], "value": null}',
+        '{"table": null, "key": null, "value": {"resolved": "1.0000000000"}}',
+        '{"table": "t", "key": "{broken", "value": "1,x"}',
+    ]
+
+
+ERROR = ChangefeedError(
+    "CF1204", "bad", detail="facts", hint="next", span=Span(7, 9), text="line 1\n  ab cd"
+)
+
+
+def test_an_error_for_a_person() -> None:
+    out = io.StringIO()
+    Diagnostics(out).error(ERROR, "feeds.sql:3")
+    assert out.getvalue() == (
+        "feeds.sql:3: ERROR CF1204: bad\nLINE 2:   ab cd\n        ^^\nDETAIL: facts\nHINT: next\n"
+    )
+
+
+def test_an_error_for_a_program_is_one_line_each() -> None:
+    out = io.StringIO()
+    Diagnostics(out, as_json=True).error(Problems([ERROR, ChangefeedError("CF1001", "no")]), "f:3")
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert first == {
+        "error": "bad",
+        "code": "CF1204",
+        "detail": "facts",
+        "hint": "next",
+        "line": 2,
+        "start": 7,
+        "end": 9,
+        "where": "f:3",
+    }
+    assert second["code"] == "CF1001"
