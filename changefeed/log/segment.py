@@ -1,7 +1,8 @@
 """Parquet segments: rows of one table and schema version in a file that Spark reads as it is.
 
-lz4, no dictionaries (half the CPU of writing, ``op`` excepted), statistics only on what a
-filter uses: ``wall``, ``logical`` and ``seq``. A file is complete and synced before a frame
+zstd (Spark's reader of the LZ4_RAW that pyarrow writes fails now and then), no dictionaries
+(half the CPU of writing, ``op`` excepted), statistics only on what a filter uses: ``wall``,
+``logical`` and ``seq``. A file is complete and synced before a frame
 names it, so a segment that no frame names is garbage of a crash.
 """
 
@@ -42,7 +43,8 @@ class SegmentWriter:
         self._writer: Any = pq.ParquetWriter(
             self._path,
             shape.arrow,
-            compression="lz4",
+            compression="zstd",
+            compression_level=1,
             use_dictionary=["op"],
             write_statistics=["wall", "logical", "seq"],
         )

@@ -278,7 +278,7 @@ class TestPieces:
         group = pq.ParquetFile(path).metadata.row_group(1)
         columns = {group.column(i).path_in_schema: group.column(i) for i in range(12)}
         assert columns["seq"].statistics.min == 2020
-        assert columns["a1"].compression == "LZ4"
+        assert columns["a1"].compression == "ZSTD"
 
     @pytest.mark.parametrize(
         ("note", "clean"),
