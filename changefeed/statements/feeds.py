@@ -67,7 +67,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             "stream",
             ("table", "key", "value"),
             notices=list(plan.notices),
-            stream=_texts(rows),
+            stream=_texts(rows, lambda: _forget_source(plan.source.source, context)),
             tag="CREATE CHANGEFEED",
         )
     job, late = _store(plan, statement, context)
@@ -179,9 +179,13 @@ def _no_node(context: Context) -> list[str]:
 
 
 def _texts(
-    rows: Iterator[tuple[str | None, bytes | None, bytes | None]],
+    rows: Iterator[tuple[str | None, bytes | None, bytes | None]], afterwards: Callable[[], object]
 ) -> Iterator[tuple[str | None, str | None, str | None]]:
-    """The rows of a sinkless feed as text; closing this closes the feed."""
+    """The rows of a sinkless feed as text.
+
+    Closing this closes the feed, then calls ``afterwards``: where it was the last feed of its
+    source, no slot may stay behind and hold the source's log.
+    """
     try:
         for table, key, value in rows:
             yield table, _decoded(key), _decoded(value)
@@ -189,6 +193,7 @@ def _texts(
         close: Callable[[], None] | None = getattr(rows, "close", None)
         if close is not None:
             close()
+        afterwards()
 
 
 def _decoded(data: bytes | None) -> str | None:

@@ -16,7 +16,7 @@ from shell.repl.history import History
 from shell.repl.names import Names
 from shell.repl.progress import follow
 from shell.repl.prompt import make_prompt
-from shell.repl.toolbar import Watcher, line
+from shell.repl.toolbar import Watcher, line, meant
 from shell.script import items
 
 
@@ -83,7 +83,7 @@ class Loop:
     def _run(self, text: str) -> None:
         """What was typed; after an error the rest of it is left out."""
         try:
-            for item in items(text.splitlines(keepends=True)):
+            for item in items(meant(text).splitlines(keepends=True)):
                 self._client.run(item)
         except ChangefeedError as error:
             self._client.report(error)

@@ -118,6 +118,15 @@ def _enter(text: str) -> str:
     return _RUN if runs(text) else _MORE
 
 
+#: What people type at any prompt, and the local command they mean.
+PLAIN_WORDS = {"exit": "\\q", "quit": "\\q", "help": "\\h"}
+
+
+def meant(text: str) -> str:
+    """What was typed, with ``exit``, ``quit`` and ``help`` as local commands."""
+    return PLAIN_WORDS.get(text.strip().rstrip(";").lower(), text)
+
+
 def runs(text: str) -> bool:
     """Enter would run what was typed: a local command, or finished statements."""
-    return text.lstrip().startswith("\\") or is_complete(text)
+    return meant(text).lstrip().startswith("\\") or is_complete(text)

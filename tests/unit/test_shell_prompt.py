@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,26 @@ def test_quit_leaves(shell: Typist) -> None:
     shell.keys.send_text("\\q\nSHOW JOBS;\n")
     shell.loop.run()
     assert shell.engine.ran == []
+
+
+@pytest.mark.parametrize("word", ["exit", "quit;", "  EXIT "])
+def test_words_of_other_prompts_leave_too(shell: Typist, word: str) -> None:
+    shell.keys.send_text(f"{word}\nSHOW JOBS;\n")
+    shell.loop.run()
+    assert shell.engine.ran == []
+
+
+def test_help_is_help(shell: Typist) -> None:
+    assert shell.type("help\n") == []
+    assert "CREATE CHANGEFEED" in shell.client.out.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_mistake_in_an_included_file_does_not_end_the_shell(
+    shell: Typist, tmp_path: Path
+) -> None:
+    (tmp_path / "a.sql").write_text("SHOW CHANGFEEDS;\nSHOW TABLES;\n")
+    assert shell.type(f"\\i {tmp_path}/a.sql\nSHOW JOBS;\n") == ["SHOW JOBS"]
+    assert f"{tmp_path}/a.sql:1: ERROR CF1001" in shell.errors.getvalue()
 
 
 def test_an_error_is_shown_and_ends_what_was_typed_with_it(shell: Typist) -> None:

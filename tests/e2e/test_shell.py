@@ -1,0 +1,199 @@
+"""The command itself, as a process, against a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.services.postgres import Database
+
+ROOT = Path(__file__).parents[2]
+
+#: Spark starts in each of these processes; on a busy machine that takes long.
+PATIENCE = 150.0
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.postgres,
+    pytest.mark.spark,
+    pytest.mark.timeout(2 * PATIENCE),
+]
+
+
+class Shell:
+    """``changefeed`` on one state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._words = [sys.executable, "-m", "shell", "--state", str(folder / "state")]
+        self._words += ["--heap", "1g"]
+        self._environment = {
+            **os.environ,
+            "XDG_DATA_HOME": str(folder / "data"),
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """To its end."""
+        return subprocess.run(
+            [*self._words, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=PATIENCE,
+        )
+
+    def rows(self, statement: str) -> list[dict[str, object]]:
+        """What a statement answers."""
+        ran = self.run("--format", "jsonl", "-c", statement)
+        assert ran.returncode == 0, ran.stderr
+        return [json.loads(line) for line in ran.stdout.splitlines()]
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """In the background; killed if it is still there at the end."""
+        process = subprocess.Popen(
+            [*self._words, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment,
+        )
+        try:
+            with process:
+                yield process
+                process.kill()
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[bytes], text: bytes, *, errors: bool = False) -> bytes:
+    """What a process wrote, once ``text`` is in it."""
+    stream = process.stderr if errors else process.stdout
+    assert stream is not None
+    seen, deadline = b"", time.monotonic() + PATIENCE
+    with selectors.DefaultSelector() as ready:
+        ready.register(stream, selectors.EVENT_READ)
+        while text not in seen:
+            left = deadline - time.monotonic()
+            assert left > 0 and ready.select(left), f"{text!r} did not come: {seen!r}"
+            more = os.read(stream.fileno(), 65536)
+            assert more, f"the process ended: {seen!r} {process.communicate()[1]!r}"
+            seen += more
+    return seen
+
+
+@pytest.fixture
+def shop(postgres: Database, tmp_path: Path) -> Shell:
+    """A shell whose connection ``shop`` has a table of two rows."""
+    postgres.execute("create table orders (id int primary key, note text)")
+    postgres.execute("insert into orders values (1, 'a'), (2, 'b')")
+    shell = Shell(tmp_path)
+    made = shell.run("-c", f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+    assert made.returncode == 0, made.stderr
+    return shell
+
+
+def jobs_left(shell: Shell) -> list[object]:
+    """Names of jobs that are not dropped."""
+    return [row["name"] for row in shell.rows("SHOW JOBS") if row["status"] != "dropped"]
+
+
+def slots(postgres: Database) -> list[tuple[object, ...]]:
+    """Replication slots of this database at the server."""
+    with postgres.connect() as connection:
+        query = "select slot_name from pg_replication_slots where database = current_database()"
+        return connection.execute(query).fetchall()
+
+
+def test_a_feed_through_its_life(shop: Shell, postgres: Database, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    script = tmp_path / "feeds.sql"
+    script.write_text(
+        f"CREATE CHANGEFEED lake FOR orders INTO '{lake.as_uri()}' WITH resolved = '1s';\n"
+        "SYNC CHANGEFEED lake TIMEOUT '120s';\n"
+        "SHOW CHANGEFEEDS;\n"
+        "PAUSE CHANGEFEED lake;\n"
+    )
+    first = shop.run("--format", "jsonl", "-f", str(script))
+    assert first.returncode == 0, first.stderr
+    created, synced, listed, paused = map(json.loads, first.stdout.splitlines())
+    assert created["name"] == synced["name"] == listed["name"] == "lake"
+    assert listed["status"] == "running"
+    assert paused["status"] == "paused"
+    assert delivered(lake) == {1: "a", 2: "b"}
+
+    postgres.execute("insert into orders values (3, 'c')")
+    refused = shop.run("-c", "SYNC CHANGEFEED lake")
+    assert refused.returncode == 1
+    assert 'changefeed "lake" is paused' in refused.stderr
+
+    # RESUME alone needs no node, and says that none runs.
+    resumed = shop.run("-c", "RESUME CHANGEFEED lake")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "changefeed start" in resumed.stderr
+    again = shop.run("-c", "SYNC CHANGEFEED lake TIMEOUT '120s'", "-c", "DROP CHANGEFEED lake")
+    assert again.returncode == 0, again.stderr
+    assert delivered(lake) == {1: "a", 2: "b", 3: "c"}
+    assert jobs_left(shop) == []
+    assert slots(postgres) == []
+
+
+def delivered(lake: Path) -> dict[int, str]:
+    """The rows of all files, the last value of each key."""
+    rows: dict[int, str] = {}
+    for file in sorted(lake.rglob("*.ndjson")):
+        for line in file.read_text().splitlines():
+            after = json.loads(line)["after"]
+            rows[after["id"]] = after["note"]
+    return rows
+
+
+def test_ctrl_c_ends_a_sinkless_stream_and_leaves_nothing(shop: Shell, postgres: Database) -> None:
+    with shop.running("-c", "CREATE CHANGEFEED FOR orders") as stream:
+        read_until(stream, b'orders,[2],"{""after"": {""id"": 2, ""note"": ""b""}}"\n')
+        postgres.execute("insert into orders values (3, 'live')")
+        read_until(stream, b"live")
+        stream.send_signal(signal.SIGINT)
+        # Impatience changes nothing: the job is taken down all the same.
+        stream.send_signal(signal.SIGINT)
+        assert stream.wait(PATIENCE) == 130
+    assert jobs_left(shop) == []
+    assert slots(postgres) == []
+
+
+def test_the_service_runs_feeds_until_it_is_told_to_stop(
+    shop: Shell, postgres: Database, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    with shop.running("start") as node:
+        read_until(node, b"started", errors=True)
+        second = shop.run("start")
+        assert second.returncode == 3
+        assert "CF6003" in second.stderr
+        made = shop.run(
+            "-c",
+            f"CREATE CHANGEFEED lake FOR orders INTO '{lake.as_uri()}'",
+            "-c",
+            "SYNC CHANGEFEED lake TIMEOUT '120s'",
+        )
+        assert made.returncode == 0, made.stderr
+        assert "no node" not in made.stderr
+        assert delivered(lake) == {1: "a", 2: "b"}
+        node.send_signal(signal.SIGTERM)
+        out, errors = node.communicate(timeout=PATIENCE)
+        assert node.returncode == 0
+        assert out == b""
+        assert b"stopped" in errors.splitlines()[-1]
+    assert shop.run("-c", "DROP CHANGEFEED lake").returncode == 0
+    assert slots(postgres) == []
