@@ -21,21 +21,22 @@ from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from changefeed.sources.postgres.stream import ReplicationStream
 from changefeed.sources.postgres.types import TableDetails
+from changefeed.sources.postgres.wire import split_binary
 
 
 class PostgresSource:
     """One database of a PostgreSQL server. Thread-safe; connects when first needed."""
 
     def __init__(self, name: str, uri: str) -> None:
-        """``uri`` is libpq's, with its parameters.
+        """``uri`` is libpq's, with its parameters; ``binary=true`` asks for a binary stream.
 
         Raises:
             ChangefeedError: CF1201, CF1202 the URI cannot be read.
         """
-        connection_info(uri)
         self.name = name
-        self._uri = uri
-        self._sessions = Sessions(uri)
+        self._uri, self._binary = split_binary(uri)
+        connection_info(self._uri)
+        self._sessions = Sessions(self._uri)
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r})"
@@ -198,6 +199,7 @@ class PostgresSource:
             spool_dir=spool,
             latest=latest,
             lookup=Lookup(self._uri).fetch,
+            binary=self._binary,
             system_id=system_id.partition("/")[0],
         )
 
