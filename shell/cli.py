@@ -46,10 +46,10 @@ class Place:
 
     @property
     def directory(self) -> str:
-        """What names the state."""
+        """What names the state: a flag, before the environment."""
         from shell.places import default_state
 
-        return self.state or default_state()
+        return self.state or os.environ.get("CHANGEFEED_STATE") or default_state()
 
 
 class _InOrder(click.Group):
@@ -68,10 +68,9 @@ def _place_options(command: F) -> F:
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
         click.option(
             "--state",
-            envvar="CHANGEFEED_STATE",
             metavar="DIR|URL",
             help="Where the job table is: a directory, or a postgresql:// URL "
-            "(default: the user's data folder).",
+            "(default: $CHANGEFEED_STATE, else the user's data folder).",
         ),
     ):
         command = option(command)
