@@ -83,13 +83,13 @@ def _fold(
     clean: frozenset[str] | None,
     now_ns: int | None,
 ) -> pa.Table:
-    from changefeed.spark.fold import run
-
     texts = text_inputs(plan)
     # Two variants of a plan, not one for each set of clean columns: building one costs more
     # than escaping saves on so few rows.
     all_clean = texts <= (clean_columns(table, texts) if clean is None else clean)
     with engine.use() as session:
+        from changefeed.spark.fold import run
+
         prepared = engine.kept(
             (plan, "small", all_clean), lambda: _prepare(engine, plan, all_clean)
         )
@@ -124,14 +124,13 @@ def encode_big(
     Arguments and errors are those of :func:`encode_small`; ``group`` is a name for
     :meth:`SparkEngine.cancel`. Costs about the messages' size in memory, twice.
     """
-    from changefeed.spark.executors import job_group
-    from changefeed.spark.rows import from_table, messages
-
     if not table.num_rows:
         return MESSAGE_SCHEMA.empty_table()
     if clean is None:
         clean = clean_columns(table, text_inputs(plan))
-    with engine.use() as session, job_group(session.sparkContext, group):
+    with engine.use(group) as session:
+        from changefeed.spark.rows import from_table, messages
+
         with from_table(session, table, plan, engine.scratch, engine.cores) as rows:
             found = messages(rows, plan, clean, now_ns=now_ns).toArrow()
     return _ordered(found)
@@ -147,12 +146,11 @@ def encode_files(
     group: str | None = None,
 ) -> pa.Table:
     """The messages of rows in files of the log, in the order of ``seq``; one Spark job."""
-    from changefeed.spark.executors import job_group
-    from changefeed.spark.rows import from_segments, messages
-
     if not segments:
         return MESSAGE_SCHEMA.empty_table()
-    with engine.use() as session, job_group(session.sparkContext, group):
+    with engine.use(group) as session:
+        from changefeed.spark.rows import from_segments, messages
+
         rows = from_segments(session, segments, plan)
         found = messages(rows, plan, clean, now_ns=now_ns).toArrow()
     return _ordered(found)

@@ -20,7 +20,6 @@ from changefeed.events import MESSAGE_SCHEMA
 from changefeed.spark.failure import pack
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
     from changefeed.spark.session import SparkEngine
@@ -122,19 +121,6 @@ def deliver_on_executors(
     """
     if ordered:
         frame = frame.repartition(engine.cores, "key").sortWithinPartitions(F.col("seq"))
-    with engine.use() as session, job_group(session.sparkContext, group):
+    with engine.use(group):
         receipts = frame.mapInArrow(Deliverer(deliver), RECEIPT_DDL).collect()
     return [Delivered(r["part"], r["rows"], r["bytes"]) for r in receipts]
-
-
-@contextmanager
-def job_group(context: SparkContext, group: str | None) -> Iterator[None]:
-    """Name the jobs this thread starts, so that another one can cancel them."""
-    if group is None:
-        yield
-        return
-    context.setJobGroup(group, group, interruptOnCancel=True)
-    try:
-        yield
-    finally:
-        context._jsc.clearJobGroup()

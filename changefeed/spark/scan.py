@@ -170,12 +170,12 @@ def _on_executors(
     on_progress: Callable[[int, int], None] | None,
     stopping: Callable[[], bool],
 ) -> Iterator[Delivered]:
-    from changefeed.spark.executors import RECEIPT_DDL, Delivered, Deliverer, job_group
-    from changefeed.spark.progress import Listener
-
     if not parts or stopping():
         return
-    with engine.use() as session, job_group(session.sparkContext, group):
+    with engine.use(group) as session:
+        from changefeed.spark.executors import RECEIPT_DDL, Delivered, Deliverer
+        from changefeed.spark.progress import Listener
+
         host = session.conf.get("spark.driver.host") or "127.0.0.1"
         with Listener(on_progress or (lambda rows, size: None), host) as tell:
             frame = _frame(session, parts, plan, at)
@@ -195,14 +195,14 @@ def _on_driver(
     stopping: Callable[[], bool],
 ) -> Iterator[Delivered]:
     """As many parts at a time as there are cores: that much is in memory."""
-    from changefeed.spark.executors import Delivered, job_group
-
     total = size = 0
     try:
         for first in range(0, len(parts), engine.cores):
             if stopping():
                 return
-            with engine.use() as session, job_group(session.sparkContext, group):
+            with engine.use(group) as session:
+                from changefeed.spark.executors import Delivered
+
                 chosen = parts[first : first + engine.cores]
                 found = _frame(session, chosen, plan, at).toArrow()
             for number, rows in enumerate(_by_part(found, len(chosen)), first):

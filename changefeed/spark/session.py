@@ -9,6 +9,7 @@ CF4002, which the engine tries again, and the next :meth:`SparkEngine.session` s
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import logging
 import os
@@ -126,8 +127,12 @@ class SparkEngine:
             raise ChangefeedError("CF1304", "Spark did not start in time") from cause
 
     @contextmanager
-    def use(self) -> Iterator[SparkSession]:
+    def use(self, group: str | None = None) -> Iterator[SparkSession]:
         """The session for one piece of work; what fails in Spark becomes a ChangefeedError.
+
+        ``group`` names the jobs this thread starts in it, so that :meth:`cancel` finds them.
+        Import what imports pyspark *inside* the block: before, another thread may be
+        importing it, and pyspark's modules import each other in circles.
 
         Raises:
             ChangefeedError: CF4002 when the JVM died or a job failed, CF4001 when a value
@@ -136,7 +141,8 @@ class SparkEngine:
         life = self._current()
         session = life.session.result()
         try:
-            yield session
+            with _job_group(session, group):
+                yield session
         except ChangefeedError:
             raise
         except Exception as failure:
@@ -277,6 +283,8 @@ class _Life:
         context = SparkContext(conf=conf, gateway=client)
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
         context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        for module in _LATER:
+            importlib.import_module(f"changefeed.spark.{module}")
         return SparkSession(context)
 
     def _warm_up(self) -> None:
@@ -325,6 +333,24 @@ class _Life:
             # A JVM that breaks while it stops is killed right after.
             with contextlib.suppress(Exception):
                 self.session.result().stop()
+
+
+#: Modules that import pyspark: here once, before several threads want them at the same time.
+_LATER = ("envelope", "executors", "fold", "rows", "scan", "warm")
+
+
+@contextmanager
+def _job_group(session: SparkSession, group: str | None) -> Iterator[None]:
+    if group is None:
+        yield
+        return
+    context = session.sparkContext
+    context.setJobGroup(group, group, interruptOnCancel=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # where the JVM is gone, so is the group
+            context._jsc.clearJobGroup()
 
 
 def default_heap() -> str:

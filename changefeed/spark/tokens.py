@@ -6,13 +6,14 @@ becomes JSON by putting texts beside each other; nothing is parsed, and no digit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
+import pyarrow as pa
 from pyspark.sql import Column as Expression
 from pyspark.sql import functions as F
 
 from changefeed.schema import Column, Form
+from changefeed.spark.text import escaped
 
 #: Text and expressions, in order.
 Part = str | Expression
@@ -52,8 +53,8 @@ def separated(parts: Sequence[Sequence[Part]], opening: str, closing: str) -> li
 
 
 def string(text: str) -> str:
-    """A constant as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    """A constant as a JSON string, escaped like the values are."""
+    return f'"{escaped(pa.array([text]))[0].as_py()}"'
 
 
 def json_token(
