@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 from changefeed.api import Result
-from shell.render.widths import clip, pad, visible
+from shell.render.widths import clip, pad, visible, wrap
 from shell.render.widths import width as width_of
 
 #: Columns to which a long value is cut before whole columns are left out.
@@ -28,7 +28,8 @@ def write_table(result: Result, out: TextIO, width: int | None) -> None:
     """psql's aligned form, in the columns of the terminal.
 
     The important columns come first. What does not fit: columns without any value go, long
-    values are cut, then columns from the right go; the last line counts them.
+    values are cut (that of the last column alone is wrapped), then columns from the right go;
+    the last line counts them.
     """
     lines = [[visible(_shown(cell)) for cell in row] for row in result.rows]
     natural = [
@@ -40,10 +41,15 @@ def write_table(result: Result, out: TextIO, width: int | None) -> None:
     right = {i for i in widths if any(_is_number(row[i]) for row in result.rows)}
     head = _GAP.join(_centred(result.columns[i], room) for i, room in widths.items())
     out.write(head.rstrip() + "\n" + "-+-".join("-" * room for room in widths.values()) + "\n")
+    cut = [i for i, room in widths.items() if natural[i] > room]
+    last = len(natural) - 1
+    # A text in the last column that is all that does not fit goes on below itself.
+    wraps = cut == [last] and widths[last] >= LEAST
     for line in lines:
-        cells = (pad(clip(line[i], room), room, right=i in right) for i, room in widths.items())
-        out.write(_GAP.join(cells).rstrip() + "\n")
-    out.write(_footer(len(lines), len(natural) - len(widths), clipped=_cut(natural, widths)))
+        for part in _below_each_other(line, last, widths[last]) if wraps else [line]:
+            cells = (pad(clip(part[i], room), room, right=i in right) for i, room in widths.items())
+            out.write(_GAP.join(cells).rstrip() + "\n")
+    out.write(_footer(len(lines), len(natural) - len(widths), clipped=bool(cut) and not wraps))
 
 
 def _centred(name: str, room: int) -> str:
@@ -52,8 +58,10 @@ def _centred(name: str, room: int) -> str:
     return pad(" " * left + name, room)
 
 
-def _cut(natural: Sequence[int], widths: dict[int, int]) -> bool:
-    return any(natural[i] > room for i, room in widths.items())
+def _below_each_other(line: list[str], last: int, room: int) -> Iterator[list[str]]:
+    first, *more = wrap(line[last], room)
+    yield [*line[:last], first]
+    yield from ([""] * last + [text] for text in more)
 
 
 def _footer(rows: int, hidden: int, *, clipped: bool) -> str:

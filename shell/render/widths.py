@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 
 _BREAKS = {"\n": " ", "\r": " ", "\t": " "}
@@ -50,3 +51,9 @@ def pad(text: str, room: int, *, right: bool = False) -> str:
     """``text`` filled with spaces to ``room`` columns; ``right`` puts it at the right side."""
     fill = " " * max(0, room - width(text))
     return fill + text if right else text + fill
+
+
+def wrap(text: str, room: int) -> list[str]:
+    """``text`` on lines of at most ``room`` columns, at least one line."""
+    letters = room if text.isascii() else max(1, room // 2)
+    return textwrap.wrap(text, letters, break_on_hyphens=False) or [""]

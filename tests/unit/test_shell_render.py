@@ -58,6 +58,15 @@ def test_a_narrow_terminal_loses_empty_columns_then_length_then_the_last_columns
     assert "3 columns more; \\x shows all" in narrow.splitlines()[-1]
 
 
+def test_a_text_in_the_last_column_goes_on_below() -> None:
+    plan = Result(columns=("stage", "detail"), rows=[("scan", "3 tables at one timestamp")])
+    assert written(Format.TABLE, 24, plan).splitlines()[2:] == [
+        "scan  | 3 tables at one",
+        "      | timestamp",
+        "(1 row)",
+    ]
+
+
 @pytest.mark.parametrize("room", range(1, 120, 7))
 def test_a_table_never_exceeds_the_terminal(room: int) -> None:
     kept = fitting([6, 40, 5, 90, 3], {2}, room)
