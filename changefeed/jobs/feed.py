@@ -114,7 +114,8 @@ class Feed:
     def high_water(self) -> Timestamp | None:
         """Everything at or below is durable for every table that has not failed.
 
-        A table under backfill will still send rows *at* the scan's timestamp.
+        A table that is owed a backfill is as it was before the schema change (``scan_at``
+        until the backfill is done), however far its changes were delivered.
         """
         live = [
             t.scan_at.previous()

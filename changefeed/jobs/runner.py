@@ -251,8 +251,8 @@ class FeedRunner:
                 continue
             if not self._scanning.holds(table):
                 free[table.table] = table.done_upto
-            elif table.scan_at is not None:
-                held.setdefault(table.scan_at, {})[table.table] = table.done_upto
+            elif self._scanning.at is not None:
+                held.setdefault(self._scanning.at, {})[table.table] = table.done_upto
         if free:
             yield upto, free
         for scan_at, bounds in held.items():
@@ -266,7 +266,11 @@ class FeedRunner:
         table = event.new.table
         self.catalog.record_event(self.job_id, "notice", difference(event), table=str(table))
         if needs_backfill(event, self._feed.options):
-            self._feed.update(table, scan_wanted=True, scan_at=None, scan_rows=0, scan_total=0)
+            owed = self._feed.tables[table]
+            # Resolved stays below the change until its backfill was delivered: what the scan
+            # reads is how the table is from the change on.
+            since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at
+            self._feed.update(table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0)
 
     # -- states ---------------------------------------------------------------------------
 

@@ -40,9 +40,14 @@ class Scanning:
         return self._scan is not None or bool(_owed(feed))
 
     def holds(self, table: TableProgress) -> bool:
-        """A backfill of this table runs: its changes must not pass its ``scan_at``."""
+        """A backfill of this table runs: its changes must not pass :attr:`at`."""
         scan = self._scan
         return scan is not None and table.scan_wanted and table.table in scan.tables
+
+    @property
+    def at(self) -> Timestamp | None:
+        """The timestamp of the scan that runs, once it is known: held tables go so far."""
+        return self._scan.at if self._scan is not None else None
 
     def text(self) -> str:
         """How far the scan is, with the time it still needs, for people."""
@@ -85,7 +90,10 @@ class Scanning:
         scan, self._scan = self._scan, None
         if scan is not None:
             scan.stop()
-            scan.join(JOIN_SECONDS)
+            # Before it knows its timestamp a scan has delivered nothing, and will not any more.
+            # It may wait long for its snapshot: until the transactions open at the source end.
+            if scan.at is not None:
+                scan.join(JOIN_SECONDS)
 
     def _follow_table(self, feed: Feed, scan: Scan, name: TableName) -> None:
         table = scan.tables[name]
@@ -112,8 +120,10 @@ class Scanning:
             return
         if table.backfill and scan.at and now.done_upto and now.done_upto >= scan.at:
             table.caught_up.set()
-        if (table.rows, table.total, scan.at) != (now.scan_rows, now.scan_total, now.scan_at):
-            feed.update(name, scan_rows=table.rows, scan_total=table.total, scan_at=scan.at)
+        # A backfill keeps the instant of the schema change: resolved waits there.
+        at = now.scan_at if table.backfill else scan.at
+        if (table.rows, table.total, at) != (now.scan_rows, now.scan_total, now.scan_at):
+            feed.update(name, scan_rows=table.rows, scan_total=table.total, scan_at=at)
 
     def _place(self, feed: Feed, table: TableProgress) -> None:
         """A table without a scan begins at the cursor, or after the statement that added it."""
