@@ -135,7 +135,7 @@ class Service:
         found = []
         for path in (self.layout.node_log, self._output):
             if path.exists():
-                tail = path.read_text(errors="replace").splitlines()[-lines:]
+                tail = _without_noise(path)[-lines:]
                 found += [f"--- {path.name}", *(line[:300] for line in tail)]
         return "\n".join(found)
 
@@ -145,3 +145,9 @@ def _end(process: psutil.Process) -> None:
         process.kill()
     except psutil.NoSuchProcess:
         pass  # it ended with its parent, as it should
+
+
+def _without_noise(path: Path) -> list[str]:
+    """The lines of a log; what the Kafka client says about a broker that is away is left out."""
+    lines = path.read_text(errors="replace").splitlines()
+    return [line for line in lines if "FAIL [" not in line]

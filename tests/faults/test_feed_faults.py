@@ -1,0 +1,353 @@
+"""Feeds when something breaks: nothing is lost, order stays, and the feed says what is wrong.
+
+Faults that random ones (tests/nemesis) would seldom hit at the right place are put there.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from changefeed.catalog import Job, Status
+from changefeed.errors import ChangefeedError
+from changefeed.faults import VARIABLE
+from changefeed.jobs.node import Node
+from changefeed.spark.session import SparkEngine
+from sinks.testing.readers import read_files
+from tests.conftest import PostgresFactory
+from tests.e2e.feeds import Feeds, running
+from tests.nemesis.judge import judge_feed
+from tests.nemesis.ledger import Ledger, Table
+from tests.nemesis.service import Service, until
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(400)]
+
+T = Table("t")
+U = Table("u")
+
+
+class Shop:
+    """Two tables that a test writes to, and what they really held."""
+
+    def __init__(self, db: Database, folder: Path) -> None:
+        self.db = db
+        self.out = folder / "out"
+        self.ledger = Ledger([T, U])
+        self._number = 0
+        db.execute(
+            "create table t (id int primary key, v bigint, b text);"
+            "alter table t replica identity full;"
+            "insert into t select i, -i, 'first' from generate_series(1, 10) i;"
+            "create table u (id int primary key, v bigint, b text);"
+            "insert into u values (1, 1, 'u')"
+        )
+        self.record("t", "u")
+
+    def record(self, *tables: str) -> None:
+        """Write down what the tables hold now."""
+        with self.db.connect() as connection:
+            self.ledger.record(connection, tables)
+
+    def write(self, times: int = 1) -> None:
+        """Commits of every kind."""
+        for _ in range(times):
+            self._number += 10
+            n = self._number
+            for sql in (
+                f"insert into t values ({100 + n}, {n}, 'new')",
+                f"update t set v = {n + 1} where id <= 3",
+                f"update t set id = id + 1000000, v = {n + 2} where id = {90 + n}",
+                f"delete from t where id = {100 + n - 30}",
+                f"update u set v = {n + 3}",
+            ):
+                self.db.execute(sql)
+                self.record("t", "u")
+
+    def create(self, execute: Feeds | Service, name: str = "f", tables: str = "t, u") -> None:
+        """A feed into files with all that the validators want."""
+        execute.execute(
+            f"CREATE CHANGEFEED {name} FOR {tables} INTO 'file://{self.out / name}'"
+            " WITH updated, resolved = '100ms'"
+        )
+
+    def check(self, name: str = "f", *tables: str) -> None:
+        """The feed delivered every version, in order, and nothing else."""
+        names = tables or ("t", "u")
+        failures = judge_feed(self.ledger, read_files(self.out / name, names), names, diff=False)
+        assert not failures, "\n".join(failures[:20])
+
+    def keys(self, name: str, topic: str) -> set[str | None]:
+        """Keys of the rows that were delivered."""
+        found = read_files(self.out / name, ["t", "u"])
+        return {m.key for m in found if m.is_row and m.topic == topic}
+
+
+@pytest.fixture
+def shop(postgres: Database, tmp_path: Path) -> Shop:
+    return Shop(postgres, tmp_path)
+
+
+@pytest.fixture
+def feeds(shop: Shop, tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=shop.db.uri)
+        yield feeds
+
+
+def job_of(feeds: Feeds, name: str = "f") -> Job:
+    return feeds.catalog.job(name)
+
+
+def until_status(feeds: Feeds, status: Status, name: str = "f") -> Job:
+    """Wait for a status; the job then."""
+    until(lambda: job_of(feeds, name).status is status, f"{name} is {status}")
+    return job_of(feeds, name)
+
+
+def scanned(feeds: Feeds, shop: Shop, name: str = "f") -> None:
+    """Wait for the initial scan: from then on no version may be missing."""
+    feeds.sync(name)
+    shop.ledger.scanned()
+
+
+# ---------------------------------------------------------------------------- crashes
+
+
+@pytest.mark.parametrize(
+    "place", ["capture.before_append", "capture.before_acknowledge", "capture.after_acknowledge"]
+)
+def test_capture_dies_again_and_again(
+    feeds: Feeds, shop: Shop, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    # The node has read its own environment already: only captures are armed.
+    monkeypatch.setenv(VARIABLE, f"{place}@3:kill")
+    shop.create(feeds)
+    lives: set[int] = set()
+
+    def died_often() -> bool:
+        shop.write()
+        pid = feeds.node.keeper("shop").capture_pid
+        if pid is not None:
+            lives.add(pid)
+        return len(lives) >= 3
+
+    until(died_often, "three captures")
+    monkeypatch.delenv(VARIABLE)
+    scanned(feeds, shop)
+    shop.write(2)
+    feeds.sync("f")
+    shop.check()
+
+
+def test_node_dies_at_every_place(shop: Shop, tmp_path: Path) -> None:
+    service = Service(tmp_path / "state")
+    try:
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{shop.db.uri}'")
+        shop.create(service)
+        for place in (
+            "scan.after_snapshot",
+            "scan.table_saved",
+            "runner.before_write@2",
+            "runner.after_commit@2",
+            "runner.after_save@4",
+        ):
+            service.start(f"{place}:kill" if "@" in place else f"{place}@1:kill")
+            deadline = time.monotonic() + 120
+            while service.running:
+                assert time.monotonic() < deadline, f"{place} was not reached"
+                shop.write()
+                time.sleep(0.2)
+            assert service.exit_status == -9, place
+        service.start()
+        service.sync("f")
+        shop.ledger.scanned()
+        shop.write(2)
+        service.sync("f")
+        shop.check()
+    finally:
+        print(service.last_words())
+        service.close()
+
+
+# ---------------------------------------------------------------------------- the source
+
+
+def drop_slot(db: Database, make_anew: bool) -> None:
+    """Somebody drops our slot; maybe makes another of the name."""
+    [slot] = db.slots()
+    deadline = time.monotonic() + 30
+    while True:
+        db.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
+        try:
+            db.execute("select pg_drop_replication_slot(%s)", [slot])
+            break
+        except psycopg.errors.ObjectInUse:
+            assert time.monotonic() < deadline, "the slot stays in use"
+    if make_anew:
+        db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+
+
+@pytest.mark.parametrize("trouble", ["dropped", "dropped while stopped", "recreated"])
+def test_slot_is_lost(feeds: Feeds, shop: Shop, trouble: str) -> None:
+    shop.create(feeds)
+    scanned(feeds, shop)
+    if trouble != "dropped":
+        feeds.close()
+    shop.db.execute("insert into t values (5000, 0, 'before')")
+    drop_slot(shop.db, make_anew=trouble == "recreated")
+    shop.db.execute("insert into t values (6000, 0, 'after')")
+    if trouble != "dropped":
+        feeds.open()
+    job = until_status(feeds, Status.FAILED)
+    assert job.error_code == ("CF2103" if trouble == "recreated" else "CF2102")
+    assert "CREATE them again" in (job.hint or "")
+    assert "[6000]" not in shop.keys("f", "t")
+    # It cannot be talked into a gap.
+    feeds.execute("RESUME CHANGEFEED f")
+    until_status(feeds, Status.FAILED)
+    assert "[6000]" not in shop.keys("f", "t")
+    feeds.execute("DROP CHANGEFEED f")
+    until(lambda: not shop.db.slots(), "the slot goes with the last feed")
+    shop.create(feeds, "g")
+    feeds.sync("g")
+    assert {"[5000]", "[6000]"} <= shop.keys("g", "t")
+
+
+def test_source_is_down(
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    server = own_postgres_factory()
+    with server.database() as db, running(tmp_path / "state", spark_engine) as feeds:
+        shop = Shop(db, tmp_path)
+        feeds.connect(shop=db.uri)
+        server.stop()
+        with pytest.raises(ChangefeedError) as refused:
+            shop.create(feeds)
+        assert refused.value.code.number == "CF2001"
+        assert not feeds.catalog.jobs()
+        server.start()
+        shop.create(feeds)
+        scanned(feeds, shop)
+
+        server.kill()
+        job = until_status(feeds, Status.RETRYING)
+        assert job.reason.startswith("source: ")
+        server.start()
+        shop.write(2)
+        feeds.sync("f")
+        until_status(feeds, Status.RUNNING)
+
+        server.stop()
+        feeds.close()
+        feeds.open()
+        until_status(feeds, Status.RETRYING)
+        server.start()
+        shop.write()
+        feeds.sync("f")
+        shop.check()
+        feeds.execute("DROP CHANGEFEED f")
+        until(lambda: not db.slots(), "the slot goes")
+
+
+# ---------------------------------------------------------------------------- sinks
+
+
+def test_folder_goes_away(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    shop.create(feeds, "other")
+    scanned(feeds, shop)
+    folder, aside = shop.out / "f", shop.out / "aside"
+    folder.rename(aside)
+    folder.write_text("in the way")
+    shop.write()
+    job = until_status(feeds, Status.RETRYING)
+    assert "attempt 1, again in " in job.reason or "attempt 2, again in " in job.reason
+    assert job.error_code in ("CF5001", "CF5004")
+    feeds.sync("other")
+    folder.unlink()
+    aside.rename(folder)
+    shop.write()
+    feeds.sync("f")
+    feeds.sync("other")
+    shop.check("f")
+    shop.check("other")
+
+
+@pytest.mark.kafka
+def test_broker_is_away_and_a_row_is_too_large(
+    feeds: Feeds, shop: Shop, own_kafka: KafkaBroker
+) -> None:
+    feeds.execute(f"CREATE CHANGEFEED bus FOR t, u INTO '{own_kafka.uri}' WITH updated, resolved")
+    shop.create(feeds)
+    for name in ("bus", "f"):
+        feeds.sync(name)
+    feeds.execute("PAUSE CHANGEFEED bus")
+    own_kafka.kill()
+    feeds.execute("RESUME CHANGEFEED bus")
+    job = until_status(feeds, Status.RETRYING, "bus")
+    assert "again in " in job.reason
+    assert job.error_code == "CF5001"
+    shop.db.execute("insert into t values (7000, 0, 'while away')")
+    feeds.sync("f")  # one dead sink holds up no other feed
+    own_kafka.start()
+    feeds.sync("bus")
+    assert b"[7000]" in {r.key for r in own_kafka.messages("t")}
+
+    shop.db.execute("update u set b = repeat('x', 3000000)")
+    shop.db.execute("insert into t values (7001, 0, 'goes on')")
+
+    def states() -> dict[str, str]:
+        tables = feeds.catalog.tables(job.id)
+        return {t.table.name: t.state.value for t in tables}
+
+    until(lambda: states() == {"t": "running", "u": "failed"}, "only u fails")
+    until(lambda: b"[7001]" in {r.key for r in own_kafka.messages("t")}, "t goes on")
+    [failed] = [t for t in feeds.catalog.tables(job.id) if t.table.name == "u"]
+    assert failed.error_code == "CF5006"
+    assert job_of(feeds, "bus").status is Status.RUNNING
+
+
+# ---------------------------------------------------------------------------- two nodes
+
+
+def test_two_nodes_on_one_state(feeds: Feeds) -> None:
+    second = Node(feeds.catalog, str(feeds.state))
+    assert not second.start()
+    command = [sys.executable, "-m", "shell", "start", "--state", str(feeds.state)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert run.returncode == 3
+    assert "another node" in run.stderr
+
+
+def test_a_lost_lease_stops_the_feed(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    scanned(feeds, shop)
+    until_status(feeds, Status.RUNNING)
+
+    def threads() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name == "feed-f"]
+
+    assert threads()
+    with sqlite3.connect(feeds.state / "state.db", timeout=30) as state:
+        state.execute(
+            "update lease set node = 'thief', token = token + 1, expires = ?",
+            [time.time_ns() + 8 * 10**9],
+        )
+    state.close()
+    until(lambda: not threads(), "the feed stops")
+    shop.write()
+    assert feeds.catalog.lease_holder(job_of(feeds).id) == "thief"
+    until(threads, "the lease ends and the node takes the feed again")
+    feeds.sync("f")
+    shop.check()
