@@ -1,0 +1,253 @@
+"""The small parts of a running feed: sharing, retrying, schema changes, chunks, capture."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Flush, Frontier, SchemaChange, Truncate
+from changefeed.jobs.capture import Capture, Notice
+from changefeed.jobs.chunks import Chunk
+from changefeed.jobs.evolution import difference, needs_backfill
+from changefeed.jobs.outlet import TableError
+from changefeed.jobs.runner import RetryClock
+from changefeed.jobs.share import SharedMessages
+from changefeed.options import parse_options
+from changefeed.schema import Column, Form, TableName, TableSchema
+from grammar import nodes
+
+TABLE = TableName("shop", "public", "t")
+SCHEMA = TableSchema(
+    TABLE,
+    (
+        Column("a", "integer", "int32", Form.NATIVE, "int32", False, 1),
+        Column("b", "text", "string", Form.TEXT, "text", True, 2),
+    ),
+    (0,),
+    version=1,
+)
+
+
+class TestSharing:
+    def test_two_feeds_compute_once(self) -> None:
+        shared = SharedMessages()
+        shared.feeds = 2
+        started, release = threading.Event(), threading.Event()
+        made = []
+
+        def compute() -> pa.Table:
+            started.set()
+            release.wait(5)
+            made.append(1)
+            return pa.table({"x": [1]})
+
+        results: list[pa.Table] = []
+        threads = [
+            threading.Thread(target=lambda: results.append(shared.get("k", compute)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        assert started.wait(5)
+        release.set()
+        for thread in threads:
+            thread.join(5)
+        assert len(made) == 1
+        assert [r.num_rows for r in results] == [1, 1, 1]
+
+    def test_a_failure_reaches_its_caller_and_is_not_kept(self) -> None:
+        shared = SharedMessages()
+        shared.feeds = 2
+
+        def broken() -> pa.Table:
+            raise ChangefeedError("CF4002", "broken")
+
+        with pytest.raises(ChangefeedError):
+            shared.get("k", broken)
+        assert shared.get("k", lambda: pa.table({"x": [2]}))["x"].to_pylist() == [2]
+
+    def test_what_is_kept_is_bounded(self) -> None:
+        shared = SharedMessages(max_bytes=1000)
+        shared.feeds = 2
+        for key in range(50):
+            shared.get(key, lambda: pa.table({"x": list(range(100))}))
+        assert shared.misses == 50
+        shared.get(0, lambda: pa.table({"x": [1]}))
+        assert shared.misses == 51, "the oldest was let go"
+
+    def test_one_feed_alone_keeps_nothing(self) -> None:
+        shared = SharedMessages()
+        shared.feeds = 1
+        calls = []
+
+        def compute() -> pa.Table:
+            calls.append(1)
+            return pa.table({"x": [1]})
+
+        for _ in range(2):
+            shared.get("k", compute)
+        assert len(calls) == 2
+
+
+class TestRetryClock:
+    def test_pauses_grow_to_a_bound(self) -> None:
+        clock = RetryClock()
+        pauses = [clock.next_pause() for _ in range(12)]
+        assert pauses[0] < 1
+        assert max(pauses) <= 30 * 1.25
+        assert pauses[-1] > 20
+
+    def test_the_budget_counts_from_the_first_failure(self) -> None:
+        clock = RetryClock()
+        assert clock.allows(60)
+        assert not clock.allows(0)
+        clock.next_pause()
+        clock.reset()
+        assert clock.attempt == 0
+
+
+def changed(new: TableSchema, rewritten: bool = False) -> SchemaChange:
+    return SchemaChange(SCHEMA, new, Timestamp(5), 9, rewritten)
+
+
+def with_column() -> TableSchema:
+    added = Column("c", "integer", "int32", Form.NATIVE, "int32", True, 3)
+    return replace(SCHEMA, columns=(*SCHEMA.columns, added))
+
+
+def options(**given: str) -> object:
+    return parse_options(
+        [nodes.Option(name, nodes.Literal(text)) for name, text in given.items()],
+        scheme="kafka",
+        capabilities=None,
+        text="",
+    )
+
+
+class TestSchemaChanges:
+    def test_the_words(self) -> None:
+        assert difference(changed(with_column())) == 'column "c" added (integer)'
+        renamed = replace(SCHEMA, columns=(SCHEMA.columns[0], replace(SCHEMA.columns[1], name="z")))
+        assert difference(changed(renamed)) == 'column "b" renamed to "z"'
+
+    @pytest.mark.parametrize(
+        ("given", "rewritten", "wanted"),
+        [
+            ({}, False, False),
+            ({}, True, True),
+            ({"schema_change_policy": "nobackfill"}, True, False),
+            ({"schema_change_policy": "ignore"}, True, False),
+        ],
+    )
+    def test_what_is_scanned_again(
+        self, given: dict[str, str], rewritten: bool, wanted: bool
+    ) -> None:
+        assert needs_backfill(changed(with_column(), rewritten), options(**given)) is wanted  # type: ignore[arg-type]
+
+    def test_stop_stops_the_table(self) -> None:
+        wishes = options(schema_change_policy="stop", schema_change_events="column_changes")
+        with pytest.raises(TableError) as caught:
+            needs_backfill(changed(with_column()), wishes)  # type: ignore[arg-type]
+        assert caught.value.table == TABLE
+        assert caught.value.error.code.number == "CF4101"
+
+
+@dataclass(frozen=True)
+class FakePiece:
+    table: pa.Table
+    schema: TableSchema = SCHEMA
+    clean: frozenset[str] = frozenset({"a1"})
+    path: None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.table.num_rows)
+
+    def load(self) -> pa.Table:
+        return self.table
+
+
+def test_rows_a_truncate_of_their_transaction_removed_are_left_out() -> None:
+    rows = pa.table({"wall": [1, 2, 2, 2], "logical": [0, 0, 0, 0], "seq": [1, 2, 3, 5]})
+    event = Truncate(SCHEMA, Timestamp(2), 4)
+    chunk = Chunk(SCHEMA, (FakePiece(rows),), Timestamp(0), Timestamp(2), 1, (event,))  # type: ignore[arg-type]
+    assert chunk.load()["seq"].to_pylist() == [1, 5]
+    assert not chunk.in_files
+
+
+@dataclass
+class FakeStream:
+    flushes: list[Flush]
+    order: list[str]
+    closed: bool = False
+
+    def __iter__(self) -> Iterator[Flush]:
+        return iter(self.flushes)
+
+    def acknowledge(self, position: str) -> None:
+        self.order.append(f"acknowledge {position}")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeWriter:
+    order: list[str]
+    full: int = 0
+    kept: list[Flush] = field(default_factory=list)
+
+    def append(self, flush: Flush) -> None:
+        if self.full:
+            self.full -= 1
+            raise ChangefeedError("CF3003", "no room")
+        self.kept.append(flush)
+        self.order.append("append")
+
+    def room(self) -> int:
+        return 1
+
+    def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
+        self.order.append("maintain")
+
+
+class TestCapture:
+    def run(self, flushes: list[Flush], full: int = 0) -> tuple[list[str], list[Notice]]:
+        order: list[str] = []
+        told: list[Notice] = []
+        stream, writer = FakeStream(flushes, order), FakeWriter(order, full)
+        Capture(stream, writer, told.append, keep_from=lambda: None).run()  # type: ignore[arg-type]
+        assert writer.kept == flushes, "every flush is in the log, in order"
+        return order, told
+
+    def test_it_acknowledges_only_what_is_in_the_log(self) -> None:
+        flushes = [Flush((), Frontier(Timestamp(n), f"{n:016X}", n)) for n in (1, 2)]
+        order, told = self.run(flushes)
+        assert order == [
+            "append",
+            "acknowledge 0000000000000001",
+            "append",
+            "acknowledge 0000000000000002",
+        ]
+        assert [n.kind for n in told] == ["frontier", "frontier"]
+
+    def test_part_of_a_large_transaction_is_not_acknowledged(self) -> None:
+        flushes = [Flush((), None), Flush((), Frontier(Timestamp(1), "0" * 16, 1))]
+        order, _ = self.run(flushes)
+        assert order == ["append", "append", f"acknowledge {'0' * 16}"]
+
+    def test_a_full_disk_stalls_and_goes_on(self) -> None:
+        flushes = [Flush((), Frontier(Timestamp(1), "0" * 16, 1))]
+        order, told = self.run(flushes, full=1)
+        assert [n.kind for n in told] == ["stalled", "frontier"]
+        assert "maintain" in order
+
+    def test_notices_survive_the_pipe(self) -> None:
+        notice = Notice("error", code="CF2101", message="broken", hint="wait")
+        assert Notice.parse(notice.line()) == notice
