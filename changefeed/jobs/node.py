@@ -343,6 +343,11 @@ class Node:
 
     def _start_wanted(self, jobs: list[Job]) -> None:
         for job in jobs:
+            if job.status is Status.PAUSED and job.wanted is Wanted.RUNNING:
+                # A RESUME that came while the job was being paused.
+                job = self.catalog.transition(
+                    job.id, Status.PENDING, reason="resumed, waits for a node"
+                )
             runnable = job.wanted is Wanted.RUNNING and job.status.active
             if not runnable or job.id in self._runners or job.sinkless:
                 continue

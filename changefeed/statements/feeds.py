@@ -374,9 +374,10 @@ def _taken_up(job: Job, context: Context) -> bool:
 def _resume_one(job: Job, context: Context) -> None:
     catalog = context.catalog
     catalog.retry_tables(job.id)
+    # First what is wanted: a node that saw the job pending would pause it again.
+    catalog.request(job.id, Wanted.RUNNING)
     if job.status in (Status.PAUSED, Status.FAILED):
         catalog.transition(job.id, Status.PENDING, reason="resumed, waits for a node")
-    catalog.request(job.id, Wanted.RUNNING)
 
 
 def _span_of(job: Job, refs: tuple[nodes.FeedRef, ...]) -> nodes.Span | None:

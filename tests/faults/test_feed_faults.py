@@ -18,23 +18,24 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from changefeed.catalog import Job, Status
+from changefeed.catalog import Job, Status, Wanted
 from changefeed.errors import ChangefeedError
 from changefeed.faults import VARIABLE
 from changefeed.jobs.node import Node
 from changefeed.spark.session import SparkEngine
+from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
 from tests.nemesis.judge import judge_feed
-from tests.nemesis.ledger import Ledger, Table
+from tests.nemesis.ledger import Cause, Ledger, Table
 from tests.nemesis.service import Service, until
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(400)]
 
-T = Table("t")
+T = Table("t", steady=("id", "v", "b"))
 U = Table("u")
 
 
@@ -59,6 +60,11 @@ class Shop:
         """Write down what the tables hold now."""
         with self.db.connect() as connection:
             self.ledger.record(connection, tables)
+
+    def record_ddl(self, table: str) -> None:
+        """Write down what a schema change made of a table: no row of it need come by itself."""
+        with self.db.connect() as connection:
+            self.ledger.record(connection, [table], Cause.DDL)
 
     def write(self, times: int = 1) -> None:
         """Commits of every kind."""
@@ -88,10 +94,21 @@ class Shop:
         failures = judge_feed(self.ledger, read_files(self.out / name, names), names, diff=False)
         assert not failures, "\n".join(failures[:20])
 
+    def messages(self, name: str = "f") -> list[Message]:
+        """Everything delivered so far."""
+        return read_files(self.out / name, ["t", "u"])
+
+    def with_column(self, column: str) -> list[Message]:
+        """Rows that have a column."""
+        return [m for m in self.messages() if m.after and column in m.after]
+
+    def values(self, topic: str, column: str) -> set[object]:
+        """What a column of a table was said to be."""
+        return {m.after[column] for m in self.messages() if m.topic == topic and m.after}
+
     def keys(self, name: str, topic: str) -> set[str | None]:
         """Keys of the rows that were delivered."""
-        found = read_files(self.out / name, ["t", "u"])
-        return {m.key for m in found if m.is_row and m.topic == topic}
+        return {m.key for m in self.messages(name) if m.is_row and m.topic == topic}
 
 
 @pytest.fixture
@@ -261,6 +278,48 @@ def test_source_is_down(
         until(lambda: not db.slots(), "the slot goes")
 
 
+# ---------------------------------------------------------------------------- scans
+
+
+def test_resolved_waits_for_a_backfill(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    scanned(feeds, shop)
+    with shop.db.connect(autocommit=False) as other:
+        # A transaction that stays open holds up the snapshot of the backfill.
+        other.execute("insert into u values (2, 2, 'held')")
+        shop.db.execute("alter table t add column c int default 7")
+        shop.record_ddl("t")
+        shop.write()
+        until(lambda: shop.with_column("c"), "the change is seen")
+        shop.write()
+        newest = shop.ledger.states["u"][-1]["[1]"]["v"]
+        until(lambda: newest in shop.values("u", "v"), "another table flows meanwhile")
+        changed = min(m.at for m in shop.with_column("c") if m.at)
+        assert all(m.resolved < changed for m in shop.messages() if m.resolved)
+        began = time.monotonic()
+        feeds.execute("PAUSE CHANGEFEED f")
+        feeds.execute("RESUME CHANGEFEED f")
+        assert time.monotonic() - began < 20, "nothing waits for the snapshot"
+        other.commit()
+    shop.record("u")
+    feeds.sync("f")
+    shop.check()
+    last = {m.key: m.after for m in shop.messages() if m.is_row and m.topic == "t"}
+    assert all("c" in row for row in last.values() if row)
+
+
+def test_a_table_joins_a_quiet_feed(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds, tables="t")
+    scanned(feeds, shop)
+    resolved = len([m for m in shop.messages() if m.resolved])
+    until(lambda: len([m for m in shop.messages() if m.resolved]) > resolved, "resolved goes on")
+    feeds.execute("ALTER CHANGEFEED f ADD u WITH initial_scan = 'yes'")
+    feeds.sync("f")
+    shop.write()
+    feeds.sync("f")
+    shop.check()
+
+
 # ---------------------------------------------------------------------------- sinks
 
 
@@ -328,6 +387,24 @@ def test_broker_is_away_and_a_row_is_too_large(
     [failed] = [t for t in feeds.catalog.tables(job.id) if t.table.name == "u"]
     assert failed.error_code == "CF5006"
     assert job_of(feeds, "bus").status is Status.RUNNING
+
+
+# ---------------------------------------------------------------------------- statements
+
+
+def test_resume_is_not_lost(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    scanned(feeds, shop)
+    feeds.execute("PAUSE CHANGEFEED f")
+    # RESUME says what is wanted while the node still writes what it has just done.
+    feeds.catalog.request(job_of(feeds).id, Wanted.RUNNING)
+    until_status(feeds, Status.RUNNING)
+    for _ in range(5):
+        feeds.execute("PAUSE CHANGEFEED f")
+        feeds.execute("RESUME CHANGEFEED f")
+    shop.write()
+    feeds.sync("f")
+    shop.check()
 
 
 # ---------------------------------------------------------------------------- two nodes
