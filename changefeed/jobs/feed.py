@@ -115,8 +115,11 @@ class Feed:
         """Everything at or below is durable for every table that has not failed.
 
         A table that is owed a backfill is as it was before the schema change (``scan_at``
-        until the backfill is done), however far its changes were delivered.
+        until the backfill is done), however far its changes were delivered. One whose scan is
+        not finished is nowhere, though changes of it may be out (the scan began anew).
         """
+        if self.in_state(TableState.SCANNING):
+            return None
         live = [
             t.scan_at.previous()
             if t.scan_wanted and t.scan_at and t.done_upto and t.done_upto >= t.scan_at

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from changefeed.catalog import Catalog
-from changefeed.clock import Timestamp
+from changefeed.clock import SystemClock, Timestamp
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Frontier, Position
 from changefeed.jobs.capture import Notice
+from changefeed.jobs.model import Wanted
 from changefeed.jobs.supervisor import CaptureSupervisor
 from changefeed.log import LogReader
 from changefeed.schema import TableName
@@ -103,7 +104,7 @@ class SourceKeeper:
         wanted = frozenset(tables)
         # Not the reader's lock: feeds go on while the source is asked.
         with self._watching:
-            if wanted != self._watched:
+            if wanted != self._watched or self.problems:
                 self._prepare(wanted)
             self._start_capture()
 
@@ -123,22 +124,41 @@ class SourceKeeper:
             publication=state.publication or slot,
             system_id=state.system_id or self.source.system_id(),
         )
-        since = self.frontier.at if self.frontier is not None else Timestamp.ZERO
+        since = self._since()
         self.problems = dict(prepared.problems)
         self._catalog.set_captured(
             self.name, {table: since for table in wanted if table not in self.problems}
         )
         self._watched = wanted
 
-    def forget(self) -> None:
-        """No feed is left: stop the capture, remove slot and publication, drop the log."""
+    def _since(self) -> Timestamp:
+        """From when on the log has all changes of a table that the source agreed to just now.
+
+        The log may lag: what it has yet to read was committed before the agreement, too.
+        """
+        frontier = self.frontier
+        return max(frontier.at, SystemClock().now()) if frontier else Timestamp.ZERO
+
+    def forget(self) -> bool:
+        """No feed is left: stop the capture, remove slot and publication, drop the log.
+
+        False when a feed came meanwhile: nothing was removed, and the keeper stays good. Else,
+        also after an error, it is closed for good.
+        """
+        # A statement that makes a feed now must not take the tables for captured ones.
+        self._catalog.set_captured(self.name, {})
+        if any(j.wanted is not Wanted.DROPPED for j in self._catalog.source_jobs(self.name)):
+            self._watched = frozenset()
+            return False
         self.close()
+        # The log before the slot: a log whose slot is gone would count as a slot that was lost.
+        _remove_tree(self._layout.log(self.name))
+        _remove_tree(self._layout.spool(self.name))
         state = self._catalog.source_state(self.name)
         if state.slot:
             self.source.forget(slot=state.slot, publication=state.publication)
         self._catalog.forget_source(self.name)
-        _remove_tree(self._layout.log(self.name))
-        _remove_tree(self._layout.spool(self.name))
+        return True
 
     # -- capture --------------------------------------------------------------------------
 
@@ -167,7 +187,11 @@ class SourceKeeper:
             if notice.kind == "frontier":
                 self._error = None
                 self._stalled = ""
-                self.reader.refresh()
+                try:
+                    self.reader.refresh()
+                except ChangefeedError as error:
+                    log.error("log of %s: %s %s", self.name, error.code.number, error.message)
+                    self._error = error
             elif notice.kind == "stalled":
                 self._stalled = notice.message
             elif notice.kind == "flowing":
@@ -278,20 +302,39 @@ class SourceKeeper:
         Raises:
             ChangefeedError: capture stopped with an error, or the wait was too long.
         """
-        deadline = time.monotonic() + timeout
         with self._grown:
-            while not stop.is_set():
-                frontier = self.reader.frontier
-                if frontier is not None and frontier.position >= position:
-                    at = self.reader.timestamp_at(position)
-                    return at if at is not None else self.reader.oldest
-                if self._error is not None:
-                    raise self._error
-                if time.monotonic() > deadline:
-                    raise ChangefeedError(
-                        "CF2101", f"the change log of {self.name!r} did not reach {position}"
-                    )
-                self._grown.wait(0.2)
+            self._wait_until(lambda f: f.position >= position, position, stop, timeout)
+            at = self.reader.timestamp_at(position)
+            return at if at is not None else self.reader.oldest
+
+    def wait_above(self, at: Timestamp, stop: threading.Event, timeout: float = 300.0) -> None:
+        """Wait until the log has reached above ``at`` (an idle source's does every second).
+
+        Raises:
+            ChangefeedError: capture stopped with an error, or the wait was too long.
+        """
+        with self._grown:
+            self._wait_until(lambda f: f.at > at, str(at), stop, timeout)
+
+    def _wait_until(
+        self,
+        reached: Callable[[Frontier], bool],
+        place: str,
+        stop: threading.Event,
+        timeout: float,
+    ) -> None:
+        deadline = time.monotonic() + timeout
+        while not stop.is_set():
+            frontier = self.reader.frontier
+            if frontier is not None and reached(frontier):
+                return
+            if self._error is not None:
+                raise self._error
+            if time.monotonic() > deadline:
+                raise ChangefeedError(
+                    "CF2101", f"the change log of {self.name!r} did not reach {place}"
+                )
+            self._grown.wait(0.2)
         raise ChangefeedError("CF2201", "stopped")
 
     def wake(self) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from changefeed.catalog import Lease, LeaseLost
 from changefeed.clock import Timestamp
-from changefeed.errors import Action, ChangefeedError
+from changefeed.errors import CODES, Action, ChangefeedError
 from changefeed.events import SchemaChange
 from changefeed.jobs.checkpoint import Checkpoint
 from changefeed.jobs.delivery import Delivery
@@ -72,6 +72,7 @@ class FeedRunner:
             self.catalog, self.keeper, self._stopping, lambda tables: Scan(self, tables)
         )
         self._next_round = 0.0
+        self._seen = Timestamp.ZERO
         self._retry = RetryClock()
         self._shown: tuple[Status, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"feed-{job.name}", daemon=True)
@@ -122,6 +123,11 @@ class FeedRunner:
         self.catalog.release_lease(self._lease)
 
     # -- for the scan ---------------------------------------------------------------------
+
+    @property
+    def promised(self) -> Timestamp | None:
+        """Consumers may have been told that everything up to here is out."""
+        return self._feed.job.high_water
 
     def plan(self, schema: TableSchema) -> MessagePlan:
         """How changes of a table version become messages."""
@@ -179,9 +185,9 @@ class FeedRunner:
             self._show_state()
             moved = self._deliver()
             self._scanning.follow(self._feed)
-            if moved:
-                self._retry.reset()
             self._checkpoint.turn(self._feed, moved=moved)
+            if moved or not self._scanning.active(self._feed):
+                self._retry.reset()
             self._end_if_done()
             if not moved:
                 self._wait()
@@ -192,7 +198,8 @@ class FeedRunner:
         if pause > 0:
             self._stopping.wait(pause)
         else:
-            self.keeper.wait_beyond(self._feed.high_water() or Timestamp.MAX, IDLE_SECONDS)
+            # Not the high-water: that stays behind while a backfill is owed.
+            self.keeper.wait_beyond(self._seen, IDLE_SECONDS)
 
     def _check_requests(self) -> None:
         if self._stopping.is_set():
@@ -203,11 +210,12 @@ class FeedRunner:
 
     def _take_new_row(self) -> None:
         """The job was altered: save what was done, take the new row, tell the sink."""
+        # The scan first: nothing may write to a sink that is closed.
+        self._scanning.stop()
         self._feed.save()
         job = self.catalog.job(self.job_id)
         if job.sink_uri != self._feed.job.sink_uri or job.options != self._feed.job.options:
             self.outlet.close()
-        self._scanning.stop()
         self.generation, self.name = job.generation, job.name
         self._feed = Feed(self.catalog, job, self._lease)
         self.outlet.open(self._feed)
@@ -220,8 +228,12 @@ class FeedRunner:
         if time.monotonic() < self._next_round:
             return False
         frontier = self.keeper.frontier
+        at = frontier.at if frontier else Timestamp.ZERO
+        groups = list(self._groups(at))
+        # Where a scan holds all tables back, a growing log is no reason to look again.
+        self._seen = at if any(upto == at for upto, _ in groups) else Timestamp.MAX
         rows = 0
-        for upto, bounds in self._groups(frontier.at if frontier else Timestamp.ZERO):
+        for upto, bounds in groups:
             behind = {name: at for name, at in bounds.items() if at < upto}
             if behind:
                 rows += self._delivery.deliver(
@@ -240,17 +252,21 @@ class FeedRunner:
     ) -> Iterator[tuple[Timestamp, dict[TableName, Timestamp]]]:
         """Running tables by how far they may go now.
 
-        A table that waits for its backfill stops at the scan's timestamp.
+        A table that waits for its backfill stops at the scan's timestamp. A feed that only
+        scans delivers no changes.
         """
+        if self._feed.options[INITIAL_SCAN] is InitialScan.ONLY:
+            return
         end = self._feed.job.end_time
         upto = min(frontier, end) if end is not None else frontier
         free: dict[TableName, Timestamp] = {}
         held: dict[Timestamp, dict[TableName, Timestamp]] = {}
-        for table in self._feed.in_state(TableState.RUNNING):
+        for table in self._feed.in_state(TableState.RUNNING, TableState.SCANNING):
             if table.done_upto is None:
                 continue
             if not self._scanning.holds(table):
-                free[table.table] = table.done_upto
+                if table.state is TableState.RUNNING:
+                    free[table.table] = table.done_upto
             elif self._scanning.at is not None:
                 held.setdefault(self._scanning.at, {})[table.table] = table.done_upto
         if free:
@@ -260,7 +276,8 @@ class FeedRunner:
 
     def _after_turn(self) -> bool:
         self._checkpoint.turn(self._feed, moved=True)
-        return not (self._stopping.is_set() or self._reload.is_set())
+        wanted = self._stopping.is_set() or self._reload.is_set() or self._scanning.waits
+        return not wanted
 
     def _schema_changed(self, event: SchemaChange) -> None:
         table = event.new.table
@@ -343,8 +360,24 @@ class FeedRunner:
             reason = "end_time reached"
         else:
             return
+        self._refuse_success()
         self._checkpoint.last(self._feed)
         self._show(Status.SUCCEEDED, reason)
+        raise StopFeed
+
+    def _refuse_success(self) -> None:
+        """A feed that left tables out has not succeeded: RESUME tries them again."""
+        failed = self._feed.in_state(TableState.FAILED)
+        if not failed:
+            return
+        first = failed[0]
+        code = first.error_code if first.error_code in CODES else "CF4002"
+        error = ChangefeedError(
+            code,
+            f"{len(failed)} of {len(self._feed.tables)} tables failed: {first.table}: "
+            f"{first.error}",
+        )
+        self._end_with(error)
         raise StopFeed
 
     def _save_quietly(self) -> None:

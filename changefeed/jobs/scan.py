@@ -6,7 +6,10 @@ already (a backfill) is read only after its changes up to that timestamp were de
 consumer never sees an older version of a row after a newer one.
 
 Small tables are read here; large ones by Spark, in parallel, part by part. A scan that broke
-begins again for the tables that were not finished: consumers see repeats, never a hole.
+begins again for the tables that were not finished: consumers see repeats, never a hole. A row
+that the broken scan delivered may be deleted before the next one, whose image says nothing of
+it: so the instant of a scan is saved before its first row goes out, and the next scan of the
+table comes after the changes since then, as a backfill does.
 """
 
 from __future__ import annotations
@@ -67,6 +70,8 @@ class Scan(threading.Thread):
         self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
+        #: Set by the runner once :attr:`at` is durable in the progress of the tables.
+        self.placed = threading.Event()
         self._runner = runner
         self._stopping = threading.Event()
         self._group = f"scan-{runner.job_id}-{id(self)}"
@@ -76,6 +81,7 @@ class Scan(threading.Thread):
     def stop(self) -> None:
         """End soon: running Spark jobs are cancelled."""
         self._stopping.set()
+        self.placed.set()
         for table in self.tables.values():
             table.caught_up.set()
         self._runner.engine.cancel(self._group)
@@ -116,11 +122,16 @@ class Scan(threading.Thread):
         # The image must be younger than the capture, or changes between them would be lost.
         keeper.wait_captured(self.tables, self._stopping)
         described = self._describe()
+        if self._runner.promised is not None:
+            # An idle source's image has the instant of the last frontier, which consumers may
+            # have been told is complete.
+            keeper.wait_above(self._runner.promised, self._stopping)
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
             self.at = keeper.wait_position(snapshot.position, self._stopping)
             self._began = time.monotonic()
             self._runner.wake()
             fault_point("scan.after_snapshot")
+            self.placed.wait()
             for table in described:
                 if self._stopping.is_set():
                     return

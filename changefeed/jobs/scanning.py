@@ -14,6 +14,7 @@ from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.model import TableProgress, TableState
 from changefeed.jobs.outlet import TableError
 from changefeed.jobs.scan import Scan
+from changefeed.options import INITIAL_SCAN, InitialScan
 from changefeed.schema import TableName
 
 JOIN_SECONDS = 30.0
@@ -49,6 +50,12 @@ class Scanning:
         """The timestamp of the scan that runs, once it is known: held tables go so far."""
         return self._scan.at if self._scan is not None else None
 
+    @property
+    def waits(self) -> bool:
+        """The scan knows its timestamp and delivers nothing before :meth:`follow` saved it."""
+        scan = self._scan
+        return scan is not None and scan.at is not None and not scan.placed.is_set()
+
     def text(self) -> str:
         """How far the scan is, with the time it still needs, for people."""
         return self._scan.text() if self._scan is not None else "initial scan"
@@ -61,11 +68,18 @@ class Scanning:
             self._place(feed, table)
         owed = [t for t in _owed(feed) if t.scan_wanted]
         for table in owed:
-            if table.state is TableState.PENDING:
-                feed.update(table.table, state=TableState.SCANNING)
+            self._begin_table(feed, table)
         if owed:
             self._scan = self._start([feed.tables[t.table] for t in owed])
             self._scan.start()
+
+    def _begin_table(self, feed: Feed, table: TableProgress) -> None:
+        if table.state is TableState.PENDING:
+            feed.update(table.table, state=TableState.SCANNING)
+        broken = table.done_upto is None and table.scan_at is not None
+        if broken and feed.options[INITIAL_SCAN] is not InitialScan.ONLY:
+            # Rows as of then may be out: what was deleted since is told by the changes alone.
+            feed.update(table.table, done_upto=table.scan_at)
 
     def follow(self, feed: Feed) -> None:
         """Take over what the scan has finished.
@@ -78,6 +92,8 @@ class Scanning:
         if scan is None:
             return
         ended = not scan.is_alive()
+        if self.waits:
+            self._save_place(feed, scan)
         for name in scan.tables:
             self._follow_table(feed, scan, name)
         if ended:
@@ -94,6 +110,15 @@ class Scanning:
             # It may wait long for its snapshot: until the transactions open at the source end.
             if scan.at is not None:
                 scan.join(JOIN_SECONDS)
+
+    def _save_place(self, feed: Feed, scan: Scan) -> None:
+        for name, table in scan.tables.items():
+            now = feed.tables.get(name)
+            owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
+            if owed and not table.backfill:
+                feed.update(name, scan_at=scan.at)
+        feed.save()
+        scan.placed.set()
 
     def _follow_table(self, feed: Feed, scan: Scan, name: TableName) -> None:
         table = scan.tables[name]
@@ -118,7 +143,9 @@ class Scanning:
             feed.save()
             fault_point("scan.table_saved")
             return
-        if table.backfill and scan.at and now.done_upto and now.done_upto >= scan.at:
+        # A feed with an end goes no further than there, and its scan need not wait for more.
+        end = feed.job.end_time or Timestamp.MAX
+        if table.backfill and scan.at and now.done_upto and now.done_upto >= min(scan.at, end):
             table.caught_up.set()
         # A backfill keeps the instant of the schema change: resolved waits there.
         at = now.scan_at if table.backfill else scan.at
@@ -130,7 +157,8 @@ class Scanning:
         cursor = feed.job.cursor
         if table.done_upto is not None:
             at = table.done_upto
-        elif cursor is not None:
+        elif cursor is not None and table.start is None:
+            self._keeper.wait_captured([table.table], self._stopping)
             self._check_cursor(table.table, cursor)
             at = cursor
         else:
