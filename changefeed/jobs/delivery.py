@@ -156,7 +156,9 @@ class Delivery:
                 return encode_files(self._engine, segments, plan, chunk.clean)
             return encode_big(self._engine, chunk.load(), plan, chunk.clean)
 
-        key = (plan.fingerprint(), chunk.after, chunk.upto, chunk.number)
+        # The rows themselves too: compaction between two reads cuts a slice in other places.
+        rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)
+        key = (plan.fingerprint(), chunk.after, chunk.upto, chunk.number, *rows)
         return self._shared.get(key, compute)
 
     def _write(self, feed: Feed, item: Encoded, current: Round) -> None:
