@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from changefeed.jobs.capture import EXIT_STOP, Notice
+from changefeed.jobs.capture import EXIT_RETRY, EXIT_STOP, Notice
 from changefeed.telemetry import log
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -79,7 +79,14 @@ class CaptureSupervisor:
     def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
-            status, useful = self._one_life()
+            try:
+                status, useful = self._one_life()
+            except Exception as surprise:
+                # Nobody else would start it again, or say that it is down.
+                log.exception("capture cannot be supervised")
+                status, useful = EXIT_RETRY, False
+                what = f"the capture process cannot be run: {type(surprise).__name__}"
+                self._on_notice(Notice("error", code="CF2101", message=what))
             if self._stopping.is_set():
                 return
             if useful:
