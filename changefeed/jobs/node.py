@@ -144,6 +144,9 @@ class Node:
             keeper.wake()
         for runner in runners:
             runner.join(20)
+            if not runner.is_alive():
+                # The next node need not wait for the lease's end.
+                runner.release_lease()
         for keeper in list(self._keepers.values()):
             keeper.close()
         self.engine.close()
@@ -199,6 +202,9 @@ class Node:
                 self._save_frontiers()
             except ChangefeedError as error:
                 log.error("node: %s", error.message)
+            except Exception:
+                # Without a pulse all leases end, while the feeds go on.
+                log.exception("node: unexpected error in the pulse")
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -218,6 +224,8 @@ class Node:
         self._remove_dropped(jobs)
         jobs = [j for j in jobs if j.wanted is not Wanted.DROPPED]
         self._watch_sources(jobs)
+        # After the sources: a table that is tried again meets what they say now.
+        self._reload_altered(jobs)
         self._start_wanted(jobs)
         self.shared.feeds = len(self._runners)
 
@@ -265,12 +273,16 @@ class Node:
             job = by_id.get(job_id)
             if job is None or job.wanted is not Wanted.RUNNING:
                 runner.request_stop()
-            elif job.generation != runner.generation:
-                runner.request_reload()
         for job in jobs:
             idle = job.id not in self._runners and job.status.active
             if job.wanted is Wanted.PAUSED and idle:
                 self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+
+    def _reload_altered(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            runner = self._runners.get(job.id)
+            if runner is not None and job.generation != runner.generation:
+                runner.request_reload()
 
     def _remove_dropped(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -333,13 +345,14 @@ class Node:
             return
         keeper = self.keeper(name)
         try:
-            keeper.forget()
-        except ChangefeedError as error:
+            if not keeper.forget():
+                return
+            self._failed_sources.pop(name, None)
+        except (ChangefeedError, OSError) as error:
             self._failed_sources[name] = time.monotonic() + SOURCE_RETRY_SECONDS
-            log.warning("source %s: cannot remove the slot yet: %s", name, error.message)
-            return
+            log.warning("source %s: cannot remove the slot yet: %s", name, error)
+        # It is closed, whatever became of the slot: the next feed gets a new one.
         self._keepers.pop(name, None)
-        self._failed_sources.pop(name, None)
 
     def _start_wanted(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -360,9 +373,21 @@ class Node:
             keeper = self.keeper(job.source)
             if keeper.error is not None:
                 keeper.retry()
-            runner = FeedRunner(self, job, lease)
+            try:
+                runner = FeedRunner(self, job, lease)
+            except ChangefeedError as error:
+                # One that cannot even be read must not keep those behind it from running.
+                self.catalog.release_lease(lease)
+                log.warning("feed %s: %s %s", job.name, error.code.number, error.message)
+                self._refuse(job, error)
+                continue
             self._runners[job.id] = runner
             runner.start()
+
+    def _refuse(self, job: Job, error: ChangefeedError) -> None:
+        status = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
+        if (job.status, job.error) != (status, error.message):
+            self.catalog.transition(job.id, status, reason=error.message, error=error)
 
     # -- sinkless feeds -------------------------------------------------------------------
 
@@ -381,6 +406,9 @@ class Node:
                 raise ChangefeedError("CF6003", "another node took the feed")
             self.wake()
             self.engine.start()
+            keeper = self.keeper(job.source)
+            if keeper.error is not None:
+                keeper.retry()
             runner = FeedRunner(self, job, lease, sink)
             # Before the loop sees it: a runner that is not alive gives its lease back.
             runner.start()
@@ -397,16 +425,24 @@ class Node:
             self.wake()
 
     def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[StreamRow]:
-        renew_at = time.monotonic() + PULSE_SECONDS
+        if not self.is_node:
+            # A client may look at one row for long; a node has its pulse.
+            threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()
         while not sink.ended:
             row = sink.take(0.2)
             if row is not None:
                 yield row
-            if not self.is_node and time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + PULSE_SECONDS
-                runner.renew_lease(LEASE_SECONDS)
         job = self.catalog.job(runner.job_id)
         if job.status is Status.FAILED:
             raise ChangefeedError(job.error_code or "CF4002", job.error or job.reason)
         if job.status is not Status.SUCCEEDED:
             raise ChangefeedError("CF6004", f'the stream of "{job.name}" was cut off: {job.reason}')
+
+    def _keep_lease(self, runner: FeedRunner) -> None:
+        while runner.is_alive() and not self._stopping.wait(PULSE_SECONDS):
+            try:
+                if not runner.renew_lease(LEASE_SECONDS):
+                    runner.request_stop()
+                    return
+            except ChangefeedError as error:
+                log.error("feed %s: %s", runner.name, error.message)
