@@ -1,0 +1,137 @@
+"""Which tables are scanned again, from where, and what holds resolved back meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from changefeed.catalog import Catalog
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.feed import Feed
+from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.model import JobSpec, TableProgress, TableState
+from changefeed.jobs.scan import Scan, TableScan
+from changefeed.jobs.scanning import Scanning
+from changefeed.schema import TableName
+
+TABLE = TableName("shop", "public", "t")
+
+
+class StillScan:
+    """A scan that does nothing by itself."""
+
+    def __init__(self, tables: list[TableProgress]) -> None:
+        self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
+        self.at: Timestamp | None = None
+        self.error: ChangefeedError | None = None
+        self.placed = threading.Event()
+        self.alive = True
+
+    def start(self) -> None:
+        """Nothing runs."""
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def stop(self) -> None:
+        self.alive = False
+
+    def join(self, timeout: float) -> None:
+        """Nothing runs."""
+
+
+class Bench:
+    """A feed of one table, and the scans it starts."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        progress = TableProgress(TABLE, "t")
+        self.job = catalog.create_job(
+            JobSpec(source="shop", targets=("TABLE t",), tables=(progress,), sink_uri="null://")
+        )
+        self.scans: list[StillScan] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """As after a crash: what was not saved is forgotten."""
+        lease = self.catalog.acquire_lease(self.job.id, "n", 60)
+        assert lease is not None
+        self.feed = Feed(self.catalog, self.catalog.job(self.job.id), lease)
+        self.scanning = Scanning(
+            self.catalog, cast(SourceKeeper, None), threading.Event(), self._start
+        )
+        self.scanning.begin(self.feed)
+
+    def _start(self, tables: list[TableProgress]) -> Scan:
+        self.scans.append(StillScan(tables))
+        return cast(Scan, self.scans[-1])
+
+    @property
+    def scan(self) -> StillScan:
+        return self.scans[-1]
+
+    @property
+    def table(self) -> TableProgress:
+        return self.feed.tables[TABLE]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    catalog = Catalog.open(str(tmp_path))
+    yield Bench(catalog)
+    catalog.close()
+
+
+def test_the_instant_of_a_scan_is_durable_before_its_rows(bench: Bench) -> None:
+    bench.scan.at = Timestamp(10)
+    assert bench.scanning.waits
+    bench.scanning.follow(bench.feed)
+    assert bench.scan.placed.is_set()
+    assert bench.catalog.tables(bench.job.id)[0].scan_at == Timestamp(10)
+
+
+def test_a_scan_that_broke_is_followed_by_the_changes_since(bench: Bench) -> None:
+    bench.scan.at = Timestamp(10)
+    bench.scanning.follow(bench.feed)
+    bench.restart()
+    assert bench.table.done_upto == Timestamp(10), "what was deleted since must be told"
+    assert bench.table.state is TableState.SCANNING
+    assert bench.scan.tables[TABLE].backfill
+    assert bench.feed.high_water() is None, "nothing is complete before the first scan is"
+    bench.scan.at = Timestamp(20)
+    bench.scanning.follow(bench.feed)
+    assert not bench.scan.tables[TABLE].caught_up.is_set()
+    bench.feed.advance([TABLE], Timestamp(20))
+    bench.scanning.follow(bench.feed)
+    assert bench.scan.tables[TABLE].caught_up.is_set()
+    bench.scan.tables[TABLE].done = True
+    bench.scanning.follow(bench.feed)
+    assert (bench.table.state, bench.table.done_upto) == (TableState.RUNNING, Timestamp(20))
+    assert bench.feed.high_water() == Timestamp(20)
+
+
+def test_a_scan_that_delivered_nothing_just_begins_again(bench: Bench) -> None:
+    bench.feed.save()
+    bench.restart()
+    assert bench.table.done_upto is None
+    assert not bench.scan.tables[TABLE].backfill
+
+
+def test_a_failed_backfill_that_is_tried_again_catches_up(bench: Bench) -> None:
+    bench.feed.update(
+        TABLE, state=TableState.RUNNING, done_upto=Timestamp(30), scan_at=Timestamp(25)
+    )
+    bench.feed.fail_table(TABLE, ChangefeedError("CF2202", "no right to read"))
+    bench.catalog.retry_tables(bench.job.id)
+    bench.restart()
+    assert bench.scan.tables[TABLE].backfill
+    assert bench.scanning.holds(bench.table)
+    bench.scan.at = Timestamp(40)
+    bench.feed.advance([TABLE], Timestamp(40))
+    bench.scanning.follow(bench.feed)
+    assert bench.scan.tables[TABLE].caught_up.is_set()
