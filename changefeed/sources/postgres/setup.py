@@ -119,6 +119,22 @@ def set_tables(connection: Connection, publication: str, wanted: Iterable[Member
     return Change(present is None, tuple(added), tuple(removed))
 
 
+def of_others(
+    connection: Connection, publication: str, wanted: Iterable[int]
+) -> dict[int, tuple[str, str]]:
+    """Tables that are still to be added and that only somebody else may add: name and owner."""
+    present = members(connection, publication) or {}
+    rows = connection.execute(
+        """
+        SELECT c.oid::int8, c.oid::regclass::text, quote_ident(pg_get_userbyid(c.relowner))
+        FROM pg_catalog.pg_class c
+        WHERE c.oid = ANY(%s::oid[]) AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
+        """,
+        [[oid for oid in wanted if oid not in present]],
+    )
+    return {oid: (name, owner) for oid, name, owner in rows}
+
+
 def _create(connection: Connection, publication: str, tables: Iterable[Member]) -> None:
     options: list[sql.Composable] = [sql.SQL("publish = {}").format(sql.Literal(PUBLISH))]
     if connection.info.server_version >= 130_000:

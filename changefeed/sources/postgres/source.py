@@ -125,6 +125,10 @@ class PostgresSource:
                 elif relation is not None:
                     wanted[relation.oid] = relation.member()
                     names[relation.oid] = table
+            # One table that is not ours to add must not keep the others out.
+            for oid, (name, owner) in setup.of_others(connection, publication, wanted).items():
+                del wanted[oid]
+                problems[names[oid]] = _not_ours(name, owner)
             change = setup.set_tables(connection, publication, wanted.values())
             created = setup.create_slot(connection, slot)
             setup.settle(connection, publication)
@@ -202,6 +206,14 @@ class PostgresSource:
             binary=self._binary,
             system_id=system_id.partition("/")[0],
         )
+
+
+def _not_ours(name: str, owner: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF2004",
+        f"only its owner may add table {name} to a publication",
+        hint=f"GRANT {owner} TO <role of the connection>; then RESUME.",
+    )
 
 
 def _demand_slot(state: SlotState, slot: str) -> None:
