@@ -7,6 +7,7 @@ from changefeed.options import to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements.context import Context, Result
+from changefeed.statements.feeds import forget_here, forget_source
 from changefeed.statements.listing import moment
 from changefeed.statements.values import Names, Rate, Size
 from grammar import nodes
@@ -51,13 +52,28 @@ def drop_connection(statement: nodes.DropConnection, context: Context) -> Result
     """DROP EXTERNAL CONNECTION."""
     if not statement.if_exists:
         _existing(statement.name, statement.name_span, context)
+    left = _leave_source(statement.name, context)
     dropped = context.catalog.drop_connection(statement.name, statement.if_exists)
     if context.session.source == statement.name:
         context.session.source = None
     notices = (
-        [] if dropped else [f'external connection "{statement.name}" does not exist, skipping']
+        left if dropped else [f'external connection "{statement.name}" does not exist, skipping']
     )
     return Result("done", notices=notices, tag="DROP EXTERNAL CONNECTION")
+
+
+def _leave_source(name: str, context: Context) -> list[str]:
+    """Without its connection nobody can remove what we made at a source: now or never."""
+    state = context.catalog.source_state(name)
+    if not state.updated or context.catalog.source_jobs(name):
+        return []
+    if not forget_source(name, context):
+        return []
+    forget_here(name, context)
+    return [
+        f"slot and publication {state.slot} are still at source {name} and keep its log: "
+        "remove them there"
+    ]
 
 
 def show_connections(statement: nodes.ShowConnections, context: Context) -> Result:

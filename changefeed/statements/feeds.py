@@ -67,7 +67,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             "stream",
             ("table", "key", "value"),
             notices=list(plan.notices),
-            stream=_texts(rows, lambda: _forget_source(plan.source.source, context)),
+            stream=_texts(rows, lambda: forget_source(plan.source.source, context)),
             tag="CREATE CHANGEFEED",
         )
     job, late = _store(plan, statement, context)
@@ -428,7 +428,7 @@ def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
             job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED
         )
     for source in sorted({job.source for job in jobs}):
-        notices += _forget_source(source, context)
+        notices += forget_source(source, context)
     return _statuses(jobs, notices, context, "DROP")
 
 
@@ -442,7 +442,7 @@ def _drop_here(job: Job, context: Context) -> None:
     context.catalog.delete_job(job.id)
 
 
-def _forget_source(name: str, context: Context) -> list[str]:
+def forget_source(name: str, context: Context) -> list[str]:
     """Once no feed needs a source, nothing of ours stays there; a node does it by itself."""
     catalog = context.catalog
 
@@ -463,11 +463,16 @@ def _forget_source(name: str, context: Context) -> list[str]:
     except ChangefeedError as error:
         catalog.save_source_state(name, error=error.message, error_code=error.code.number)
         return [f"{_left_behind(state)}: {error.message}"]
-    catalog.forget_source(name)
-    layout = StateLayout(Path(catalog.directory))
+    forget_here(name, context)
+    return []
+
+
+def forget_here(name: str, context: Context) -> None:
+    """Forget what we hold at a source, and its change log."""
+    context.catalog.forget_source(name)
+    layout = StateLayout(Path(context.catalog.directory))
     for folder in (layout.log(name), layout.spool(name)):
         shutil.rmtree(folder, ignore_errors=True)
-    return []
 
 
 def _left_behind(state: SourceState) -> str:
