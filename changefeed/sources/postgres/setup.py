@@ -40,6 +40,7 @@ SETTLE_SECONDS = 120.0
 RELEASE_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
+_NO_LIMIT = "SET statement_timeout = 0"
 _COMMENT = "made by changefeed"
 _SETTLING = re.compile(r"settling ([\d ]+)")
 
@@ -321,11 +322,13 @@ def _position(lsn: str | None) -> Position:
 def create_slot(connection: Connection, slot: str) -> bool:
     """Make the slot unless it is there; True when it was made.
 
-    Waits until the transactions that are writing now have ended (so does the server).
+    Waits until the transactions that are writing now have ended (so does the server), but not
+    for ever.
 
     Raises:
         psycopg.Error: no free slot, right missing.
-        ChangefeedError: CF2003 when another kind of slot has the name.
+        ChangefeedError: CF2003 when another kind of slot has the name; CF2005 when a
+            transaction outlasts :data:`SETTLE_SECONDS`.
     """
     state = slot_state(connection, slot)
     if not state.exists:
@@ -333,15 +336,26 @@ def create_slot(connection: Connection, slot: str) -> bool:
         # after a promotion; without such a standby it behaves like any other.
         failover = ", false, false, true" if connection.info.server_version >= 170_000 else ""
         try:
+            connection.execute(f"SET statement_timeout = '{SETTLE_SECONDS:.0f}s'")
             connection.execute(
                 sql.SQL(
                     "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
                 ).format(sql.SQL(failover)),
                 [slot],
             )
+            connection.execute(_NO_LIMIT)
             return True
         except errors.DuplicateObject:
+            connection.execute(_NO_LIMIT)
             state = slot_state(connection, slot)
+        except errors.QueryCanceled as error:
+            raise ChangefeedError(
+                "CF2005",
+                f"the replication slot could not be made within {SETTLE_SECONDS:.0f} s: "
+                "a transaction does not end",
+                hint="SELECT pid, usename, xact_start FROM pg_stat_activity WHERE backend_xid IS "
+                "NOT NULL ORDER BY xact_start; -- and COMMIT or ROLLBACK it",
+            ) from error
     _check_slot(connection, slot, state)
     return False
 
