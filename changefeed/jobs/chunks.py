@@ -33,10 +33,10 @@ CHUNK_ROWS = 100_000
 class Chunk:
     """Rows of one table and version in order.
 
-    All rows are above ``after``, or at the TRUNCATE that ``after`` is the instant of.
-    ``after``, ``upto`` and ``number`` (its place among the table's chunks of the slice) name
-    it: two feeds that are equally far meet the same chunks. Rows that a TRUNCATE of their own
-    transaction removed (``removed``) were never seen by anybody, and are left out.
+    All rows are above ``after``. ``after``, ``upto`` and ``number`` (its place among the
+    table's chunks of the slice) name it: two feeds that are equally far meet the same chunks.
+    Rows that a TRUNCATE of their own transaction removed (``removed``) were never seen by
+    anybody, and are left out.
     """
 
     schema: TableSchema
@@ -138,7 +138,8 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
         else:
             if isinstance(event, Truncate):
                 # What follows must sort behind the truncation in sinks that order by instant.
-                after[event.schema.table] = max(event.at, after[event.schema.table])
+                bound = after[event.schema.table]
+                after[event.schema.table] = max(event.at.previous(), bound)
             yield MarkItem(event)
     if run:
         yield chunk()

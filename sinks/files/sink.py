@@ -191,12 +191,12 @@ class FilesSink:
         self._publish_one(payload, self._namer.resolved(mark.at))
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """A line of its own file, stamped with the instant: after all it empties.
+        """A line of its own file, stamped with the instant: behind all it empties.
 
         Rows of the same instant that came before it are in files with an older stamp.
         """
         name = self._namer.data(
-            event.at,
+            event.at.previous().next(),  # the stamp of what came after it
             job=self._job,
             epoch=0,  # before the rows that have the same stamp: they came after it
             partition=0,

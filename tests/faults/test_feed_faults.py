@@ -61,10 +61,10 @@ class Shop:
         with self.db.connect() as connection:
             self.ledger.record(connection, tables)
 
-    def record_ddl(self, table: str) -> None:
-        """Write down what a schema change made of a table: no row of it need come by itself."""
+    def record_as(self, table: str, cause: Cause) -> None:
+        """Write down what a schema change or TRUNCATE made of a table."""
         with self.db.connect() as connection:
-            self.ledger.record(connection, [table], Cause.DDL)
+            self.ledger.record(connection, [table], cause)
 
     def write(self, times: int = 1) -> None:
         """Commits of every kind."""
@@ -288,7 +288,7 @@ def test_resolved_waits_for_a_backfill(feeds: Feeds, shop: Shop) -> None:
         # A transaction that stays open holds up the snapshot of the backfill.
         other.execute("insert into u values (2, 2, 'held')")
         shop.db.execute("alter table t add column c int default 7")
-        shop.record_ddl("t")
+        shop.record_as("t", Cause.DDL)
         shop.write()
         until(lambda: shop.with_column("c"), "the change is seen")
         shop.write()
@@ -390,6 +390,28 @@ def test_broker_is_away_and_a_row_is_too_large(
 
 
 # ---------------------------------------------------------------------------- statements
+
+
+def test_a_backlog_with_truncations_keeps_its_order(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    scanned(feeds, shop)
+    feeds.execute("PAUSE CHANGEFEED f")
+    for _ in range(2):
+        shop.write()
+        shop.db.execute("begin; delete from t where id = 1; truncate t; commit")
+        shop.record_as("t", Cause.TRUNCATE)
+        shop.db.execute("insert into t select i, 900 + i, 'anew' from generate_series(1, 3) i")
+        shop.record("t")
+    feeds.execute("RESUME CHANGEFEED f")
+    feeds.sync("f")
+    # One slice of the log: its files must sort as they were written.
+    shop.check()
+    for number in (3, 4):
+        shop.db.execute(f"begin; truncate t; insert into t values ({number}, {number}, ''); commit")
+        shop.record_as("t", Cause.TRUNCATE)
+        feeds.sync("f")
+    shop.check()
+    assert len({m.truncated for m in shop.messages() if m.truncated and m.topic == "t"}) == 4
 
 
 def test_resume_is_not_lost(feeds: Feeds, shop: Shop) -> None:
