@@ -5,7 +5,7 @@ Owned by the runner's thread; nothing here waits or does I/O except :meth:`Feed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from changefeed.catalog import Catalog, Lease
@@ -78,6 +78,12 @@ class Feed:
         self.tables[table] = replace(self.tables[table], **changes)  # type: ignore[arg-type]
         self._changed.add(table)
         return self.tables[table]
+
+    def keep_only(self, names: Collection[TableName]) -> None:
+        """Forget the tables that the job does not have any more."""
+        for name in self.tables.keys() - set(names):
+            del self.tables[name]
+            self._changed.discard(name)
 
     def fail_table(self, table: TableName, error: ChangefeedError) -> None:
         """Stop one table for good; the others go on."""

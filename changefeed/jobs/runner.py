@@ -72,6 +72,7 @@ class FeedRunner:
             self.catalog, self.keeper, self._stopping, lambda tables: Scan(self, tables)
         )
         self._next_round = 0.0
+        self._state_version: object = None
         self._seen = Timestamp.ZERO
         self._retry = RetryClock()
         self._shown: tuple[Status, str] | None = None
@@ -227,6 +228,7 @@ class FeedRunner:
         """Deliver what the log has beyond the feed; whether rows were delivered."""
         if time.monotonic() < self._next_round:
             return False
+        self._leave_dropped_tables()
         frontier = self.keeper.frontier
         at = frontier.at if frontier else Timestamp.ZERO
         groups = list(self._groups(at))
@@ -246,6 +248,16 @@ class FeedRunner:
         if rows:
             self._next_round = time.monotonic() + self.outlet.pace
         return rows > 0
+
+    def _leave_dropped_tables(self) -> None:
+        """What commits after ALTER .. DROP has answered is not delivered any more.
+
+        The rest of an ALTER waits for the node, which has to prepare the source first.
+        """
+        version = self.catalog.version()
+        if version != self._state_version:
+            self._state_version = version
+            self._feed.keep_only({t.table for t in self.catalog.tables(self.job_id)})
 
     def _groups(
         self, frontier: Timestamp
