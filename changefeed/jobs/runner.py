@@ -185,7 +185,7 @@ class FeedRunner:
             self._scanning.begin(self._feed)
             self._show_state()
             moved = self._deliver()
-            self._scanning.follow(self._feed)
+            self._scanning.follow(self._feed, self._show_state)
             self._checkpoint.turn(self._feed, moved=moved)
             if moved or not self._scanning.active(self._feed):
                 self._retry.reset()
@@ -315,7 +315,7 @@ class FeedRunner:
             self._show(Status.RETRYING, f"source: {error.message}", error)
         elif self.keeper.stalled:
             self._show(Status.STALLED, self.keeper.stalled)
-        elif self._scanning.active(self._feed):
+        elif self._scanning.owes(self._feed):
             self._show(Status.SCANNING, self._scanning.text())
         else:
             self._show(Status.RUNNING, "running")

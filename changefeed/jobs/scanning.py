@@ -40,6 +40,10 @@ class Scanning:
         """A scan runs or is owed."""
         return self._scan is not None or bool(_owed(feed))
 
+    def owes(self, feed: Feed) -> bool:
+        """Some table's scan is not delivered yet."""
+        return bool(_owed(feed))
+
     def holds(self, table: TableProgress) -> bool:
         """A backfill of this table runs: its changes must not pass :attr:`at`."""
         scan = self._scan
@@ -81,8 +85,9 @@ class Scanning:
             # Rows as of then may be out: what was deleted since is told by the changes alone.
             feed.update(table.table, done_upto=table.scan_at)
 
-    def follow(self, feed: Feed) -> None:
-        """Take over what the scan has finished.
+    def follow(self, feed: Feed, show: Callable[[], None]) -> None:
+        """Take over what the scan has finished; ``show`` is called before it is saved, so that
+        whoever waited for the progress finds the feed's state changed too.
 
         Raises:
             TableError: one table cannot be scanned.
@@ -95,7 +100,7 @@ class Scanning:
         if self.waits:
             self._save_place(feed, scan)
         for name in scan.tables:
-            self._follow_table(feed, scan, name)
+            self._follow_table(feed, scan, name, show)
         if ended:
             self._scan = None
             if scan.error is not None:
@@ -120,7 +125,9 @@ class Scanning:
         feed.save()
         scan.placed.set()
 
-    def _follow_table(self, feed: Feed, scan: Scan, name: TableName) -> None:
+    def _follow_table(
+        self, feed: Feed, scan: Scan, name: TableName, show: Callable[[], None]
+    ) -> None:
         table = scan.tables[name]
         now = feed.tables.get(name)
         if now is None or now.state is TableState.FAILED or not now.scan_wanted:
@@ -140,6 +147,7 @@ class Scanning:
                 emitted_bytes=now.emitted_bytes + table.bytes,
                 schema_version=table.schema.version if table.schema else now.schema_version,
             )
+            show()
             feed.save()
             fault_point("scan.table_saved")
             return

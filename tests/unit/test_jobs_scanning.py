@@ -90,27 +90,27 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_the_instant_of_a_scan_is_durable_before_its_rows(bench: Bench) -> None:
     bench.scan.at = Timestamp(10)
     assert bench.scanning.waits
-    bench.scanning.follow(bench.feed)
+    bench.scanning.follow(bench.feed, lambda: None)
     assert bench.scan.placed.is_set()
     assert bench.catalog.tables(bench.job.id)[0].scan_at == Timestamp(10)
 
 
 def test_a_scan_that_broke_is_followed_by_the_changes_since(bench: Bench) -> None:
     bench.scan.at = Timestamp(10)
-    bench.scanning.follow(bench.feed)
+    bench.scanning.follow(bench.feed, lambda: None)
     bench.restart()
     assert bench.table.done_upto == Timestamp(10), "what was deleted since must be told"
     assert bench.table.state is TableState.SCANNING
     assert bench.scan.tables[TABLE].backfill
     assert bench.feed.high_water() is None, "nothing is complete before the first scan is"
     bench.scan.at = Timestamp(20)
-    bench.scanning.follow(bench.feed)
+    bench.scanning.follow(bench.feed, lambda: None)
     assert not bench.scan.tables[TABLE].caught_up.is_set()
     bench.feed.advance([TABLE], Timestamp(20))
-    bench.scanning.follow(bench.feed)
+    bench.scanning.follow(bench.feed, lambda: None)
     assert bench.scan.tables[TABLE].caught_up.is_set()
     bench.scan.tables[TABLE].done = True
-    bench.scanning.follow(bench.feed)
+    bench.scanning.follow(bench.feed, lambda: None)
     assert (bench.table.state, bench.table.done_upto) == (TableState.RUNNING, Timestamp(20))
     assert bench.feed.high_water() == Timestamp(20)
 
@@ -133,5 +133,5 @@ def test_a_failed_backfill_that_is_tried_again_catches_up(bench: Bench) -> None:
     assert bench.scanning.holds(bench.table)
     bench.scan.at = Timestamp(40)
     bench.feed.advance([TABLE], Timestamp(40))
-    bench.scanning.follow(bench.feed)
+    bench.scanning.follow(bench.feed, lambda: None)
     assert bench.scan.tables[TABLE].caught_up.is_set()
