@@ -351,6 +351,9 @@ class SourceKeeper:
             supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.stop()
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
 
 
 def _remove_tree(path: Path) -> None:

@@ -186,10 +186,11 @@ def log_place_of(catalog: Catalog) -> LogPlace:
         path = StateLayout(Path(catalog.directory)).log(source)
         if not path.exists():
             return None
-        reader = LogReader(path)
-        frontier = reader.refresh()
-        if frontier is None or frontier.position < position:
-            return None
-        return reader.timestamp_at(position) or frontier.at
+        # Asked again and again while SYNC waits: each look gives its file back.
+        with LogReader(path) as reader:
+            frontier = reader.refresh()
+            if frontier is None or frontier.position < position:
+                return None
+            return reader.timestamp_at(position) or frontier.at
 
     return place
