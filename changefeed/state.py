@@ -4,7 +4,7 @@ DIR/state.db          the job table (SQLite)
 DIR/node.lock         held by the one node that runs this state
 DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
-DIR/work/             temporary files of running feeds; emptied at start
+DIR/work              folder of temporary files of running feeds; emptied at start
 DIR/node.log          what the node did
 """
 

@@ -7,6 +7,7 @@ feeds when the log has grown.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -357,7 +358,5 @@ class SourceKeeper:
 
 
 def _remove_tree(path: Path) -> None:
-    import shutil
-
     if path.exists():
         shutil.rmtree(path)

@@ -247,10 +247,10 @@ class Node:
 
     def _expand_patterns(self) -> None:
         """Let tables made after a SCHEMA or DATABASE feed join it."""
-        from changefeed.plan.expand import expand_job, has_patterns
+        from changefeed.plan.expand import expand_job
 
         for job in self.catalog.jobs(include_finished=False):
-            if has_patterns(job) and job.wanted is Wanted.RUNNING:
+            if job.has_patterns and job.wanted is Wanted.RUNNING:
                 try:
                     added = expand_job(self.catalog, job, self.keeper(job.source).source)
                 except ChangefeedError as error:

@@ -14,11 +14,6 @@ from changefeed.sources.base import Source
 from grammar import nodes
 
 
-def has_patterns(job: Job) -> bool:
-    """The feed has a SCHEMA or DATABASE target."""
-    return job.has_patterns
-
-
 def job_options(catalog: Catalog, job: Job) -> tuple[Sinking, Options]:
     """The sink and the typed options of a stored job.
 
@@ -35,7 +30,7 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     They are scanned: all their rows came after the feed began. A feed that only scans, or
     has ended, takes no more. A table that cannot be described now waits for the next call.
     """
-    if not has_patterns(job) or job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
+    if not job.has_patterns or job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
         return []
     sink, options = job_options(catalog, job)
     if options[INITIAL_SCAN] is InitialScan.ONLY:
