@@ -252,12 +252,13 @@ class _Life:
     def _abandon(self, error: ChangefeedError) -> None:
         if self.jvm is not None:
             self.jvm.stop(grace=0)
-        _forget_singletons()
+        _PYSPARK.release(self)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.session.set_exception(error)
 
     def _start(self) -> SparkSession:
         spark_jars()  # the error that names the missing package comes first
+        _PYSPARK.take(self)
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
 
@@ -325,7 +326,7 @@ class _Life:
             if self.jvm.alive:
                 self._stop_context()
             self.jvm.stop()
-        _forget_singletons()
+        _PYSPARK.release(self)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _stop_context(self) -> None:
@@ -470,6 +471,43 @@ def _broken_connection(failure: BaseException) -> bool:
 
     # These are answers, so the JVM was there to give them.
     return not isinstance(failure, Py4JJavaError | PySparkException)
+
+
+class _Singletons:
+    """pyspark's module-wide state, which one life at a time may have.
+
+    pyspark keeps its context, gateway and JVM in class attributes, so a second session in one
+    process would use the first one's, and its end would take them away from the first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: _Life | None = None
+
+    def take(self, life: _Life) -> None:
+        """Say that this life starts a session now.
+
+        Raises:
+            ChangefeedError: CF4002 when another one has not ended.
+        """
+        with self._lock:
+            if self._owner not in (None, life):
+                raise ChangefeedError(
+                    "CF4002",
+                    "Spark runs in this process already",
+                    hint="close the other engine first, or give it to both",
+                )
+            self._owner = life
+
+    def release(self, life: _Life) -> None:
+        """Make pyspark ready for another JVM, if it was this life that had it."""
+        with self._lock:
+            if self._owner is life:
+                _forget_singletons()
+                self._owner = None
+
+
+_PYSPARK = _Singletons()
 
 
 def _forget_singletons() -> None:

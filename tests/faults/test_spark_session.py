@@ -107,6 +107,18 @@ def test_no_java_is_said_to_whoever_waits(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list((tmp_path / "spark").iterdir()) == []
 
 
+@pytest.mark.spark
+def test_a_second_engine_is_refused_and_harms_nothing(
+    spark_engine: SparkEngine, tmp_path: Path
+) -> None:
+    assert spark_engine.session().range(3).count() == 3
+    second = SparkEngine(scratch=tmp_path / "spark")
+    with pytest.raises(ChangefeedError, match="Spark runs in this process already"):
+        second.session()
+    second.close()
+    assert spark_engine.session().range(4).count() == 4
+
+
 @pytest.mark.parametrize("heap", ["", "1", "1 g", "-1g", "lots"])
 def test_a_heap_that_is_no_size(heap: str) -> None:
     with pytest.raises(ChangefeedError, match="invalid size"):

