@@ -52,9 +52,19 @@ class Timestamp:
     def at_least(self, wall: int) -> Timestamp:
         """The timestamp of an event that follows this one and happened at ``wall`` ns.
 
-        This is the clock rule of the whole system: ``max(wall, last + 1 logical)``.
+        This is the clock rule of the whole system: ``max(wall, last + 1 logical)``, and so that
+        :attr:`version` rises with it, wall time counts as later only beyond the version.
         """
-        return Timestamp(wall, 0) if wall > self.wall else self.next()
+        return Timestamp(wall, 0) if wall > self.version else self.next()
+
+    @property
+    def version(self) -> int:
+        """``wall + logical``: one integer that rises with every timestamp of a log.
+
+        Targets that order rows by a single number (document versions, ``_sequence_num``) use
+        it; it outlives the log, as it is a time.
+        """
+        return self.wall + self.logical
 
     def datetime(self) -> dt.datetime:
         """UTC date and time, cut to microseconds."""

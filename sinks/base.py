@@ -16,15 +16,19 @@ retries (the feed that uses it does them), no encoding. The order of calls is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from changefeed.clock import Timestamp
-from changefeed.events import Resolved, Truncate
+from changefeed.events import Resolved, SchemaChange, Truncate
 from changefeed.schema import TableName, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Accepts(StrEnum):
@@ -51,7 +55,11 @@ class Capabilities:
         compressions: values of ``compression`` it takes.
         max_message_bytes: larger messages are refused before they are sent; 0 is no limit.
         pace: seconds the sink likes between two commits (files, merges): changes gather in the
-            change log meanwhile. 0 is as soon as there is data.
+            change log meanwhile. 0 is as soon as there is data. A sink object may have an
+            attribute ``pace`` of its own, which goes before this one and may change.
+        round_rows: a backlog is committed in rounds of about so many rows; 0 is after every
+            slice of the log. For sinks whose commit costs much whatever it holds (merges).
+        spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -64,6 +72,8 @@ class Capabilities:
     compressions: tuple[str, ...] = ("none",)
     max_message_bytes: int = 0
     pace: float = 0.0
+    round_rows: int = 0
+    spark_packs: tuple[str, ...] = ()
 
 
 class Delivery(StrEnum):
@@ -81,6 +91,14 @@ class Target:
     topic: str
 
 
+class SparkAccess(Protocol):
+    """The node's Spark, for sinks that merge with it."""
+
+    def use(self, group: str | None = None) -> AbstractContextManager[SparkSession]:
+        """The session for one piece of work; failures come out as ChangefeedError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """What a sink may know when it opens.
@@ -92,6 +110,9 @@ class SinkContext:
         options: the feed's WITH options by name, validated and typed.
         node: a short unique id of this process run (part of file names).
         resolved: the feed emits resolved timestamps.
+        spark: Spark of the node, None in executors and where there is none. Not pickled.
+        scratch: a directory of the feed's own for staged files; what is in it may be removed
+            while no round is open.
     """
 
     feed: str
@@ -100,6 +121,8 @@ class SinkContext:
     options: Mapping[str, object] = field(default_factory=dict)
     node: str = "0"
     resolved: bool = False
+    spark: SparkAccess | None = field(default=None, compare=False, repr=False)
+    scratch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +210,77 @@ class WritesStreams(Protocol):
 
     def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
         """Write the batches in order; give out receipts only once all can be committed."""
+        ...
+
+
+@runtime_checkable
+class Evolves(Protocol):
+    """Optional: a sink with tables of its own follows changes of a table's shape."""
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """Give the target the new shape; everything before it was committed. Idempotent.
+
+        Raises:
+            ChangefeedError: CF5006, this table cannot follow (said with the reason); the
+                others go on.
+        """
+        ...
+
+
+@runtime_checkable
+class EndsScans(Protocol):
+    """Optional: a sink that can tell rows which a scan did not find."""
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """The whole table as it was at ``at`` was written and committed (rows of the scan have
+        that timestamp): what the target has of an older version, from a scan that broke off,
+        is not at the source any more and goes. Idempotent.
+        """
+        ...
+
+
+@runtime_checkable
+class LeavesTables(Protocol):
+    """Optional: a sink that does something when a table is dropped at the source."""
+
+    def dropped(self, target: Target) -> None:
+        """The table is gone at the source; everything of it was committed. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ScansBySpark(Protocol):
+    """Optional, for sinks of :attr:`Accepts.ROWS`: a scan reaches them as a DataFrame."""
+
+    def write_scan(
+        self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
+    ) -> Receipt:
+        """Write rows of a scan; durable on return.
+
+        ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
+        each key once; it reads the source when an action runs, so run one action only. The
+        same rows may come again.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsProgress(Protocol):
+    """Optional: a sink that commits the feed's progress together with the data.
+
+    With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so nothing
+    that was committed comes again.
+    """
+
+    def commit_with(
+        self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[TableName, Timestamp]
+    ) -> Delivery:
+        """:meth:`Sink.commit`, and that everything of each table up to its timestamp is
+        delivered now, in one atomic step."""
+        ...
+
+    def progress(self) -> Mapping[TableName, Timestamp]:
+        """What the last ``commit_with`` of this feed stated (of any process); asked after open."""
         ...
 
 

@@ -154,7 +154,7 @@ class Assembler:
 
     def caught_up(self, sent_ns: int) -> None:
         """The server had nothing more to send at that time: nothing at or below it follows."""
-        if sent_ns > self._last.wall:
+        if sent_ns > self._last.version:
             self._last = Timestamp(sent_ns)
 
     # ------------------------------------------------------------------- transactions
