@@ -24,13 +24,11 @@ from changefeed.option_table import (
     TOPIC_IN_VALUE,
     UNORDERED,
     UPDATED,
-    Deletes,
-    Envelope,
-    Format,
     InitialScan,
     OptionRow,
 )
 from changefeed.option_types import Choice, Flag
+from changefeed.shapes import Deletes, Envelope, Format
 
 
 class GivenOptions(Protocol):

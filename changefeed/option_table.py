@@ -26,26 +26,10 @@ from changefeed.option_types import (
     Takes,
     Text,
 )
+from changefeed.shapes import Deletes, Envelope, Format
 from changefeed.sink_config import KafkaSinkConfig
 
 T = TypeVar("T")
-
-
-class Envelope(StrEnum):
-    """Shape of a message's value."""
-
-    WRAPPED = "wrapped"
-    ROW = "row"
-    BARE = "bare"
-    KEY_ONLY = "key_only"
-    ENRICHED = "enriched"
-
-
-class Format(StrEnum):
-    """How a message is written."""
-
-    JSON = "json"
-    CSV = "csv"
 
 
 class InitialScan(StrEnum):
@@ -87,14 +71,6 @@ class Compression(StrEnum):
     ZSTD = "zstd"
     SNAPPY = "snappy"
     LZ4 = "lz4"
-
-
-class Deletes(StrEnum):
-    """Which changes are delivered."""
-
-    YES = "yes"
-    NO = "no"
-    ONLY = "only"
 
 
 @dataclass(frozen=True, eq=False)

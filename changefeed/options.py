@@ -47,9 +47,6 @@ from changefeed.option_table import (
     UNORDERED,
     UPDATED,
     Compression,
-    Deletes,
-    Envelope,
-    Format,
     InitialScan,
     OnError,
     OptionRow,
@@ -60,6 +57,7 @@ from changefeed.option_table import (
     redact_option,
 )
 from changefeed.option_types import Moment, OptionType, Takes
+from changefeed.shapes import Deletes, Envelope, Format
 from changefeed.sink_config import KafkaSinkConfig
 from grammar import nodes
 from grammar.spelling import did_you_mean

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from changefeed.schema import Column, Form, Identity, TableName, TableSchema
-from changefeed.spark.plan import Deletes, Envelope, MessagePlan
+from changefeed.shapes import Deletes, Envelope
+from changefeed.spark.plan import MessagePlan
 
 Row = dict[str, Any]
 

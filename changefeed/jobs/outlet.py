@@ -16,7 +16,8 @@ from changefeed.faults import fault_point
 from changefeed.jobs.feed import Feed
 from changefeed.options import ENVELOPE
 from changefeed.schema import TableName
-from changefeed.spark.plan import Envelope, mark_payload
+from changefeed.shapes import Envelope
+from changefeed.spark.plan import mark_payload
 from changefeed.telemetry import log
 from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext
 from sinks.registry import open_sink

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from changefeed.schema import Column, Form
-from changefeed.spark.plan import Envelope, Format, MessagePlan
+from changefeed.shapes import Envelope, Format
+from changefeed.spark.plan import MessagePlan
 
 #: Made-up values by logical type, as JSON.
 _VALUES = {

@@ -20,7 +20,8 @@ from changefeed.options import (
     Options,
 )
 from changefeed.schema import TableSchema
-from changefeed.spark.plan import Deletes, Envelope, Format, MessagePlan
+from changefeed.shapes import Deletes, Envelope, Format
+from changefeed.spark.plan import MessagePlan
 
 #: Members of the enriched envelope's ``source`` that come from the feed.
 SourceMembers = tuple[tuple[str, str | int | bool | None], ...]

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from changefeed.events import MESSAGE_SCHEMA
 from changefeed.schema import Form
-from changefeed.spark.plan import Deletes, Envelope, MessagePlan
+from changefeed.shapes import Deletes, Envelope
+from changefeed.spark.plan import MessagePlan
 from changefeed.spark.text import clean_columns
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column
+from changefeed.shapes import Deletes, Envelope, Format
 from changefeed.spark.failure import VALUE_PREFIX
-from changefeed.spark.plan import Deletes, Envelope, Format, MessagePlan
+from changefeed.spark.plan import MessagePlan
 from changefeed.spark.tokens import Part, csv_token, joined, json_token, separated, string
 
 #: Column with the time of encoding, nanoseconds since 1970 (enriched: ``ts_ns``).

@@ -9,37 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import cached_property
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Identity, TableSchema
-
-
-class Envelope(StrEnum):
-    """The shape of a value; language reference, section Messages."""
-
-    WRAPPED = "wrapped"
-    ROW = "row"
-    BARE = "bare"
-    KEY_ONLY = "key_only"
-    ENRICHED = "enriched"
-
-
-class Format(StrEnum):
-    """How a value is written. CSV has no envelope and no key: it is for scans to files."""
-
-    JSON = "json"
-    CSV = "csv"
-
-
-class Deletes(StrEnum):
-    """Which changes are messages: all, all but deletes, or deletes alone."""
-
-    YES = "yes"
-    NO = "no"
-    ONLY = "only"
+from changefeed.shapes import Deletes, Envelope, Format
 
 
 @dataclass(frozen=True)

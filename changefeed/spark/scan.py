@@ -18,7 +18,8 @@ import pyarrow as pa
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import TableSchema
-from changefeed.spark.plan import Format, MessagePlan
+from changefeed.shapes import Format
+from changefeed.spark.plan import MessagePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

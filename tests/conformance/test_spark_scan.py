@@ -13,8 +13,9 @@ import pytest
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Identity
+from changefeed.shapes import Envelope, Format
 from changefeed.spark.executors import deliver_on_executors
-from changefeed.spark.plan import Envelope, Format, MessagePlan
+from changefeed.spark.plan import MessagePlan
 from changefeed.spark.rows import from_table, messages
 from changefeed.spark.scan import run_scan, scan_rows
 from changefeed.spark.session import SparkEngine

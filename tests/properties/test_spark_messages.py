@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from changefeed.schema import Identity, TableSchema
+from changefeed.shapes import Deletes, Envelope
 from changefeed.spark.encode import encode_big, encode_small
-from changefeed.spark.plan import Deletes, Envelope, MessagePlan
+from changefeed.spark.plan import MessagePlan
 from changefeed.spark.session import SparkEngine
 from tests.spark_model import KINDS, Row, change, column, json_string, log_table, messages, table
 

@@ -16,7 +16,7 @@ from changefeed.plan.message import source_members, table_messages
 from changefeed.plan.targets import parse_targets, target_text
 from changefeed.plan.words import count_text, duration_text, size_text
 from changefeed.schema import TableName
-from changefeed.spark.plan import Envelope, Format
+from changefeed.shapes import Envelope, Format
 from changefeed.statements.values import Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.parser import parse

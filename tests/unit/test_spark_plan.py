@@ -11,7 +11,8 @@ import pytest
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Identity
-from changefeed.spark.plan import Deletes, Envelope, Format, MessagePlan
+from changefeed.shapes import Deletes, Envelope, Format
+from changefeed.spark.plan import MessagePlan
 from tests.spark_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
