@@ -160,6 +160,12 @@ CODES: dict[str, Code] = _table(
     ),
     Code("CF2104", _S, "source is another database than before"),
     Code("CF2105", _S, "unexpected message in the replication stream"),
+    Code(
+        "CF2106",
+        _S,
+        "table is not the one the feed began with",
+        "ALTER CHANGEFEED .. DROP it, then ADD what is to be watched now: it is scanned anew.",
+    ),
     Code("CF2201", _R, "initial scan was interrupted"),
     Code("CF2202", _S, "table cannot be scanned"),
     Code("CF3001", _S, "change log is damaged"),

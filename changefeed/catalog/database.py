@@ -148,6 +148,7 @@ class Database:
                     _create(connection)
                 rows = connection.execute(select(tables.meta))
                 found: dict[str, str] = {row.key: row.value for row in rows}
+                found["format"] = _upgrade(connection, found.get("format", ""))
         if found.get("format") != str(tables.FORMAT):
             raise ChangefeedError(
                 "CF6002",
@@ -183,6 +184,21 @@ def _create(connection: Connection) -> None:
     ]
     connection.execute(insert(tables.meta), rows)
     connection.execute(insert(tables.change).values(id=1, number=1))
+
+
+def _upgrade(connection: Connection, found: str) -> str:
+    """Bring a state of an older format to ours, step by step; the format it has then."""
+    number = int(found) if found.isdigit() else tables.FORMAT
+    while number < tables.FORMAT:
+        number += 1
+        schema = _schema(connection)
+        for statement in tables.UPGRADES[number]:
+            connection.execute(text(statement.format(schema=f"{schema}." if schema else "")))
+        connection.execute(
+            update(tables.meta).where(tables.meta.c.key == "format").values(value=str(number))
+        )
+        found = str(number)
+    return found
 
 
 def _schema(connection: Connection) -> str | None:

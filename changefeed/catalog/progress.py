@@ -168,6 +168,7 @@ def insert_tables(
                 "partition": table.partition,
                 "joined": table.joined,
                 "added_at": table.added_at or now,
+                "oid": table.oid,
                 **_moving(table),
             }
         )
@@ -305,4 +306,5 @@ def _progress(row: Row[Any]) -> TableProgress:
         partition=row.partition,
         joined=bool(row.joined),
         added_at=row.added_at,
+        oid=row.oid,
     )

@@ -114,11 +114,27 @@ class Sources(Store):
                 for row in rows
             }
 
-    def set_captured(self, source: str, tables: Mapping[TableName, Timestamp]) -> None:
-        """Make the captured tables exactly these; one that was captured keeps its time."""
-        known = self.captured(source)
-        if known.keys() == tables.keys():
+    def captured_oids(self, source: str) -> dict[TableName, int]:
+        """Like :meth:`captured`: which table each name stood for, 0 where that is not known."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_captured).where(_captured.c.source == source))
+            return {TableName(row.source, row.schema, row.name): row.oid for row in rows}
+
+    def set_captured(
+        self,
+        source: str,
+        tables: Mapping[TableName, Timestamp],
+        oids: Mapping[TableName, int] | None = None,
+    ) -> None:
+        """Make the captured tables exactly these; one that was captured keeps its time.
+
+        Another table under the same name (by ``oids``) is captured from the new time on.
+        """
+        wanted = {table: (oids or {}).get(table, 0) for table in tables}
+        known, before = self.captured(source), self.captured_oids(source)
+        if before == wanted:
             return
+        kept = {table for table, oid in wanted.items() if before.get(table) in (0, oid)}
         with self._database.write() as transaction:
             transaction.execute(delete(_captured).where(_captured.c.source == source))
             for table, since in tables.items():
@@ -127,7 +143,8 @@ class Sources(Store):
                         source=source,
                         schema=table.schema,
                         name=table.name,
-                        since=str(known.get(table, since)),
+                        since=str(known[table] if table in kept else since),
+                        oid=wanted[table],
                     )
                 )
 

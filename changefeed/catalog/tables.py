@@ -20,7 +20,15 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 1
+FORMAT = 2
+
+#: What makes a state of the format before into one of the key's format.
+UPGRADES: dict[int, tuple[str, ...]] = {
+    2: (
+        "ALTER TABLE {schema}job_table ADD COLUMN oid BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE {schema}captured ADD COLUMN oid BIGINT NOT NULL DEFAULT 0",
+    ),
+}
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -102,7 +110,8 @@ source_state = Table(
     _ns("updated"),
 )
 
-#: Tables the source agreed to send, and the log timestamp since when.
+#: Tables the source agreed to send, the log timestamp since when, and which table the name
+#: stood for (0: the source has no such numbers).
 captured = Table(
     "captured",
     metadata,
@@ -110,6 +119,7 @@ captured = Table(
     Column("schema", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     _text("since"),
+    _count("oid"),
 )
 
 job = Table(
@@ -177,6 +187,7 @@ job_table = Table(
     _text("partition", null=True),
     _flag("joined"),
     _ns("added_at"),
+    _count("oid"),
 )
 
 #: ``token`` rises with each holder and is never reused: it fences writes of an old one.

@@ -109,7 +109,7 @@ class Delivery:
                     total += item.messages.num_rows
                     self._write(feed, item, current)
                 elif isinstance(item, MarkItem):
-                    self._mark(item, current, on_schema_change)
+                    self._mark(feed, item, current, on_schema_change)
                 elif isinstance(item, Turn):
                     self._commit(feed, current, item)
                     current = self._round(upto)
@@ -138,9 +138,10 @@ class Delivery:
         if not isinstance(item, Chunk):
             return item
         try:
+            feed.recognise(item.schema)
             return Encoded(item, self._encode(feed, item))
         except ChangefeedError as error:
-            if error.code.number in ("CF4001", "CF1101", "CF1302"):
+            if error.code.number in ("CF4001", "CF1101", "CF1302", "CF2106"):
                 raise TableError(item.schema.table, error) from error
             raise
 
@@ -185,11 +186,17 @@ class Delivery:
 
     def _mark(
         self,
+        feed: Feed,
         item: MarkItem,
         current: Round,
         on_schema_change: Callable[[SchemaChange], None],
     ) -> None:
         """A mark comes after everything before it is durable."""
+        shape = item.event.schema if isinstance(item.event, Truncate) else item.event.new
+        try:
+            feed.recognise(shape)
+        except ChangefeedError as error:
+            raise TableError(shape.table, error) from error
         self._outlet.commit(current.epoch, current.receipts, current.counts)
         current.receipts.clear()
         if isinstance(item.event, Truncate):

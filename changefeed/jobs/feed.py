@@ -48,6 +48,16 @@ class Feed:
             self._plans[key] = message_plan(self.job, self.options, progress, schema)
         return self._plans[key]
 
+    def recognise(self, schema: TableSchema) -> None:
+        """Rows or a scan of a table are at hand: is it the table the feed began with?
+
+        Raises:
+            ChangefeedError: CF2106 another table has the name by now.
+        """
+        known = self.tables.get(schema.table)
+        if known is not None and known.oid and schema.oid not in (0, known.oid):
+            raise ChangefeedError("CF2106", f"another table has the name {schema.table} now")
+
     def target(self, table: TableName) -> Target:
         """The table as the sink sees it."""
         return Target(table, self.tables[table].topic)

@@ -132,6 +132,8 @@ class TableProgress:
         partition: partition of the source table.
         joined: the table came by a SCHEMA or DATABASE target, not by its own name.
         added_at: ns.
+        oid: the source's number of the table (:attr:`~changefeed.schema.TableSchema.oid`): one
+            of another number under this name is another table. 0: not known.
     """
 
     table: TableName
@@ -154,6 +156,7 @@ class TableProgress:
     partition: str | None = None
     joined: bool = False
     added_at: int = 0
+    oid: int = 0
 
     def failed(self, error: ChangefeedError) -> TableProgress:
         """The same table, stopped by ``error``."""

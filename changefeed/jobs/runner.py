@@ -134,6 +134,10 @@ class FeedRunner:
         """How changes of a table version become messages."""
         return self._feed.plan(schema)
 
+    def recognise(self, schema: TableSchema) -> None:
+        """Raise CF2106 unless the table is the one the feed began with."""
+        self._feed.recognise(schema)
+
     def target(self, table: TableName) -> Target:
         """The table as the sink sees it."""
         return self._feed.target(table)

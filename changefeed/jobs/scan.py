@@ -144,6 +144,7 @@ class Scan(threading.Thread):
         for table in self.tables.values():
             try:
                 shape = self._runner.keeper.source.describe(table.name.schema, table.name.name)
+                self._runner.recognise(shape)
                 table.schema = self._runner.catalog.intern_schema(shape)
                 found.append(table)
             except ChangefeedError as error:

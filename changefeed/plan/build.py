@@ -322,6 +322,7 @@ def table_stages(
             values_from=tuple(v.text for v in own.values_from) if own else (),
             values_to=tuple(v.text for v in own.values_to) if own else (),
             joined=place.joined,
+            oid=place.schema.oid,
         )
         stages.append(
             TableStage(

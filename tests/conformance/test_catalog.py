@@ -281,6 +281,12 @@ def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
     catalog.set_captured("shop", {ITEMS: Timestamp(20)})
     assert catalog.captured("shop") == {ITEMS: Timestamp(9)}
     assert catalog.captured("other") == {}
+    for oid, since in ((7, 9), (7, 9), (8, 22)):  # another table under the name begins anew
+        catalog.set_captured("shop", {ITEMS: Timestamp(22)}, {ITEMS: oid})
+        assert catalog.captured("shop") == {ITEMS: Timestamp(since)}
+        assert catalog.captured_oids("shop") == {ITEMS: oid}
+    catalog.set_captured("shop", {})
+    catalog.set_captured("shop", {ITEMS: Timestamp(9)})
     catalog.forget_source("shop")
     assert catalog.captured("shop") == {}
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, JobSpec, TableProgress
 from changefeed.errors import ChangefeedError
+from changefeed.schema import TableName
 
 
 def test_only_the_owner_can_read_the_secrets(tmp_path: Path) -> None:
@@ -114,3 +115,19 @@ def test_the_state_does_not_need_spark_or_a_source_driver(tmp_path: Path) -> Non
         text=True,
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_a_state_of_the_first_format_is_brought_up(tmp_path: Path) -> None:
+    """Its tables lack columns that came later; what is in them stays."""
+    catalog = Catalog.open(tmp_path)
+    name = TableName("shop", "public", "orders")
+    catalog.create_job(JobSpec("shop", ("orders",), (TableProgress(name, "orders", oid=7),)))
+    catalog.close()
+    with sqlite3.connect(tmp_path / "state.db") as old:
+        for table in ("job_table", "captured"):
+            old.execute(f"ALTER TABLE {table} DROP COLUMN oid")
+        old.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
+    for _ in range(2):
+        catalog = Catalog.open(tmp_path)
+        assert [(t.table, t.oid) for t in catalog.tables(1)] == [(name, 0)]
+        catalog.close()
