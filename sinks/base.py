@@ -50,6 +50,7 @@ class Capabilities:
         envelopes: values of ``envelope`` it takes; empty means all.
         executor: ``write`` may run in a Spark executor (the sink object pickles before ``open``).
         key_in_value: the value must hold the key, because there is no separate key.
+        topic_in_value: the value must hold the topic, where the envelope has a place for it.
         exactly_once: it has a way to make a repeated batch harmless.
         resolved: it can carry resolved timestamps.
         compressions: values of ``compression`` it takes.
@@ -60,6 +61,8 @@ class Capabilities:
         round_rows: a backlog is committed in rounds of about so many rows; 0 is after every
             slice of the log. For sinks whose commit costs much whatever it holds (merges).
         spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
+        resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` and
+            to nothing else. Without it a mark covers all tables, so it waits for one that failed.
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -67,6 +70,7 @@ class Capabilities:
     envelopes: tuple[str, ...] = ()
     executor: bool = False
     key_in_value: bool = False
+    topic_in_value: bool = False
     exactly_once: bool = False
     resolved: bool = True
     compressions: tuple[str, ...] = ("none",)
@@ -74,6 +78,7 @@ class Capabilities:
     pace: float = 0.0
     round_rows: int = 0
     spark_packs: tuple[str, ...] = ()
+    resolved_by_topic: bool = False
 
 
 class Delivery(StrEnum):
@@ -111,8 +116,11 @@ class SinkContext:
         node: a short unique id of this process run (part of file names).
         resolved: the feed emits resolved timestamps.
         spark: Spark of the node, None in executors and where there is none. Not pickled.
-        scratch: a directory of the feed's own for staged files; what is in it may be removed
-            while no round is open.
+        scratch: a directory for staged files, of this sink object alone; emptied before the
+            object's first ``open``, removed when the feed ends. Empty text where there is none.
+        state: id of the state the job is in; with ``job_id`` it names the feed in the world.
+        scan: this sink object takes the rows of the feed's scan, while another one of the same
+            feed takes its changes.
     """
 
     feed: str
@@ -123,6 +131,8 @@ class SinkContext:
     resolved: bool = False
     spark: SparkAccess | None = field(default=None, compare=False, repr=False)
     scratch: str = ""
+    state: str = ""
+    scan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +230,9 @@ class Evolves(Protocol):
     def evolve(self, event: SchemaChange, target: Target) -> None:
         """Give the target the new shape; everything before it was committed. Idempotent.
 
+        ``event`` has the columns the feed delivers. After a crash rows of the old shape may come
+        once more, followed by the same event.
+
         Raises:
             ChangefeedError: CF5006, this table cannot follow (said with the reason); the
                 others go on.
@@ -234,7 +247,8 @@ class EndsScans(Protocol):
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """The whole table as it was at ``at`` was written and committed (rows of the scan have
         that timestamp): what the target has of an older version, from a scan that broke off,
-        is not at the source any more and goes. Idempotent.
+        is not at the source any more and goes. Idempotent. Called by the sink object of the
+        scan, before the table counts as scanned; not where deletes are not delivered.
         """
         ...
 
@@ -259,7 +273,8 @@ class ScansBySpark(Protocol):
 
         ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
         each key once; it reads the source when an action runs, so run one action only. The
-        same rows may come again.
+        same rows may come again. Run the action in the calling thread: the engine cancels the
+        jobs of this thread when the scan is not wanted any more, and waits for their end.
         """
         ...
 
@@ -268,19 +283,32 @@ class ScansBySpark(Protocol):
 class KeepsProgress(Protocol):
     """Optional: a sink that commits the feed's progress together with the data.
 
-    With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so nothing
-    that was committed comes again.
+    With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so no row that
+    was committed comes again. Marks (resolved, truncate) may.
+
+    Progress is a set of named places. The names are the engine's own and mean nothing to the
+    sink; a name that a call does not have keeps its place. ``<table>`` is how far the table's
+    changes are delivered. ``<table>#scan`` is the instant of its last whole scan: with
+    exactly_once the rows of one table's scan are written by one sink object (that with
+    ``SinkContext.scan``) and committed by one ``commit_with`` that says so, however many they are.
     """
 
     def commit_with(
-        self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[TableName, Timestamp]
+        self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
     ) -> Delivery:
-        """:meth:`Sink.commit`, and that everything of each table up to its timestamp is
-        delivered now, in one atomic step."""
+        """:meth:`Sink.commit`, and the places hold from now on, in one atomic step.
+
+        ``receipts`` may be empty. Without receipts and progress nothing is asked.
+        """
         ...
 
-    def progress(self) -> Mapping[TableName, Timestamp]:
-        """What the last ``commit_with`` of this feed stated (of any process); asked after open."""
+    def progress(self) -> Mapping[str, Timestamp]:
+        """What the ``commit_with`` of this feed (any process; of the sink objects for changes and
+        for scans together) stated, each name as of its last call. Asked after ``open``, before
+        anything is written.
+
+        Answers only when no ``commit_with`` of an earlier object can become true any more.
+        """
         ...
 
 
