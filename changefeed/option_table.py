@@ -27,7 +27,7 @@ from changefeed.option_types import (
     Text,
 )
 from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.sink_config import KafkaSinkConfig
+from changefeed.sink_config import KafkaSinkConfig, WebhookSinkConfig
 
 T = TypeVar("T")
 
@@ -123,6 +123,9 @@ OPTIONS: dict[str, OptionRow[Any]] = {}
 
 #: Spellings of the Kafka sink.
 KAFKA = frozenset({"kafka", "confluent-cloud", "azure-event-hub"})
+
+#: Spellings of the webhook sink.
+WEBHOOK = frozenset({"webhook-https", "webhook-http"})
 
 
 def option(
@@ -282,10 +285,10 @@ EXTRA_HEADERS = option(
     Json(sink_config.extra_headers),
     cast("tuple[tuple[str, str], ...]", ()),
     group="Key and headers",
-    summary="Headers that every message gets.",
+    summary="Headers that every message (of a webhook: every request) gets.",
     example="""extra_headers = '{"origin": "shop"}'""",
     shown="none",
-    schemes=KAFKA,
+    schemes=KAFKA | WEBHOOK,
     secret=True,
 )
 
@@ -428,6 +431,49 @@ KAFKA_SINK_CONFIG = option(
     example="""kafka_sink_config = '{"Flush": {"MaxMessages": 500}, "RequiredAcks": "ALL"}'""",
     shown="the client's defaults",
     schemes=KAFKA,
+)
+WEBHOOK_SINK_CONFIG = option(
+    "webhook_sink_config",
+    Json(sink_config.webhook_sink_config),
+    WebhookSinkConfig(),
+    group="Sink and resources",
+    summary="Tunes the requests of a webhook: Flush {Messages, Bytes, Frequency}, "
+    "Retry {Max, Backoff}.",
+    example="""webhook_sink_config = '{"Flush": {"Messages": 100, "Frequency": "5s"}}'""",
+    shown="up to 1,000 messages or 1 MB a request, 3 attempts, 500ms",
+    schemes=WEBHOOK,
+)
+WEBHOOK_AUTH_HEADER = option(
+    "webhook_auth_header",
+    Text(),
+    cast("str | None", None),
+    group="Sink and resources",
+    summary="The Authorization header of every request to a webhook.",
+    example="webhook_auth_header = 'Bearer <token>'",
+    shown="none",
+    schemes=WEBHOOK,
+    secret=True,
+)
+WEBHOOK_CLIENT_TIMEOUT = option(
+    "webhook_client_timeout",
+    Duration(),
+    3.0,
+    group="Sink and resources",
+    summary="How long one request to a webhook may go without a byte before it is tried again.",
+    example="webhook_client_timeout = '10s'",
+    shown="3s",
+    schemes=WEBHOOK,
+)
+WEBHOOK_SIGNING_SECRET = option(
+    "webhook_signing_secret",
+    Text(),
+    cast("str | None", None),
+    group="Sink and resources",
+    summary="Signs every request to a webhook: HMAC-SHA256 in X-Changefeed-Signature.",
+    example="webhook_signing_secret = '<secret>'",
+    shown="not signed",
+    schemes=WEBHOOK,
+    secret=True,
 )
 MAX_MEMORY = option(
     "max_memory",

@@ -132,6 +132,8 @@ class SinkAbilities(Protocol):
     @property
     def key_in_value(self) -> bool: ...
     @property
+    def topic_in_value(self) -> bool: ...
+    @property
     def resolved(self) -> bool: ...
     @property
     def compressions(self) -> tuple[str, ...]: ...
@@ -173,6 +175,9 @@ class Options(Mapping[str, Any]):
         )
         if abilities is not None and abilities.key_in_value and has_place:
             values[KEY_IN_VALUE.name] = True
+        if abilities is not None and abilities.topic_in_value and has_place:
+            # The enriched envelope has no place for it; its source names the table.
+            values[TOPIC_IN_VALUE.name] = values[ENVELOPE.name] is not Envelope.ENRICHED
 
     @overload
     def __getitem__(self, key: OptionRow[T]) -> T: ...

@@ -1,4 +1,4 @@
-"""The JSON of ``kafka_sink_config``: CockroachDB's shape, checked and typed.
+"""The JSON of ``kafka_sink_config`` and ``webhook_sink_config``: CockroachDB's shape, checked.
 
 Keys are taken in any case, as Go's JSON reader takes them; an unknown key is an error here.
 """
@@ -68,6 +68,14 @@ class KafkaSinkConfig:
     version: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WebhookSinkConfig:
+    """What ``webhook_sink_config`` says."""
+
+    flush: Flush = Flush()
+    retry: Retry = Retry()
+
+
 class _Section:
     """An object of the JSON whose members are taken one by one; what is left is unknown."""
 
@@ -107,6 +115,28 @@ def kafka_sink_config(members: Mapping[str, object]) -> KafkaSinkConfig:
     )
     section.finish()
     _check_level(config)
+    return config
+
+
+def webhook_sink_config(members: Mapping[str, object]) -> WebhookSinkConfig:
+    """Check and type the JSON object of ``webhook_sink_config``.
+
+    Raises:
+        ValueError: as for :func:`kafka_sink_config`.
+    """
+    section = _Section("", members)
+    config = WebhookSinkConfig(
+        flush=section.take("Flush", _flush, Flush()),
+        retry=section.take("Retry", _retry, Retry()),
+    )
+    section.finish()
+    for name, value in (
+        ("MaxMessages", config.flush.max_messages),
+        ("MaxBytes", config.flush.max_bytes),
+    ):
+        if value is not None:
+            near = name.removeprefix("Max")
+            raise ValueError(f'unknown field "Flush.{name}", did you mean "Flush.{near}"?')
     return config
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -275,6 +276,23 @@ class SinkURL:
             f"param {name} must be one of {', '.join(choices)}",
             hint=f"did you mean {near}?" if near else "",
         )
+
+    def take_rest(self) -> tuple[tuple[str, str], ...]:
+        """Consume what is left: parameters that are not ours but the target's own.
+
+        Raises:
+            ChangefeedError: CF1202, one is so near to a parameter of ours that it must be a slip.
+        """
+        for name in self._left:
+            near = difflib.get_close_matches(name.lower(), self._known, n=1, cutoff=0.85)
+            if near:
+                raise ChangefeedError(
+                    "CF1202",
+                    f"unknown {self.scheme} sink query parameters: [{name}]",
+                    hint=f'did you mean "{near[0]}" for "{name}"?',
+                )
+        rest, self._left = tuple(self._left.items()), {}
+        return rest
 
     def _know(self, name: str) -> None:
         if name not in self._known:
