@@ -28,6 +28,14 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     def test_encoding(spark_engine: SparkEngine) -> None:    # the run's one Spark; closing it
         spark_engine.session()                               # does nothing, so lend it to nodes
 
+    @pytest.mark.bigquery                                    # skips where it cannot be
+    def test_load(bigquery: BigQueryEmulator) -> None:
+        with bigquery.dataset() as name: ...                 # bigquery.uri(name), .query(sql)
+
+    @pytest.mark.snowflake
+    def test_stage(snowflake: SnowflakeEmulator) -> None:
+        name = snowflake.database()                          # .uri(name), .query(name, sql)
+
 `secure_kafka` is a shared broker with TLS and SASL listeners (see tests/services/kafka.py),
 `own_postgres_factory(major, **settings)` makes servers with settings of your choice, `java`
 is the path of a java program. Types are in `tests.services.postgres` and `.kafka`.
@@ -36,6 +44,7 @@ is the path of a java program. Types are in `tests.services.postgres` and `.kafk
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,11 +53,17 @@ import pytest
 
 from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
-from tests.services.cache import server_folder
+from tests.services.bigquery import BigQueryEmulator
+from tests.services.cache import cache_root, server_folder
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
+from tests.services.python import Unavailable
+from tests.services.snowflake import SnowflakeEmulator
 
 PostgresFactory = Callable[..., PostgresCluster]
+
+# Jars of Spark's packs are downloaded once, into the cache of the tests.
+os.environ.setdefault("CHANGEFEED_JARS", str(cache_root() / "spark-jars"))
 
 
 @pytest.fixture(scope="session")
@@ -132,6 +147,29 @@ def own_kafka() -> Iterator[KafkaBroker]:
         broker.kill()
 
 
+@pytest.fixture(scope="session")
+def bigquery() -> Iterator[BigQueryEmulator]:
+    """The run's shared BigQuery emulator."""
+    with server_folder("bigquery") as folder:
+        try:
+            emulator = BigQueryEmulator(folder)
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        emulator.start()
+        yield emulator
+        emulator.stop()
+
+
+@pytest.fixture(scope="session")
+def snowflake() -> Iterator[SnowflakeEmulator]:
+    """The run's shared Snowflake stand-in."""
+    with server_folder("snowflake") as folder:
+        emulator = SnowflakeEmulator(folder)
+        emulator.start()
+        yield emulator
+        emulator.stop()
+
+
 class _LentEngine(SparkEngine):
     """Spark for all tests of the run: whoever closes it gives it back only."""
 
@@ -146,7 +184,7 @@ class _LentEngine(SparkEngine):
 @pytest.fixture(scope="session")
 def spark_engine() -> Iterator[SparkEngine]:
     """The run's one Spark engine, starting in the background from its first use on."""
-    engine = _LentEngine(heap="2g")
+    engine = _LentEngine(heap="2g", packs=("avro", "delta", "iceberg"))
     engine.start()
     yield engine
     engine.really_close()

@@ -11,11 +11,16 @@ import time
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
+from google.api_core.exceptions import BadRequest, Conflict
 
+from tests.services.bigquery import BigQueryEmulator
 from tests.services.kafka import PASSWORD, USER, KafkaBroker
 from tests.services.postgres import MAJORS, Database, PostgresCluster
+from tests.services.snowflake import SnowflakeEmulator
 
 
 @pytest.mark.postgres
@@ -161,3 +166,47 @@ def _produce(config: dict[str, str], topic: str, count: int) -> None:
         )
     assert producer.flush(30) == 0
     assert failed == []
+
+
+@pytest.mark.bigquery
+def test_bigquery_emulator_refuses_what_bigquery_refuses(bigquery: BigQueryEmulator) -> None:
+    with bigquery.dataset() as name, bigquery.client() as client:
+        client.create_dataset(name)
+        bigquery.query(f"create table {name}.t (a int64, b string)")
+        bigquery.query(f"insert {name}.t values (1, 'x')")
+        twice = "(select 1 as a, v as b from unnest(['y', 'z']) as v)"
+        merge = (
+            f"merge {name}.t using {twice} as s on t.a = s.a when matched then update set b = s.b"
+        )
+        with pytest.raises(BadRequest, match="at most one source row"):
+            bigquery.query(merge)
+        client.query("select 1", job_id=f"{name}_once", job_retry=None).result()
+        with pytest.raises(Conflict):
+            client.query("select 1", job_id=f"{name}_once", job_retry=None)
+
+
+@pytest.mark.bigquery
+def test_bigquery_emulator_keeps_its_data(bigquery: BigQueryEmulator) -> None:
+    with bigquery.dataset() as name:
+        with bigquery.client() as client:
+            client.create_dataset(name)
+        bigquery.query(f"create table {name}.t as select 7 as a")
+        bigquery.kill()
+        assert not bigquery.ready()
+        bigquery.start()
+        assert bigquery.query(f"select a from {name}.t") == [(7,)]
+
+
+@pytest.mark.snowflake
+def test_snowflake_stand_in_takes_uploads(snowflake: SnowflakeEmulator, tmp_path: Path) -> None:
+    database = snowflake.database()
+    pq.write_table(pa.table({"A": [1, 2]}), tmp_path / "part.parquet")
+    with snowflake.connect(database) as connection:
+        run = connection.cursor().execute
+        run("create table T (A number)")
+        run("create temporary stage S")
+        run(f"put 'file://{tmp_path}/part.parquet' @S auto_compress=false")
+        run("copy into T from @S file_format=(type=parquet) match_by_column_name=case_sensitive")
+        cursor = run("select A from T order by A")
+        assert cursor is not None
+        assert cursor.fetchall() == [(1,), (2,)]
