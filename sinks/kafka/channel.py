@@ -80,6 +80,27 @@ class Channel(Protocol):
         """How many messages are queued or in flight."""
         ...
 
+    def init_transactions(self) -> None:
+        """Register the producer's ``transactional.id``: an open transaction of an earlier
+        producer of that id is aborted, and that producer can write nothing any more.
+
+        This and the other steps raise ChangefeedError as :meth:`settle` does; the channel is
+        then to be closed.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Start a transaction: what is sent from here on becomes visible together."""
+        ...
+
+    def commit_transaction(self) -> None:
+        """Make it visible; everything sent was settled before."""
+        ...
+
+    def abort_transaction(self) -> None:
+        """Take back what was sent in it."""
+        ...
+
     def close(self) -> None:
         """Drop what is outstanding and release the client."""
         ...

@@ -26,6 +26,12 @@ _BY_NAME: dict[str, tuple[str, str]] = {
     "TOPIC_AUTHORIZATION_FAILED": ("CF5002", "this user may not write to the topic"),
     "CLUSTER_AUTHORIZATION_FAILED": ("CF5002", "this user may not do that on the cluster"),
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": ("CF5002", "this user may not use transactions"),
+    "INVALID_TRANSACTION_TIMEOUT": ("CF5002", "the broker does not take this transaction_timeout"),
+    "_FENCED": ("CF5001", "another process writes for this feed"),
+    "INVALID_PRODUCER_EPOCH": (
+        "CF5001",
+        "the broker ended the transaction, or another process did",
+    ),
     "MSG_SIZE_TOO_LARGE": ("CF5006", "a message is larger than the broker takes"),
     "TOPIC_EXCEPTION": ("CF5003", "the broker does not take this topic name"),
     "_UNKNOWN_TOPIC": ("CF5001", "the topic does not exist"),

@@ -16,7 +16,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 
 import numpy as np
@@ -55,6 +55,9 @@ _SLICE = 20_000
 
 #: Something to point at for a value that is empty but not null.
 _EMPTY = ctypes.create_string_buffer(1)
+
+#: Longest single call of a step of a transaction: between two of them errors are looked at.
+_STEP_MS = 5_000
 
 #: syslog levels to Python's.
 _LEVELS = {0: 50, 1: 50, 2: 50, 3: 40, 4: 30, 5: 20, 6: 20, 7: 10}
@@ -107,6 +110,14 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         c_int,
         [c_void_p, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_int)],
     ),
+    "rd_kafka_init_transactions": (c_void_p, [c_void_p, c_int]),
+    "rd_kafka_begin_transaction": (c_void_p, [c_void_p]),
+    "rd_kafka_commit_transaction": (c_void_p, [c_void_p, c_int]),
+    "rd_kafka_abort_transaction": (c_void_p, [c_void_p, c_int]),
+    "rd_kafka_error_code": (c_int, [c_void_p]),
+    "rd_kafka_error_string": (c_char_p, [c_void_p]),
+    "rd_kafka_error_is_retriable": (c_int, [c_void_p]),
+    "rd_kafka_error_destroy": (None, [c_void_p]),
     "rd_kafka_headers_new": (c_void_p, [c_size_t]),
     "rd_kafka_header_add": (c_int, [c_void_p, c_char_p, c_size_t, c_char_p, c_size_t]),
     "rd_kafka_headers_destroy": (None, [c_void_p]),
@@ -302,6 +313,40 @@ class NativeChannel:
             self._drain(100)
             if not self.outstanding():
                 return
+
+    # ----------------------------------------------------------- transactions
+
+    def init_transactions(self) -> None:
+        self._transact(lambda h: self._lib.rd_kafka_init_transactions(h, _STEP_MS))
+
+    def begin(self) -> None:
+        self._transact(self._lib.rd_kafka_begin_transaction)
+
+    def commit_transaction(self) -> None:
+        self._transact(lambda h: self._lib.rd_kafka_commit_transaction(h, _STEP_MS))
+
+    def abort_transaction(self) -> None:
+        # What the library had to say of the messages is of no interest any more.
+        self._lib.rd_kafka_purge(self._handle, _PURGE_ALL)
+        self._drain(0)
+        self._transact(lambda h: self._lib.rd_kafka_abort_transaction(h, _STEP_MS))
+
+    def _transact(self, call: Callable[[int], int | None]) -> None:
+        """One step of a transaction, called again as long as the library allows it."""
+        patience = Patience(self._stall, self.reasons)
+        with self._lock:
+            handle = self._handle
+        if handle is None:
+            raise ChangefeedError("CF5001", "the producer is closed")
+        while (error := call(handle)) is not None:
+            name = self._name(self._lib.rd_kafka_error_code(error))
+            text = (self._lib.rd_kafka_error_string(error) or b"").decode(errors="replace")
+            again = bool(self._lib.rd_kafka_error_is_retriable(error))
+            self._lib.rd_kafka_error_destroy(error)
+            self._drain(0)
+            if not again or self.reasons.refused:
+                raise explain_name(name, text, self.reasons)
+            patience.check()
 
     def outstanding(self) -> int:
         return int(self._lib.rd_kafka_outq_len(self._handle)) if self._handle else 0

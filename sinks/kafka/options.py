@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from changefeed.errors import ChangefeedError, raise_all
+from changefeed.option_types import parse_duration
 from changefeed.sink_config import KafkaSinkConfig
 from changefeed.uri import SinkURL
 from sinks.naming import kafka_topic_name
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+PROGRESS_TOPIC = "_changefeed_progress"
 DEFAULT_PORT = 9092
 HUB_PORT = 9093
 
@@ -64,12 +66,18 @@ class KafkaSettings:
         connection: what any client of these brokers needs (addresses, TLS, login).
         producer: what the producer needs besides.
         topic_prefix, topic_name: how topics are called; an empty ``topic_name`` means by table.
+        exactly_once: messages are written in transactions, with the progress in
+            ``progress_topic``.
+        transaction_timeout: seconds a transaction may last; 0 is the default of each kind.
     """
 
     connection: Mapping[str, str]
     producer: Mapping[str, str]
     topic_prefix: str = ""
     topic_name: str = ""
+    exactly_once: bool = False
+    progress_topic: str = PROGRESS_TOPIC
+    transaction_timeout: float = 0.0
 
     def topic(self, name: str) -> str:
         """The topic of the table (or topic alias) ``name``."""
@@ -93,6 +101,9 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
     name = url.text("topic_name")
     if name == "":
         url.problem("param topic_name must not be empty")
+    progress_topic = url.text("progress_topic") or PROGRESS_TOPIC
+    timeout = url.duration("transaction_timeout")
+    exactly_once = str(options.get("delivery", "")) == "exactly_once"
     login = {"confluent-cloud": _confluent_login, "azure-event-hub": _hub_login}
     connection |= login.get(url.scheme, _kafka_login)(url)
     nothing: dict[str, str] = {}
@@ -100,8 +111,12 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
     compression = options.get("compression")
     if compression and compression != "none":
         producer["compression.type"] = str(compression)
+    if exactly_once and producer["enable.idempotence"] != "true":
+        url.problem("kafka_sink_config: RequiredAcks ONE cannot be exactly once")
     url.finish()
-    return KafkaSettings(connection, producer, prefix, name or "")
+    return KafkaSettings(
+        connection, producer, prefix, name or "", exactly_once, progress_topic, timeout
+    )
 
 
 T = TypeVar("T")
@@ -130,6 +145,17 @@ class _Reader:
 
     def flag(self, name: str, default: bool = False) -> bool:
         return self.attempt(lambda: self._url.take_bool(name, default), default)
+
+    def duration(self, name: str) -> float:
+        """Seconds; 0 when the parameter is absent."""
+        text = self.text(name)
+        if text is None:
+            return 0.0
+        try:
+            return parse_duration(text)
+        except ValueError as error:
+            self.problem(f"param {name}: {error}")
+            return 0.0
 
     def choice(self, name: str, values: Sequence[str]) -> str:
         """One of ``values``, the first when the parameter is absent."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _SLICE = 1_000
 """Rows between two polls: the client asks for one every so often to hand out its reports."""
+
+#: Seconds of one call of a step of a transaction: between two of them errors are looked at.
+_STEP = 5.0
 
 
 class PortableChannel:
@@ -130,6 +133,33 @@ class PortableChannel:
         except KafkaException as error:
             self._died(error.args[0])
             return self.outstanding()
+
+    def init_transactions(self) -> None:
+        self._transact(lambda: self._producer.init_transactions(_STEP))
+
+    def begin(self) -> None:
+        self._transact(self._producer.begin_transaction)
+
+    def commit_transaction(self) -> None:
+        self._transact(lambda: self._producer.commit_transaction(_STEP))
+
+    def abort_transaction(self) -> None:
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self._transact(lambda: self._producer.abort_transaction(_STEP))
+
+    def _transact(self, call: Callable[[], None]) -> None:
+        """One step of a transaction, called again as long as the library allows it."""
+        from confluent_kafka import KafkaException
+
+        patience = Patience(self._stall, self.reasons)
+        while True:
+            try:
+                return call()
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if not cause.retriable() or self.reasons.refused:
+                    raise explain(cause, self.reasons) from error
+            patience.check()
 
     def outstanding(self) -> int:
         return len(self._producer)

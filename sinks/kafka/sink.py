@@ -4,6 +4,9 @@ On the driver ``write`` queues and ``commit`` waits for the acknowledgements of 
 replicas. In an executor nobody can wait later, so there ``write`` itself (or, for a stream of
 batches, the end of :meth:`KafkaSink.write_all`) returns only when the rows are acknowledged.
 
+With ``delivery = 'exactly_once'`` everything between two commits, and the feed's progress, is one
+transaction (:mod:`sinks.kafka.transactions`), written by the driver.
+
 After a failed delivery the producer is thrown away with all it still holds: the engine sends
 the epoch again from its start, so a reader sees repeats but never a gap or an old value last.
 """
@@ -11,14 +14,17 @@ the epoch again from its start, so a reader sees repeats but never a gap or an o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
@@ -33,6 +39,14 @@ from sinks.kafka.channel import (
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings, parse
 from sinks.kafka.topics import Topics
+from sinks.kafka.transactions import (
+    PROGRESS_TOPIC_SETTINGS,
+    ROUND_TIMEOUT,
+    SCAN_TIMEOUT,
+    Transaction,
+    read_progress,
+    transactional,
+)
 
 LARGE = 900_000
 """Bytes from which a message is compared with its topic's limit (Kafka's default is 1 MiB)."""
@@ -43,12 +57,18 @@ class KafkaSink:
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         executor=True,
+        exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
     )
     stall_seconds: float = STALL_SECONDS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: KafkaSettings = parse(uri, options or {})
+        if self.settings.exactly_once:
+            # A transaction has one producer: executors cannot share it.
+            self.capabilities = replace(  # type: ignore[misc]
+                type(self).capabilities, executor=False
+            )
         self._context: SinkContext | None = None
         self._remote = False
         self._reset()
@@ -57,6 +77,8 @@ class KafkaSink:
         self._reasons = Reasons()
         self._topics: Topics | None = None
         self._channel: Channel | None = None
+        self._transaction: Transaction | None = None
+        self._progress: dict[str, Timestamp] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,6 +103,13 @@ class KafkaSink:
         self._context = context
         self._remote = False  # a copy that is opened where it runs is committed there too
         self._admin().ensure(self._names())
+        if self.settings.exactly_once:
+            self._admin().ensure([self.settings.progress_topic], PROGRESS_TOPIC_SETTINGS)
+            if self._channel is None and not context.scan:
+                # A scan that an earlier process left behind must not become true any more.
+                self._transactional(self._config(self.settings.producer), scan=True)[0].close()
+            self._producer()
+            self._progress = self._read_progress(context)
         self._reasons.clear()
 
     def close(self) -> None:
@@ -107,17 +136,47 @@ class KafkaSink:
         with self._lock:
             if self._channel is None:
                 config = self._config(self.settings.producer)
-                if self._remote:
+                if self.settings.exactly_once:
+                    self._channel, self._transaction = self._transactional(config)
+                elif self._remote:
                     self._channel = _shared.get(config, self.stall_seconds)
                 else:
                     self._channel = open_channel(config, self._reasons, self.stall_seconds)
             return self._channel
 
+    def _transactional(
+        self, config: Mapping[str, str], *, scan: bool = False
+    ) -> tuple[Channel, Transaction]:
+        """A producer that has ended whatever an earlier one of this feed left open."""
+        context = self._opened()
+        context = replace(context, scan=context.scan or scan)
+        timeout = self.settings.transaction_timeout
+        timeout = timeout or (SCAN_TIMEOUT if context.scan else ROUND_TIMEOUT)
+        channel = open_channel(
+            transactional(config, context, timeout), self._reasons, self.stall_seconds
+        )
+        try:
+            channel.init_transactions()
+        except ChangefeedError:
+            channel.close()
+            raise
+        return channel, Transaction(channel)
+
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise ChangefeedError("CF5004", "the Kafka sink was not opened")
+        return self._context
+
     def _drop(self) -> None:
         """Throw the producer away with everything it has not delivered."""
         with self._lock:
             channel, self._channel = self._channel, None
+            transaction, self._transaction = self._transaction, None
         if channel is not None:
+            if transaction is not None and transaction.is_open:
+                # Else it ends when the next producer registers, or by its timeout.
+                with contextlib.suppress(ChangefeedError):
+                    channel.abort_transaction()
             _shared.forget(channel)
             channel.close()
 
@@ -139,7 +198,7 @@ class KafkaSink:
         yield from receipts
 
     def _queue(self, batch: Batch) -> Receipt:
-        channel = self._producer()
+        channel = self._sending()
         size = 0
         for rows in _record_batches(batch.rows):
             size += self._check_sizes(batch.target, rows)
@@ -149,6 +208,13 @@ class KafkaSink:
             else:
                 _send_with_headers(channel, batch.target.topic, rows)
         return Receipt(batch.partition, batch.rows.num_rows, size)
+
+    def _sending(self) -> Channel:
+        """The producer, in a transaction where there are any."""
+        channel = self._producer()
+        if self._transaction is not None:
+            self._transaction.enter()
+        return channel
 
     def _check_sizes(self, target: Target, rows: pa.RecordBatch) -> int:
         """Bytes of the rows; refuses a message that its topic cannot take, naming no data."""
@@ -165,7 +231,58 @@ class KafkaSink:
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
         self._settle()
+        self._end_transaction()
         return Delivery.DURABLE
+
+    def commit_with(
+        self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
+    ) -> Delivery:
+        self._settle()
+        context = self._opened()
+        self._sending()
+        if self._transaction is None:
+            raise ChangefeedError("CF5004", "the feed is not exactly once")
+        stated = {**self._progress, **progress}
+        try:
+            self._transaction.commit(self.settings.progress_topic, context, stated)
+        except ChangefeedError:
+            self._drop()
+            raise
+        self._progress = stated
+        return Delivery.DURABLE
+
+    def progress(self) -> Mapping[str, Timestamp]:
+        return dict(self._progress)
+
+    def _read_progress(self, context: SinkContext) -> dict[str, Timestamp]:
+        from confluent_kafka import Consumer
+
+        def consumer() -> Consumer:
+            return Consumer(
+                {
+                    **self._config({}),
+                    "group.id": "changefeed",  # asked for; offsets are not stored
+                    "isolation.level": "read_committed",
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "enable.partition.eof": True,
+                    "error_cb": self._reasons.note,
+                },
+                logger=self._reasons.logger,
+            )
+
+        topic = self.settings.progress_topic
+        self._admin().known([topic])  # one that was made just now may not be everywhere
+        end = self._admin().end(topic)
+        return read_progress(consumer, topic, end, context, self._reasons, self.stall_seconds)
+
+    def _end_transaction(self) -> None:
+        try:
+            if self._transaction is not None:
+                self._transaction.end()
+        except ChangefeedError:
+            self._drop()
+            raise
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._drop()
@@ -205,11 +322,14 @@ class KafkaSink:
     def _mark_all(self, topics: Sequence[str], payload: bytes) -> None:
         """One message on every partition there is now, acknowledged on return."""
         counts = self._admin().known(topics)
-        channel = self._producer()
+        alone = self._transaction is None or not self._transaction.is_open
+        channel = self._sending()
         for topic, count in counts.items():
             for partition in range(count):
                 channel.send_one(topic, None, payload, partition=partition)
         self._settle()
+        if alone:  # else it is seen together with the rows around it
+            self._end_transaction()
 
 
 def _record_batches(rows: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:

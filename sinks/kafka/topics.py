@@ -53,7 +53,7 @@ class Topics:
                 counts[name] = 0
         return counts
 
-    def ensure(self, names: Sequence[str]) -> list[str]:
+    def ensure(self, names: Sequence[str], settings: Mapping[str, str] | None = None) -> list[str]:
         """Make the topics that are missing, with one partition; return the names made.
 
         Raises:
@@ -68,7 +68,10 @@ class Topics:
             return []
         # Replication -1 is the broker's default; one partition, because a single order is
         # what a reader expects of a table it did not think about.
-        wanted = [NewTopic(name, num_partitions=1, replication_factor=-1) for name in missing]
+        wanted = [
+            NewTopic(name, num_partitions=1, replication_factor=-1, config=dict(settings or {}))
+            for name in missing
+        ]
         made = []
         for name, answer in self._admin.create_topics(
             wanted, request_timeout=REQUEST_SECONDS
@@ -104,6 +107,28 @@ class Topics:
             self.ensure(gone)
             counts |= self.partitions(gone)
         return counts
+
+    def end(self, name: str) -> int:
+        """The offset behind the last message of partition 0, those of open transactions counted.
+
+        Raises:
+            ChangefeedError: as :meth:`partitions`.
+        """
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+        from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+            OffsetSpec,
+        )
+
+        asked = self._admin.list_offsets(
+            {TopicPartition(name, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=REQUEST_SECONDS,
+        )
+        try:
+            (answer,) = asked.values()
+            return int(self._result(answer).offset)
+        except KafkaException as error:
+            raise explain(error.args[0], self._reasons, topic=name) from error
 
     def _result(self, answer: Future[Any]) -> Any:
         """The answer, once it is there; a refused login ends the wait at once."""
