@@ -99,8 +99,14 @@ class Target:
 class SparkAccess(Protocol):
     """The node's Spark, for sinks that merge with it."""
 
-    def use(self, group: str | None = None) -> AbstractContextManager[SparkSession]:
-        """The session for one piece of work; failures come out as ChangefeedError."""
+    def use(
+        self, group: str | None = None, *, packs: Sequence[str] = ()
+    ) -> AbstractContextManager[SparkSession]:
+        """The session for one piece of work; failures come out as ChangefeedError.
+
+        Name the packs that extend Spark SQL (``delta``, ``iceberg``) to get the session that
+        knows them: it has settings and temporary views of its own.
+        """
         ...
 
 

@@ -82,6 +82,7 @@ class Launch:
         flags: further JVM flags.
         environment: variables set on top of this process's.
         timeout: seconds until the gateway must answer.
+        jars: on the class path after Spark's own.
     """
 
     java: Java
@@ -92,6 +93,7 @@ class Launch:
     flags: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 180.0
+    jars: Sequence[Path] = ()
 
 
 class Jvm:
@@ -206,7 +208,7 @@ def _command(launch: Launch) -> list[str]:
     return [
         str(launch.java.executable),
         "-cp",
-        str(spark_jars() / "*"),
+        os.pathsep.join([str(spark_jars() / "*"), *map(str, launch.jars)]),
         *_FLAGS,
         f"-Xmx{launch.heap}",
         f"-Djava.io.tmpdir={launch.scratch}",

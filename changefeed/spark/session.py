@@ -4,6 +4,12 @@ Starting takes some ten seconds, so nothing that a person waits for may wait for
 :meth:`SparkEngine.start` returns at once and :meth:`SparkEngine.session` waits. A JVM that
 dies (out of memory, ``kill -9``) is noticed by a watching thread; what ran in it fails with
 CF4002, which the engine tries again, and the next :meth:`SparkEngine.session` starts another.
+
+Jar packs (:mod:`changefeed.spark.packs`) that are in the user's cache are on the class path
+from the start, which costs nothing measurable (session in 5 to 6 s with and without); one that
+has to be downloaded first makes :meth:`SparkEngine.require` start the JVM anew. Table formats
+also extend the planner, and that slows the planning of small batches (20 to 23 ms each), so
+their extensions live in a second session of the same context: ``use(packs=...)``.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +35,7 @@ from changefeed.errors import ChangefeedError
 from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import Gateway, Jvm, Launch, launch_jvm, spark_jars
+from changefeed.spark.packs import Pack, cached, pack, paths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +65,7 @@ class SparkEngine:
         settings: Spark settings on top of ours.
         flags: further JVM flags.
         warm: run small batches through after the start, so that the first real one is fast.
+        packs: jar packs to have from the first start on, downloaded where they are missing.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class SparkEngine:
         settings: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
         warm: bool = True,
+        packs: Sequence[str] = (),
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
             raise ChangefeedError("CF1204", f"invalid size of Spark's heap: {heap!r}")
@@ -79,6 +88,7 @@ class SparkEngine:
         self._settings = dict(settings or {})
         self._flags = flags
         self._warm = warm
+        self._packs = frozenset(pack(name).name for name in packs)
         self._log = log
         self._given_scratch = scratch
         self._lock = threading.Lock()
@@ -126,11 +136,29 @@ class SparkEngine:
         except TimeoutError as cause:
             raise ChangefeedError("CF1304", "Spark did not start in time") from cause
 
+    def require(self, *packs: str) -> None:
+        """Have the session with these jar packs; waits for it.
+
+        A running session without them ends, and what runs in it fails with CF4002, which is
+        tried again: this happens once, when a pack was not in the user's cache at the start.
+
+        Raises:
+            ChangefeedError: CF4003 when a pack does not exist or cannot be downloaded; what
+                :meth:`session` raises.
+        """
+        paths(packs)
+        with self._lock:
+            self._packs |= frozenset(packs)
+        self._with_packs().session.result()
+
     @contextmanager
-    def use(self, group: str | None = None) -> Iterator[SparkSession]:
+    def use(self, group: str | None = None, *, packs: Sequence[str] = ()) -> Iterator[SparkSession]:
         """The session for one piece of work; what fails in Spark becomes a ChangefeedError.
 
         ``group`` names the jobs this thread starts in it, so that :meth:`cancel` finds them.
+        ``packs`` are jar packs the work needs; where one of them extends Spark SQL (``delta``,
+        ``iceberg``) the session is the one with the extensions, which has settings, temporary
+        views and functions of its own.
         Import what imports pyspark *inside* the block: before, another thread may be
         importing it, and pyspark's modules import each other in circles.
 
@@ -138,9 +166,13 @@ class SparkEngine:
             ChangefeedError: CF4002 when the JVM died or a job failed, CF4001 when a value
                 could not be encoded, or what a function in an executor raised.
         """
+        if packs:
+            self.require(*packs)
         life = self._current()
         session = life.session.result()
         try:
+            if any(pack(name).extension for name in packs):
+                session = life.extended()
             with _job_group(session, group):
                 yield session
         except ChangefeedError:
@@ -191,10 +223,16 @@ class SparkEngine:
         self.close()
 
     def _current(self) -> _Life:
+        return self._alive(lambda life: not life.over)
+
+    def _with_packs(self) -> _Life:
+        return self._alive(lambda life: not life.over and self._packs <= life.packs)
+
+    def _alive(self, good: Callable[[_Life], bool]) -> _Life:
         with self._lock:
             if self._closed:
                 raise ChangefeedError("CF4002", "Spark was stopped")
-            if self._life is not None and not self._life.over:
+            if self._life is not None and good(self._life):
                 return self._life
             old, self._life = self._life, _Life(self)
             self._starts += 1
@@ -209,7 +247,9 @@ class _Life:
     def __init__(self, engine: SparkEngine) -> None:
         self.session: Future[SparkSession] = Future()
         self.jvm: Jvm | None = None
+        self.packs = engine._packs | cached()
         self._engine = engine
+        self._extended: SparkSession | None = None
         self._keep: OrderedDict[object, Any] = OrderedDict()
         self._keep_lock = threading.Lock()
         self._started = threading.Event()
@@ -265,6 +305,7 @@ class _Life:
         _quiet_py4j()
         engine = self._engine
         settings = {**_settings(engine, self.scratch), **engine._settings}
+        jars = paths(sorted(self.packs))
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         if _LOCAL.match(engine.master):
             self.jvm, gateway = launch_jvm(
@@ -276,11 +317,12 @@ class _Life:
                     log=self._log,
                     flags=engine._flags,
                     environment={"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": worker_path()},
+                    jars=jars,
                 )
             )
             client = _connect(gateway)
         else:
-            self.jvm, client = _launch_for_cluster(engine.heap, self._log)
+            self.jvm, client = _launch_for_cluster(engine.heap, self._log, jars)
         context = SparkContext(conf=conf, gateway=client)
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
         context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -318,6 +360,14 @@ class _Life:
                 self._keep.popitem(last=False)
         return made
 
+    def extended(self) -> SparkSession:
+        """The session whose planner knows the table formats; made when first asked for."""
+        with self._keep_lock:
+            if self._extended is None:
+                formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]
+                self._extended = _extend(self.session.result(), formats)
+            return self._extended
+
     def end(self) -> None:
         while not self._started.wait(0.05):
             if self.jvm is not None:
@@ -352,6 +402,33 @@ def _job_group(session: SparkSession, group: str | None) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception):  # where the JVM is gone, so is the group
             context._jsc.clearJobGroup()
+
+
+def _extend(plain: SparkSession, formats: Sequence[Pack]) -> SparkSession:
+    """A session beside ``plain`` that has the formats' extensions.
+
+    They are injected into the object both sessions take them from, after ``plain`` has built
+    its planner and before the new one does; so ``plain`` stays as it is, and both share one
+    context, cache and listener (``spark.sql.extensions`` would hold for every session).
+    """
+    from pyspark.sql import SparkSession
+
+    gateway: Any = plain.sparkContext._gateway
+    jvm = gateway.jvm
+
+    def none(kind: str) -> Any:
+        return gateway.new_array(getattr(jvm.java.lang, kind), 0)
+
+    plain._jsparkSession.sessionState()  # built now, if it was not
+    extensions = plain._jsparkSession.extensions()
+    for its in formats:
+        kind = jvm.java.lang.Class.forName(its.extension)
+        kind.getConstructor(none("Class")).newInstance(none("Object")).apply(extensions)
+    session = SparkSession(plain.sparkContext, plain._jsparkSession.newSession())
+    for its in formats:
+        for name, value in its.settings:
+            session.conf.set(name, value)
+    return session
 
 
 def default_heap() -> str:
@@ -427,16 +504,19 @@ def _with_attempts(master: str) -> str:
 
 
 def _quiet_py4j() -> None:
-    """Keep a broken connection from being printed: it is raised as well.
+    """Keep a broken connection and a failed query from being printed: they are raised as well.
 
-    py4j reports it by the functions of the module ``logging`` themselves, which write to
-    standard error where nobody has set logging up.
+    py4j reports the one by the functions of the module ``logging`` themselves, which write to
+    standard error where nobody has set logging up; pyspark the other by a handler of its own,
+    with the values of rows in it.
     """
     from py4j import java_gateway
+    from pyspark.logger import PySparkLogger
 
     quiet = logging.getLogger("py4j")
     quiet.setLevel(logging.CRITICAL)
     java_gateway.logging = quiet
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
 def _connect(gateway: Gateway) -> Any:
@@ -452,12 +532,14 @@ def _connect(gateway: Gateway) -> Any:
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
 
 
-def _launch_for_cluster(heap: str, log: Path) -> tuple[Jvm, Any]:
+def _launch_for_cluster(heap: str, log: Path, jars: Sequence[Path]) -> tuple[Jvm, Any]:
     """Spark's own launcher: it reads the cluster's settings (spark-env.sh, Hadoop's files)."""
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
 
     conf = SparkConf(loadDefaults=False).set("spark.driver.memory", heap)
+    if jars:
+        conf.set("spark.jars", ",".join(map(str, jars)))
     with open(log, "ab") as output:
         client = launch_gateway(  # type: ignore[no-untyped-call]
             conf, {"stdout": output, "stderr": output}

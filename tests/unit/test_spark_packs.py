@@ -1,0 +1,126 @@
+"""Jar packs: what counts as there, what is downloaded, what is said when that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+import trustme
+
+from changefeed.errors import ChangefeedError
+from changefeed.spark import ivy, packs
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A pack ``two`` of two small jars, and their bytes by file name."""
+    content = {"a-1.jar": b"first", "b-2.jar": b"second"}
+    jars = tuple(
+        packs.Jar("g", name[0], name[2], hashlib.sha256(data).hexdigest())
+        for name, data in content.items()
+    )
+    known = {"two": packs.Pack("two", jars), "one": packs.Pack("one", jars[:1])}
+    monkeypatch.setattr(packs, "packs", lambda: known)
+    return content
+
+
+def downloads(content: dict[str, bytes], calls: list[list[str]]) -> object:
+    def download(coordinates: list[tuple[str, str, str]], folder: Path, _: Path) -> None:
+        calls.append([name for _, name, _ in coordinates])
+        for _, name, version in coordinates:
+            (folder / f"{name}-{version}.jar").write_bytes(content[f"{name}-{version}.jar"])
+
+    return download
+
+
+def test_lock_is_complete() -> None:
+    assert set(packs.packs()) == {"avro", "delta", "iceberg", "hadoop-aws"}
+    for pack in packs.packs().values():
+        assert pack.jars
+        assert all(len(jar.digest) == 64 for jar in pack.jars)
+
+
+def test_only_what_is_missing_is_downloaded(
+    two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(packs, "download", downloads(two, calls))
+    (tmp_path / "a-1.jar").write_bytes(b"first")
+    assert packs.cached(tmp_path) == {"one"}
+    found = packs.paths(["two"], tmp_path)
+    assert [path.read_bytes() for path in found] == [b"first", b"second"]
+    assert packs.paths(["two"], tmp_path) == found
+    assert calls == [["b"]]
+    assert packs.cached(tmp_path) == {"one", "two"}
+
+
+def test_half_a_file_does_not_count(
+    two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(packs, "download", downloads(two, calls))
+    (tmp_path / "a-1.jar").write_bytes(b"fir")
+    assert packs.cached(tmp_path) == frozenset()
+    packs.paths(["one"], tmp_path)
+    assert calls == [["a"]]
+
+
+def test_another_content_is_refused(
+    two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs, "download", downloads({**two, "b-2.jar": b"evil"}, []))
+    with pytest.raises(ChangefeedError) as raised:
+        packs.paths(["two"], tmp_path)
+    assert raised.value.code.number == "CF4003"
+    assert "digest" in raised.value.detail
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a-1.jar"]
+
+
+def test_without_network_it_says_what_to_put_where(
+    two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ChangefeedError("CF4003", "no", detail="host not found")
+
+    monkeypatch.setattr(packs, "download", fails)
+    with pytest.raises(ChangefeedError) as raised:
+        packs.paths(["two"], tmp_path)
+    error = raised.value
+    assert error.message == "Spark needs jars it does not have: two"
+    assert error.detail == "host not found"
+    assert f"{tmp_path}: a-1.jar (g), b-2.jar (g)" in error.hint
+
+
+def test_several_ask_and_one_downloads(
+    two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(packs, "download", downloads(two, calls))
+    threads = [threading.Thread(target=packs.paths, args=(["two"], tmp_path)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [["a", "b"]]
+
+
+def test_unknown_pack() -> None:
+    with pytest.raises(ChangefeedError, match="no jar pack 'nothing'"):
+        packs.pack("nothing")
+
+
+def test_reason_is_taken_from_ivys_output() -> None:
+    said = "\t:: UNRESOLVED DEPENDENCIES ::\n\t:: g#n;1: not found\n"
+    assert ivy._reason(said) == "g#n;1: not found"
+    assert ivy._reason("") == "Ivy failed"
+
+
+def test_authorities_of_the_machine_become_a_java_key_store() -> None:
+    authority = trustme.CA()
+    pem = authority.cert_pem.bytes().decode()
+    store = ivy._key_store(ivy._certificates(f"# comment\n{pem}\n{pem}"))
+    assert store.startswith(bytes.fromhex("feedfeed00000002") + b"\0\0\0\2")
+    assert store.count(ssl.PEM_cert_to_DER_cert(pem)) == 2
