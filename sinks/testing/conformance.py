@@ -96,7 +96,11 @@ def run_case(case: Case, harness: Harness) -> str:
 def _feed(harness: Harness, *tables: str) -> Feed:
     capabilities = harness.sink().capabilities
     topics = {table: harness.topic(table) for table in tables or ("t",)}
-    return Feed(topics, key_in_value=capabilities.key_in_value)
+    return Feed(
+        topics,
+        key_in_value=capabilities.key_in_value,
+        topic_in_value=capabilities.topic_in_value,
+    )
 
 
 def _check(harness: Harness, feed: Feed, *, repeats: bool = True) -> Sequence[Message]:

@@ -65,13 +65,17 @@ def key_text(key: int) -> str:
     return f"[{key}]"
 
 
-def message_rows(writes: Iterable[Write], *, key_in_value: bool = False) -> pa.Table:
-    """Finished messages in the wrapped envelope with ``updated``."""
+def message_rows(
+    writes: Iterable[Write], *, key_in_value: bool = False, topic: str | None = None
+) -> pa.Table:
+    """Finished messages in the wrapped envelope with ``updated``; ``topic`` goes into the value."""
     rows = []
     for number, write in enumerate(writes, start=1):
         value: dict[str, object] = {"after": write.row}
         if key_in_value:
             value["key"] = [write.key]
+        if topic is not None:
+            value["topic"] = topic
         value["updated"] = str(write.at)
         rows.append(
             {
@@ -100,6 +104,7 @@ class Feed:
         topics: Mapping[str, str],
         *,
         key_in_value: bool = False,
+        topic_in_value: bool = False,
         options: Mapping[str, object] | None = None,
     ) -> None:
         """``topics`` names the topic of each table."""
@@ -111,6 +116,7 @@ class Feed:
         self.frontier = Timestamp.ZERO
         self.versions = dict.fromkeys(topics, 1)
         self._key_in_value = key_in_value
+        self._topic_in_value = topic_in_value
         self._options = dict(options or {})
         self._epoch = 0
         self._nodes = 0
@@ -143,7 +149,8 @@ class Feed:
         for number, (table, target) in enumerate(self.targets.items()):
             own = [write for write in writes if write.table == table]
             if own:
-                rows = message_rows(own, key_in_value=self._key_in_value)
+                topic = target.topic if self._topic_in_value else None
+                rows = message_rows(own, key_in_value=self._key_in_value, topic=topic)
                 schema = table_schema(table, self.versions[table])
                 batch = Batch("conformance", epoch, number, target, schema, rows, self.frontier)
                 found.append(batch)
