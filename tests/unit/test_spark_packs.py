@@ -28,7 +28,8 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 def downloads(content: dict[str, bytes], calls: list[list[str]]) -> object:
-    def download(coordinates: list[tuple[str, str, str]], folder: Path, _: Path) -> None:
+    def download(coordinates: list[tuple[str, str, str]], folder: Path, scratch: Path) -> None:
+        assert scratch.is_dir()
         calls.append([name for _, name, _ in coordinates])
         for _, name, version in coordinates:
             (folder / f"{name}-{version}.jar").write_bytes(content[f"{name}-{version}.jar"])
