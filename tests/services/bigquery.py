@@ -97,8 +97,8 @@ class BigQueryEmulator(PythonServer):
     # ------------------------------------------------------------------ details
 
     def command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        code = "from local_bigquery.cli import main; main()"
-        words: list[str | Path] = [self._python, "-S", "-c", code, "--host", "127.0.0.1"]
+        program = Path(__file__).with_name("bigquery_server.py")
+        words: list[str | Path] = [self._python, "-S", "-P", program, "--host", "127.0.0.1"]
         words += ["--port", str(self.port), "--grpc-port", str(self._storage_port)]
         words += ["--project", PROJECT, "--data-dir", self.folder / "data"]
         return words, environment(self._packages, GCS_LOCAL_ROOT=str(self.folder / "gcs"))
