@@ -63,6 +63,13 @@ class OnError(StrEnum):
     FAIL = "fail"
 
 
+class Guarantee(StrEnum):
+    """How often a change may reach the target."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
 class Compression(StrEnum):
     """How files or batches are compressed."""
 
@@ -412,6 +419,16 @@ RETRY_FOR = option(
 
 # ------------------------------------------------------------------------------- sink, resources
 
+DELIVERY = option(
+    "delivery",
+    Choice(Guarantee),
+    Guarantee.AT_LEAST_ONCE,
+    group="Sink and resources",
+    summary="exactly_once: no change reaches the target twice, not after a crash either, where "
+    "the sink can keep that (merged tables, documents by key, Kafka by transactions).",
+    example="delivery = 'exactly_once'",
+    shown="at_least_once",
+)
 COMPRESSION = option(
     "compression",
     Choice(Compression),

@@ -16,6 +16,7 @@ from changefeed.option_table import (
     COMPRESSION,
     CURSOR,
     DELETES,
+    DELIVERY,
     DIFF,
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
     END_TIME,
@@ -47,6 +48,7 @@ from changefeed.option_table import (
     UNORDERED,
     UPDATED,
     Compression,
+    Guarantee,
     InitialScan,
     OnError,
     OptionRow,
@@ -67,6 +69,7 @@ __all__ = [
     "CURSOR",
     "Compression",
     "DELETES",
+    "DELIVERY",
     "DIFF",
     "Deletes",
     "ENCODE_JSON_VALUE_NULL_AS_OBJECT",
@@ -79,6 +82,7 @@ __all__ = [
     "FULL_TABLE_NAME",
     "Format",
     "GC_TTL",
+    "Guarantee",
     "HEADERS_JSON_COLUMN_NAME",
     "INITIAL_SCAN",
     "INITIAL_SCAN_ONLY",
@@ -133,6 +137,8 @@ class SinkAbilities(Protocol):
     def key_in_value(self) -> bool: ...
     @property
     def topic_in_value(self) -> bool: ...
+    @property
+    def exactly_once(self) -> bool: ...
     @property
     def resolved(self) -> bool: ...
     @property
@@ -389,6 +395,15 @@ def _check_sink(options: Options, reading: Reading, sink: SinkAbilities | None) 
         return
     if RESOLVED.name in options.given and not sink.resolved:
         _refuse(reading, RESOLVED.name, f"option {RESOLVED.name}")
+    if options[DELIVERY] is Guarantee.EXACTLY_ONCE and not sink.exactly_once:
+        reading.problem(
+            "CF1206",
+            "this sink is incompatible with delivery=exactly_once",
+            reading.spans.get(DELIVERY.name),
+            "leave it out: every change arrives at least once, and after a crash or an outage "
+            "some arrive again, with the same key and timestamp.",
+            detail="it cannot commit rows and progress in one step, nor tell a repeated row",
+        )
     able: tuple[tuple[OptionRow[Any], tuple[str, ...]], ...] = (
         (ENVELOPE, sink.envelopes),
         (FORMAT, sink.formats),

@@ -5,6 +5,7 @@ DIR/node.lock         held by the one node that runs this state
 DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
 DIR/work              folder of temporary files of running feeds; emptied at start
+DIR/work/feed-<id>/   what the sinks of one feed have staged
 DIR/node.log          what the node did
 """
 
@@ -53,3 +54,7 @@ class StateLayout:
     def work(self) -> Path:
         """Temporary files of running feeds."""
         return self.root / "work"
+
+    def scratch(self, job_id: int) -> Path:
+        """Files that the sinks of one feed have staged."""
+        return self.work / f"feed-{job_id}"

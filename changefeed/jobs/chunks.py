@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
 from changefeed.events import SchemaChange, Truncate
 from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.outlet import TableError
 from changefeed.log import Piece, Slice
 from changefeed.schema import TableName, TableSchema
 
@@ -75,9 +77,25 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class MarkItem:
-    """Something that happened to a whole table, after the chunks before it."""
+    """Something that happened to a whole table, after the chunks before it.
+
+    Everything up to ``upto`` was handed out of the tables ``complete``, and of the mark's own
+    table everything before the mark.
+    """
 
     event: Truncate | SchemaChange
+    complete: tuple[TableName, ...] = ()
+    upto: Timestamp = Timestamp.ZERO
+
+    @property
+    def table(self) -> TableName:
+        """The table it happened to."""
+        return self.shape.table
+
+    @property
+    def shape(self) -> TableSchema:
+        """The table's shape after it."""
+        return self.event.schema if isinstance(self.event, Truncate) else self.event.new
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +115,35 @@ def items(
     upto: Timestamp,
     max_bytes: int = SLICE_BYTES,
 ) -> Iterator[Item]:
-    """What the feed has to deliver, from its tables' ``bounds`` (exclusive) to ``upto``."""
+    """What the feed has to deliver, from its tables' ``bounds`` (exclusive) to ``upto``.
+
+    Raises:
+        TableError: the log does not go back to this table's bound, but to that of others.
+        ChangefeedError: CF3002 it goes back to no table's, CF3001.
+    """
     names = tuple(bounds)
     at = dict(bounds)
     while True:
         with keeper.lock:
-            found = keeper.reader.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=max_bytes)
+            try:
+                found = keeper.reader.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=max_bytes)
+            except ChangefeedError as error:
+                raise _blamed(error, at, keeper.reader.oldest) from error
         yield from _cut(found, at)
         yield Turn(names, found.upto)
         at = {name: max(bound, found.upto) for name, bound in at.items()}
         if found.upto >= upto:
             return
+
+
+def _blamed(
+    error: ChangefeedError, at: Mapping[TableName, Timestamp], oldest: Timestamp
+) -> Exception:
+    """A table that was away too long must not take those with it that were not."""
+    behind = [name for name, bound in at.items() if bound < oldest]
+    if error.code.number != "CF3002" or not behind or len(behind) == len(at):
+        return error
+    return TableError(behind[0], error)
 
 
 def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
@@ -116,6 +152,7 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
     after = dict(bounds)
     truncations = [mark for mark in found.marks if isinstance(mark, Truncate)]
     run: list[Piece] = []
+    begun: dict[TableName, None] = {}
 
     def chunk() -> Chunk:
         table = run[0].schema.table
@@ -134,13 +171,17 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
             yield chunk()
             run = []
         if isinstance(event, Piece):
+            begun[event.schema.table] = None
             run.append(event)
         else:
+            mark = MarkItem(event)
+            begun[mark.table] = None
             if isinstance(event, Truncate):
                 # What follows must sort behind the truncation in sinks that order by instant.
-                bound = after[event.schema.table]
-                after[event.schema.table] = max(event.at.previous(), bound)
-            yield MarkItem(event)
+                bound = after[mark.table]
+                after[mark.table] = max(event.at.previous(), bound)
+            complete = tuple(table for table in begun if table != mark.table)
+            yield replace(mark, complete=complete, upto=found.upto)
     if run:
         yield chunk()
 

@@ -22,7 +22,7 @@ from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.share import SharedMessages
 from changefeed.log import by_file
 from changefeed.options import MAX_MEMORY
-from changefeed.schema import TableName
+from changefeed.schema import TableName, TableSchema
 from changefeed.spark.encode import encode_big, encode_files, encode_small
 from changefeed.spark.segment import Segment
 from changefeed.spark.session import SparkEngine
@@ -33,11 +33,12 @@ SMALL_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """A chunk with its finished messages."""
+class Made:
+    """A chunk as the sink takes it: finished messages, or typed rows of ``schema``."""
 
     chunk: Chunk
-    messages: pa.Table
+    schema: TableSchema
+    rows: pa.Table
 
 
 class Round:
@@ -46,14 +47,15 @@ class Round:
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
         self.receipts: list[Receipt] = []
-        #: Batches written, also those that a mark has had committed: places never repeat.
-        self.written = 0
+        self.rows = 0
         self.counts: dict[TableName, tuple[int, int]] = {}
+        #: The last turn of which everything is written.
+        self.turn: Turn | None = None
 
     def add(self, table: TableName, receipt: Receipt) -> None:
         """Count a written batch."""
-        self.written += 1
         self.receipts.append(receipt)
+        self.rows += receipt.rows
         rows, size = self.counts.get(table, (0, 0))
         self.counts[table] = (rows + receipt.rows, size + receipt.bytes)
 
@@ -69,7 +71,7 @@ class Delivery:
         shared: SharedMessages,
         outlet: Outlet,
     ) -> None:
-        self._name = name
+        self.name = name
         self._keeper = keeper
         self._engine = engine
         self._shared = shared
@@ -84,37 +86,44 @@ class Delivery:
         upto: Timestamp,
         *,
         on_schema_change: Callable[[SchemaChange], None],
-        after_turn: Callable[[], bool],
+        after_commit: Callable[[], None],
+        interrupted: Callable[[], bool],
     ) -> int:
         """Move the tables of ``bounds`` (each above its own bound) to ``upto``.
 
-        After every committed turn ``after_turn`` is asked whether to go on. Returns the rows
-        delivered.
+        A turn is committed when the round has the sink's ``round_rows``, at the end, and when
+        ``interrupted`` says that there is something else to do, which also ends the delivery.
+        Returns the rows delivered.
 
         Raises:
-            TableError: one table cannot go on; nothing after the last turn counts.
+            TableError: one table cannot go on; nothing after the last commit counts.
             ChangefeedError: the source, Spark or the sink failed.
         """
+        # Asked here, in the feed's thread: the sink is opened by it.
+        typed, wanted = self._outlet.takes_rows, self._outlet.round_rows
         source = items(self._keeper, bounds, upto, _slice_bytes(feed))
         total = 0
         settled = False
         current = self._round(upto)
-        ahead = self._ahead.submit(self._next, feed, source)
+        ahead = self._ahead.submit(self._next, feed, source, typed)
         try:
             while (item := ahead.result()) is not None:
                 ended = isinstance(item, Turn) and item.upto >= upto
                 if not ended:
-                    ahead = self._ahead.submit(self._next, feed, source)
-                if isinstance(item, Encoded):
-                    total += item.messages.num_rows
+                    ahead = self._ahead.submit(self._next, feed, source, typed)
+                if isinstance(item, Made):
+                    total += item.rows.num_rows
                     self._write(feed, item, current)
                 elif isinstance(item, MarkItem):
-                    self._mark(feed, item, current, on_schema_change)
+                    current = self._mark(feed, item, current, on_schema_change)
                 elif isinstance(item, Turn):
-                    self._commit(feed, current, item)
-                    current = self._round(upto)
-                    if not after_turn() or ended:
-                        break
+                    current.turn = item
+                    if ended or current.rows >= wanted or not current.rows or interrupted():
+                        self._commit(feed, current)
+                        current = self._round(upto)
+                        after_commit()
+                        if ended or interrupted():
+                            break
             settled = True
         finally:
             # The generator must have come to rest before its owner goes on or gives up.
@@ -132,16 +141,19 @@ class Delivery:
         self._number += 1
         return Round(Epoch(self._number, upto))
 
-    def _next(self, feed: Feed, source: Iterator[Item]) -> Item | Encoded | None:
-        """The next item, encoded; runs in the encoding thread."""
+    def _next(self, feed: Feed, source: Iterator[Item], typed: bool) -> Item | Made | None:
+        """The next item, as the sink takes it; runs in the encoding thread."""
         item = next(source, None)
         if not isinstance(item, Chunk):
             return item
         try:
             feed.recognise(item.schema)
-            return Encoded(item, self._encode(feed, item))
+            if typed:
+                plan = feed.row_plan(item.schema)
+                return Made(item, plan.schema, plan.rows(item.load()))
+            return Made(item, item.schema, self._encode(feed, item))
         except ChangefeedError as error:
-            if error.code.number in ("CF4001", "CF1101", "CF1302", "CF2106"):
+            if error.code.number in _TABLE_ERRORS:
                 raise TableError(item.schema.table, error) from error
             raise
 
@@ -162,27 +174,33 @@ class Delivery:
         key = (plan.fingerprint(), chunk.after, chunk.upto, chunk.number, *rows)
         return self._shared.get(key, compute)
 
-    def _write(self, feed: Feed, item: Encoded, current: Round) -> None:
-        table = item.chunk.schema.table
+    def _write(self, feed: Feed, item: Made, current: Round) -> None:
+        if not item.rows.num_rows:
+            return
+        table = item.schema.table
         receipt = self._outlet.write(
             Batch(
-                feed=self._name,
+                feed=self.name,
                 epoch=current.epoch,
-                partition=current.written,
+                partition=len(current.receipts),
                 target=feed.target(table),
-                schema=item.chunk.schema,
-                rows=item.messages,
+                schema=item.schema,
+                rows=item.rows,
                 frontier=item.chunk.after,
             )
         )
         current.add(table, receipt)
 
-    def _commit(self, feed: Feed, current: Round, turn: Turn) -> None:
-        self._outlet.commit(current.epoch, current.receipts, current.counts)
+    def _commit(self, feed: Feed, current: Round, mark: MarkItem | None = None) -> None:
+        """Make the round durable; then the tables have come to the last turn, or to the mark."""
+        written = {table: _reached(feed, table, current.turn, mark) for table in current.counts}
+        self._outlet.commit(current.epoch, current.receipts, current.counts, written)
         for table, (rows, size) in current.counts.items():
             feed.count(table, rows, size)
-        current.receipts.clear()
-        feed.advance(turn.tables, turn.upto)
+        if current.turn is not None:
+            feed.advance(current.turn.tables, current.turn.upto)
+        for table, reached in written.items():
+            feed.advance([table], reached)
 
     def _mark(
         self,
@@ -190,19 +208,53 @@ class Delivery:
         item: MarkItem,
         current: Round,
         on_schema_change: Callable[[SchemaChange], None],
-    ) -> None:
-        """A mark comes after everything before it is durable."""
-        shape = item.event.schema if isinstance(item.event, Truncate) else item.event.new
+    ) -> Round:
+        """A mark for the target comes after everything before it is durable; the round then."""
         try:
-            feed.recognise(shape)
+            feed.recognise(item.shape)
         except ChangefeedError as error:
-            raise TableError(shape.table, error) from error
-        self._outlet.commit(current.epoch, current.receipts, current.counts)
-        current.receipts.clear()
+            raise TableError(item.table, error) from error
         if isinstance(item.event, Truncate):
+            self._commit(feed, current, item)
             self._outlet.truncate(item.event)
-        else:
+            return self._round(current.epoch.upto)
+        try:
             on_schema_change(item.event)
+        except TableError:
+            # What came before the change is delivered all the same.
+            self._commit(feed, current, item)
+            current.receipts.clear()
+            raise
+        if not self._outlet.evolves:
+            return current
+        self._commit(feed, current, item)
+        self._evolve(item)
+        return self._round(current.epoch.upto)
+
+    def _evolve(self, item: MarkItem) -> None:
+        if isinstance(item.event, SchemaChange):
+            try:
+                self._outlet.evolve(item.event)
+            except ChangefeedError as error:
+                if error.code.number in _TABLE_ERRORS:
+                    raise TableError(item.table, error) from error
+                raise
+
+
+#: What is wrong with the rows of one table.
+_TABLE_ERRORS = frozenset({"CF4001", "CF1101", "CF1302", "CF2106", "CF3002"})
+
+
+def _reached(feed: Feed, table: TableName, turn: Turn | None, mark: MarkItem | None) -> Timestamp:
+    """How far a table is delivered once everything written of it is durable."""
+    places = [feed.tables[table].done_upto or Timestamp.ZERO]
+    if turn is not None:
+        places.append(turn.upto)
+    if mark is not None and table in mark.complete:
+        places.append(mark.upto)
+    if mark is not None and table == mark.table:
+        places.append(mark.event.at.previous())
+    return max(places)
 
 
 def _slice_bytes(feed: Feed) -> int:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from changefeed.catalog import Catalog, Lease
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
+from changefeed.events import SchemaChange
 from changefeed.jobs.model import Job, TableProgress, TableState
+from changefeed.jobs.rows import RowPlan
 from changefeed.options import RESOLVED, Options
 from changefeed.plan.message import message_plan
 from changefeed.schema import TableName, TableSchema
 from changefeed.spark.plan import MessagePlan
-from sinks.base import Capabilities, SinkContext, Target
+from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of
 
 
@@ -37,6 +39,7 @@ class Feed:
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
         self._changed: set[TableName] = set()
         self._plans: dict[tuple[TableName, str], MessagePlan] = {}
+        self._row_plans: dict[tuple[TableName, str], RowPlan] = {}
 
     # -- what to send ---------------------------------------------------------------------
 
@@ -47,6 +50,22 @@ class Feed:
             progress = self.tables[schema.table]
             self._plans[key] = message_plan(self.job, self.options, progress, schema)
         return self._plans[key]
+
+    def row_plan(self, schema: TableSchema) -> RowPlan:
+        """What a typed-row sink sees of this version of a table (kept per version)."""
+        key = (schema.table, schema.fingerprint())
+        if key not in self._row_plans:
+            self._row_plans[key] = RowPlan(self.plan(schema))
+        return self._row_plans[key]
+
+    def seen(self, event: SchemaChange) -> SchemaChange | None:
+        """The change as far as the columns of the feed go; None when it concerns none of them.
+
+        Raises:
+            ChangefeedError: CF1101, a column of the feed is gone.
+        """
+        old, new = self.row_plan(event.old).schema, self.row_plan(event.new).schema
+        return None if old == new else replace(event, old=old, new=new)
 
     def recognise(self, schema: TableSchema) -> None:
         """Rows or a scan of a table are at hand: is it the table the feed began with?
@@ -70,7 +89,14 @@ class Feed:
             if t.state is not TableState.FAILED
         )
 
-    def sink_context(self, node_id: str) -> SinkContext:
+    def sink_context(
+        self,
+        node_id: str,
+        *,
+        scan: bool = False,
+        spark: SparkAccess | None = None,
+        scratch: str = "",
+    ) -> SinkContext:
         """What the sink may know of the feed."""
         return SinkContext(
             feed=self.job.name,
@@ -79,6 +105,10 @@ class Feed:
             options=self.options,
             node=node_id,
             resolved=self.options[RESOLVED] is not None,
+            spark=spark,
+            scratch=scratch,
+            state=self._catalog.state_id,
+            scan=scan,
         )
 
     # -- how far it is --------------------------------------------------------------------

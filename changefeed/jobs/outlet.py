@@ -6,20 +6,35 @@ other tables go on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from changefeed.catalog import Catalog
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, Truncate
+from changefeed.events import Resolved, SchemaChange, Truncate
 from changefeed.faults import fault_point
 from changefeed.jobs.feed import Feed
-from changefeed.options import ENVELOPE
+from changefeed.options import DELIVERY, ENVELOPE, Guarantee
 from changefeed.schema import TableName
 from changefeed.shapes import Envelope
 from changefeed.spark.plan import mark_payload
+from changefeed.spark.session import SparkEngine
+from changefeed.state import StateLayout
 from changefeed.telemetry import log
-from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext
+from sinks.base import (
+    Accepts,
+    Batch,
+    Delivery,
+    Epoch,
+    Evolves,
+    KeepsProgress,
+    Receipt,
+    Sink,
+    SinkContext,
+)
 from sinks.registry import open_sink
 
 #: Errors that concern one table: others of the feed go on.
@@ -39,13 +54,20 @@ class Outlet:
     """The sinks of one feed. The scan thread uses :meth:`for_scan` only."""
 
     def __init__(
-        self, catalog: Catalog, feed: Feed, node_id: str, given: Sink | None = None
+        self,
+        catalog: Catalog,
+        feed: Feed,
+        node_id: str,
+        engine: SparkEngine,
+        given: Sink | None = None,
     ) -> None:
         """``given``: the one sink object of a sinkless feed, else sinks are made from the URI."""
         self._catalog = catalog
         self._feed = feed
         self._node_id = node_id
+        self._engine = engine
         self._given = given
+        self._layout = StateLayout(Path(catalog.directory))
         self._sink: Sink | None = None
         self._scan_sink: Sink | None = None
 
@@ -58,16 +80,35 @@ class Outlet:
         options: dict[str, object] = {**self._feed.options, "state_url": self._catalog.url}
         return open_sink(self._catalog.resolve_uri(self._feed.job.sink_uri), options)
 
-    def context(self) -> SinkContext:
-        """What the sink may know now."""
-        return self._feed.sink_context(self._node_id)
+    def context(self, *, scan: bool = False, here: bool = True) -> SinkContext:
+        """What the sink may know now; ``here`` is false for a copy that leaves this process."""
+        local = here and self._given is None
+        return self._feed.sink_context(
+            self._node_id,
+            scan=scan,
+            spark=self._engine if local else None,
+            scratch=str(self._scratch(scan)) if local else "",
+        )
+
+    def _scratch(self, scan: bool) -> Path:
+        return self._layout.scratch(self._feed.job.id) / ("scan" if scan else "changes")
+
+    def _prepared(self, *, scan: bool) -> Sink:
+        """A sink object with what its first ``open`` may rely on: Spark's packs, empty scratch."""
+        sink = self.made_anew()
+        if self._given is None:
+            packs = sink.capabilities.spark_packs
+            if packs:
+                self._engine.require(*packs)
+            _empty(self._scratch(scan))
+        return sink
 
     def open(self, feed: Feed | None = None) -> Sink:
         """Open the sink, or tell an opened one of the feed's present targets."""
         if feed is not None:
             self._feed = feed
         if self._sink is None:
-            sink = self.made_anew()
+            sink = self._prepared(scan=False)
             sink.open(self.context())
             self._sink = sink
         elif feed is not None:
@@ -79,9 +120,11 @@ class Outlet:
         if self._given is not None:
             return self.open()
         if self._scan_sink is None:
-            self._scan_sink = self.made_anew()
-        self._scan_sink.open(self.context())
+            self._scan_sink = self._prepared(scan=True)
+        self._scan_sink.open(self.context(scan=True))
         return self._scan_sink
+
+    # -- what the sink can do ---------------------------------------------------------------
 
     @property
     def runs_in_executors(self) -> bool:
@@ -89,34 +132,64 @@ class Outlet:
         return self._given is None and self.open().capabilities.executor
 
     @property
+    def takes_rows(self) -> bool:
+        """The sink takes typed rows, not messages."""
+        return self.open().capabilities.accepts is Accepts.ROWS
+
+    @property
     def pace(self) -> float:
         """Seconds the sink likes between two commits."""
-        return self.open().capabilities.pace
+        sink = self.open()
+        return float(getattr(sink, "pace", sink.capabilities.pace))
+
+    @property
+    def round_rows(self) -> int:
+        """Rows after which a backlog is committed."""
+        return self.open().capabilities.round_rows
 
     @property
     def resolves(self) -> bool:
         """The sink carries resolved timestamps."""
         return self.open().capabilities.resolved
 
+    @property
+    def resolves_by_topic(self) -> bool:
+        """A resolved timestamp says nothing of a table that has failed."""
+        return self.open().capabilities.resolved_by_topic
+
+    @property
+    def evolves(self) -> bool:
+        """The sink has tables that follow a change of shape."""
+        return isinstance(self.open(), Evolves)
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Exactly once, and the sink's own progress is what counts."""
+        return keeps_progress(self.open(), self._feed)
+
+    # -- changes ----------------------------------------------------------------------------
+
     def write(self, batch: Batch) -> Receipt:
-        """Hand over messages.
+        """Hand over rows or messages.
 
         Raises:
             TableError: the sink refuses this table's data.
             ChangefeedError: anything else.
         """
         fault_point("runner.before_write")
-        try:
+        with self._about(batch.target.table):
             return self.open().write(batch)
-        except ChangefeedError as error:
-            if error.code.number in TABLE_ERRORS:
-                raise TableError(batch.target.table, error) from error
-            raise
 
     def commit(
-        self, epoch: Epoch, receipts: Sequence[Receipt], tables: Collection[TableName]
+        self,
+        epoch: Epoch,
+        receipts: Sequence[Receipt],
+        tables: Collection[TableName],
+        progress: Mapping[TableName, Timestamp],
     ) -> None:
         """Return once everything is durable in the target; ``tables`` is what it may be of.
+
+        ``progress`` is where these tables are after it, for a sink that keeps it.
 
         Raises:
             TableError: the sink refuses the data of one table.
@@ -124,15 +197,19 @@ class Outlet:
         """
         if not receipts:
             return
+        sink = self.open()
         try:
-            delivery = self.open().commit(epoch, receipts)
+            if isinstance(sink, KeepsProgress) and keeps_progress(sink, self._feed):
+                places = {str(table): at for table, at in progress.items()}
+                delivery = sink.commit_with(epoch, receipts, places)
+            else:
+                delivery = sink.commit(epoch, receipts)
         except ChangefeedError as error:
             table = self._blamed(error, tables)
             if table is not None:
                 raise TableError(table, error) from error
             raise
-        if delivery is not Delivery.DURABLE:
-            raise ChangefeedError("CF5004", "the sink did not make the messages durable")
+        durable(delivery)
         fault_point("runner.after_commit")
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
@@ -149,10 +226,34 @@ class Outlet:
         if self._sink is not None:
             self._sink.abort(epoch, receipts)
 
+    def progress(self) -> Mapping[str, Timestamp]:
+        """The places the sink was told by what it committed; empty where it keeps none."""
+        sink = self.open()
+        if isinstance(sink, KeepsProgress) and keeps_progress(sink, self._feed):
+            return sink.progress()
+        return {}
+
+    # -- marks ------------------------------------------------------------------------------
+
     def truncate(self, event: Truncate) -> None:
         """Tell consumers that a table was emptied."""
         target = self._feed.target(event.schema.table)
-        self.open().truncate(event, target, self._payload("truncate", event.at))
+        with self._about(target.table):
+            self.open().truncate(event, target, self._payload("truncate", event.at))
+
+    def evolve(self, event: SchemaChange) -> None:
+        """Let the target follow a change of shape that concerns the columns of the feed.
+
+        Raises:
+            TableError: it cannot.
+        """
+        sink = self.open()
+        if not isinstance(sink, Evolves):
+            return
+        seen = self._feed.seen(event)
+        if seen is not None:
+            with self._about(event.new.table):
+                sink.evolve(seen, self._feed.target(event.new.table))
 
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
@@ -161,8 +262,19 @@ class Outlet:
     def _payload(self, member: str, at: Timestamp) -> bytes:
         return mark_payload(Envelope(self._feed.options[ENVELOPE].value), member, at)
 
+    @contextmanager
+    def _about(self, table: TableName) -> Iterator[None]:
+        try:
+            yield
+        except ChangefeedError as error:
+            if error.code.number in TABLE_ERRORS:
+                raise TableError(table, error) from error
+            raise
+
+    # -- the end ----------------------------------------------------------------------------
+
     def close(self, *, for_good: bool = False) -> None:
-        """Close the sinks; a given one only ``for_good``."""
+        """Close the sinks; a given one only ``for_good``, which leaves no staged file either."""
         for sink in (self._sink, self._scan_sink):
             if sink is not None and (for_good or sink is not self._given):
                 try:
@@ -170,3 +282,34 @@ class Outlet:
                 except ChangefeedError as error:
                     log.warning("closing the sink: %s", error.message)
         self._sink = self._scan_sink = None
+        if for_good:
+            shutil.rmtree(self._layout.scratch(self._feed.job.id), ignore_errors=True)
+
+
+def keeps_progress(sink: Sink, feed: Feed) -> bool:
+    """The feed is exactly once by what this sink keeps."""
+    return feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and isinstance(sink, KeepsProgress)
+
+
+def durable(delivery: Delivery) -> None:
+    """Refuse a commit that promises less.
+
+    Raises:
+        ChangefeedError: CF5004.
+    """
+    if delivery is not Delivery.DURABLE:
+        raise ChangefeedError("CF5004", "the sink did not make the data durable")
+
+
+def _empty(folder: Path) -> None:
+    """An empty folder, whatever was there."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ChangefeedError(
+            "CF5001",
+            f"cannot make the folder for staged files: {error.strerror}",
+            detail=str(folder),
+            hint="check the disk and the rights of the state directory.",
+        ) from error

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import METADATA, Column, TableSchema
-from changefeed.spark.plan import Deletes, MessagePlan
+from changefeed.shapes import Deletes
+from changefeed.spark.plan import MessagePlan
 
 #: Beyond this many digits behind the point a numeric key has no exact order (as in Spark).
 _SCALE = 18

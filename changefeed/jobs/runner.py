@@ -24,8 +24,10 @@ from changefeed.jobs.delivery import Delivery
 from changefeed.jobs.evolution import difference, needs_backfill
 from changefeed.jobs.feed import Feed
 from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.leaving import Leaving
 from changefeed.jobs.model import Job, Status, TableState
 from changefeed.jobs.outlet import Outlet, TableError
+from changefeed.jobs.rows import RowPlan
 from changefeed.jobs.scan import Scan
 from changefeed.jobs.scanning import Scanning
 from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
@@ -64,10 +66,12 @@ class FeedRunner:
         self._lease = lease
         self._stopping = threading.Event()
         self._reload = threading.Event()
+        self._renamed = threading.Event()
         self._feed = Feed(self.catalog, job, lease)
-        self.outlet = Outlet(self.catalog, self._feed, node.id, sink)
+        self.outlet = Outlet(self.catalog, self._feed, node.id, node.engine, sink)
         self._delivery = Delivery(job.name, self.keeper, self.engine, node.shared, self.outlet)
         self._checkpoint = Checkpoint(self.outlet)
+        self._leaving = Leaving(self.catalog, self.keeper, self.outlet.open)
         self._scanning = Scanning(
             self.catalog, self.keeper, self._stopping, lambda tables: Scan(self, tables)
         )
@@ -102,6 +106,13 @@ class FeedRunner:
         self._reload.set()
         self.wake()
 
+    def request_rename(self, name: str) -> None:
+        """The feed has another name: in logs, thread names, and what its sink is told."""
+        self.name = name
+        self._thread.name = f"feed-{name}"
+        self._renamed.set()
+        self.wake()
+
     def request_checkpoint(self) -> None:
         """Save progress at the next turn (SYNC waits for it)."""
         self._checkpoint.want()
@@ -110,6 +121,11 @@ class FeedRunner:
     def wake(self) -> None:
         """Look around now."""
         self.keeper.wake()
+
+    @property
+    def lease(self) -> Lease:
+        """The right to run the job."""
+        return self._lease
 
     def renew_lease(self, ttl: float) -> bool:
         """Keep the job; False when another node has it by now."""
@@ -141,6 +157,10 @@ class FeedRunner:
     def target(self, table: TableName) -> Target:
         """The table as the sink sees it."""
         return self._feed.target(table)
+
+    def row_plan(self, schema: TableSchema) -> RowPlan:
+        """What a sink of typed rows sees of a table version."""
+        return self._feed.row_plan(schema)
 
     def encode_rows(self, rows: pa.Table, schema: TableSchema) -> pa.Table:
         """Messages of a few rows, without a Spark job."""
@@ -186,6 +206,7 @@ class FeedRunner:
         self.outlet.open()
         while True:
             self._check_requests()
+            self._leaving.turn(self._feed)
             self._scanning.begin(self._feed)
             self._show_state()
             moved = self._deliver()
@@ -212,6 +233,10 @@ class FeedRunner:
         if self._reload.is_set():
             self._reload.clear()
             self._take_new_row()
+        if self._renamed.is_set():
+            self._renamed.clear()
+            self._feed.job = self.catalog.job(self.job_id)
+            self.outlet.open(self._feed)
 
     def _take_new_row(self) -> None:
         """The job was altered: save what was done, take the new row, tell the sink."""
@@ -247,7 +272,8 @@ class FeedRunner:
                     behind,
                     upto,
                     on_schema_change=self._schema_changed,
-                    after_turn=self._after_turn,
+                    after_commit=self._after_commit,
+                    interrupted=self._interrupted,
                 )
         if rows:
             self._next_round = time.monotonic() + self.outlet.pace
@@ -290,10 +316,11 @@ class FeedRunner:
         for scan_at, bounds in held.items():
             yield min(upto, scan_at), bounds
 
-    def _after_turn(self) -> bool:
+    def _after_commit(self) -> None:
         self._checkpoint.turn(self._feed, moved=True)
-        wanted = self._stopping.is_set() or self._reload.is_set() or self._scanning.waits
-        return not wanted
+
+    def _interrupted(self) -> bool:
+        return self._stopping.is_set() or self._reload.is_set() or self._scanning.waits
 
     def _schema_changed(self, event: SchemaChange) -> None:
         table = event.new.table

@@ -50,6 +50,7 @@ class Abilities:
     envelopes: tuple[str, ...] = ()
     key_in_value: bool = False
     topic_in_value: bool = False
+    exactly_once: bool = False
     resolved: bool = True
     compressions: tuple[str, ...] = ("none", "gzip")
 
