@@ -197,11 +197,15 @@ class Jobs(Store):
 
         They are pending: the runner places each at its own ``done_upto`` (or scans it), which
         may be far below the job's high-water. Raises the job's generation when there were any.
+        One that was lost (CF2106) and is there again is scanned, too.
         """
         table = tables.job_table
         failed = (table.c.job_id == job_id) & (table.c.state == TableState.FAILED.value)
+        # While a table had another name its rows went there: what is missing is scanned.
+        lost = failed & (table.c.error_code == "CF2106")
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
+            transaction.execute(update(table).where(lost).values(scan_wanted=True, scan_at=None))
             transaction.execute(
                 update(table)
                 .where(failed)

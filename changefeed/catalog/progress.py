@@ -131,6 +131,23 @@ class Progress(Store):
             insert_tables(transaction, job_id, added, self._now())
             _raise_generation(transaction, job_id, self._now())
 
+    def adopt_oids(self, oids: Mapping[TableName, int]) -> None:
+        """Write down which table each name stands for, where a feed does not know it yet."""
+        if not oids:
+            return
+        with self._database.write(notify=False) as transaction:
+            for name, oid in oids.items():
+                transaction.execute(
+                    update(_table)
+                    .where(
+                        _table.c.source == name.source,
+                        _table.c.schema == name.schema,
+                        _table.c.name == name.name,
+                        _table.c.oid == 0,
+                    )
+                    .values(oid=oid)
+                )
+
     def drop_tables(self, job_id: int, names: Iterable[TableName]) -> None:
         """Let a feed watch fewer tables; raises its generation."""
         with self._database.write() as transaction:

@@ -26,7 +26,7 @@ from typing import Any
 from changefeed.catalog import Catalog
 from changefeed.clock import SystemClock, Timestamp
 from changefeed.errors import Action, ChangefeedError
-from changefeed.events import Flush, Frontier
+from changefeed.events import Flush, Frontier, SchemaChange
 from changefeed.faults import fault_point
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_TTL, Options
@@ -48,7 +48,8 @@ class Notice:
     """One line from capture to its node.
 
     ``kind`` is ``frontier`` (the log reaches ``at``/``position``), ``stalled`` (the log has no
-    room: reading stopped), ``flowing`` (it goes on) or ``error``.
+    room: reading stopped), ``flowing`` (it goes on), ``moved`` (from ``at`` on the rows of
+    ``table``, which has the number ``oid``, come under the name ``now``) or ``error``.
     """
 
     kind: str
@@ -58,6 +59,9 @@ class Notice:
     message: str = ""
     hint: str = ""
     detail: str = ""
+    table: tuple[str, ...] = ()
+    now: tuple[str, ...] = ()
+    oid: int = 0
 
     def line(self) -> bytes:
         """The notice as one line of JSON."""
@@ -67,6 +71,8 @@ class Notice:
     def parse(cls, line: bytes) -> Notice:
         """The inverse of :meth:`line`."""
         data: dict[str, Any] = json.loads(line)
+        for name in ("table", "now"):
+            data[name] = tuple(data.get(name, ()))
         return cls(**data)
 
 
@@ -83,7 +89,18 @@ class Capture:
         tell: Tell,
         *,
         keep_from: Callable[[], Timestamp | None],
+        settings: Callable[[], LogSettings] | None = None,
     ) -> None:
+        """
+        Args:
+            stream: the source's log.
+            writer: ours.
+            tell: hears every step.
+            keep_from: the place above which some feed still needs the log.
+            settings: how long and how much the log keeps, asked again and again: feeds come,
+                go and are altered.
+        """
+        self._settings = settings
         self._stream = stream
         self._writer = writer
         self._tell = tell
@@ -118,6 +135,10 @@ class Capture:
                 if not self._wait_stalled(error.message):
                     return
         fault_point("capture.before_acknowledge")
+        for event in flush.events:
+            # Before the frontier: nobody may deliver beyond it without knowing.
+            if isinstance(event, SchemaChange) and event.old.table != event.new.table:
+                self._tell(_moved(event))
         if flush.frontier is not None:
             self._stream.acknowledge(flush.frontier.position)
             self._tell(
@@ -148,11 +169,24 @@ class Capture:
             return
         self._next_maintenance = time.monotonic() + MAINTENANCE_SECONDS
         try:
+            if self._settings is not None:
+                self._writer.settings = self._settings()
             self._writer.maintain(self._clock.now(), self._keep_from())
         except ChangefeedError as error:
             # A full disk hinders upkeep too; what was captured is safe, and it is tried again.
             if error.code.number != "CF3003":
                 raise
+
+
+def _moved(event: SchemaChange) -> Notice:
+    old, new = event.old.table, event.new.table
+    return Notice(
+        "moved",
+        at=str(event.at),
+        table=(old.schema, old.name),
+        now=(new.schema, new.name),
+        oid=event.old.oid,
+    )
 
 
 def _end_with_parent(stop: Callable[[], None]) -> None:
@@ -203,7 +237,11 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     source = open_source(source_name, connection.uri)
     known = catalog.source_state(source_name)
     layout = StateLayout(Path(catalog.directory))
-    writer = LogWriter(layout.log(source_name), _settings(catalog, source_name, disk))
+
+    def settings() -> LogSettings:
+        return _settings(catalog, source_name, disk)
+
+    writer = LogWriter(layout.log(source_name), settings())
     try:
         start = _start_frontier(writer, source, known.slot)
         stream = source.stream(
@@ -215,7 +253,13 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             spool=layout.spool(source_name),
             latest=catalog.latest_schema,
         )
-        worker = Capture(stream, writer, tell, keep_from=lambda: catalog.oldest_needed(source_name))
+        worker = Capture(
+            stream,
+            writer,
+            tell,
+            keep_from=lambda: catalog.oldest_needed(source_name),
+            settings=settings,
+        )
         _end_with_parent(worker.stop)
         tell(Notice("frontier", at=str(start.at), position=start.position))
         worker.run()

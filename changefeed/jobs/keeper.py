@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from changefeed.catalog import Catalog
@@ -18,11 +18,12 @@ from changefeed.clock import SystemClock, Timestamp
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Frontier, Position
 from changefeed.jobs.capture import Notice
+from changefeed.jobs.identity import Known, Lost, capturable, missing, moved
 from changefeed.jobs.model import Wanted
 from changefeed.jobs.supervisor import CaptureSupervisor
 from changefeed.log import LogReader
 from changefeed.schema import TableName
-from changefeed.sources.base import Source
+from changefeed.sources.base import NumbersTables, Sighting, Source
 from changefeed.sources.registry import open_source
 from changefeed.state import StateLayout
 from changefeed.telemetry import log
@@ -63,7 +64,9 @@ class SourceKeeper:
         self._reader: LogReader | None = None
         self._source: Source | None = None
         self._uri = ""
-        self._watched: frozenset[TableName] = frozenset()
+        self._wanted: frozenset[Known] = frozenset()
+        self._captured: Mapping[TableName, int] = {}
+        self._lost: dict[Known, Lost] = {}
         self.problems: dict[TableName, ChangefeedError] = {}
         self._error: ChangefeedError | None = None
         self._stalled = ""
@@ -88,28 +91,73 @@ class SourceKeeper:
             if self._source is None or self._catalog.connection(self.name).uri == self._uri:
                 return
             self._source = None
-            self._watched = frozenset()
+            self._captured = {}
             supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.stop()
 
-    def watch(self, tables: Iterable[TableName]) -> None:
-        """Make the slot and publication hold exactly ``tables``, and capture run.
+    def watch(self, wanted: Iterable[Known]) -> None:
+        """Look where the tables are, make slot and publication hold exactly those that are
+        there, and capture run.
 
         Returns when the source has agreed: every change committed after this call to one of
-        the tables reaches the log.
+        the tables reaches the log. Those that it cannot send are in :attr:`problems`, those
+        that are not what a feed began with are told by :meth:`lost`.
 
         Raises:
             ChangefeedError: the source refused, or cannot be reached.
         """
-        wanted = frozenset(tables)
         # Not the reader's lock: feeds go on while the source is asked.
         with self._watching:
-            if wanted != self._watched or self.problems:
-                self._prepare(wanted)
+            self._wanted = frozenset(wanted)
+            seen = self._look()
+            tables = capturable(self._wanted, seen)
+            if tables != self._captured or self.problems:
+                self._prepare(tables)
             self._start_capture()
 
-    def _prepare(self, wanted: frozenset[TableName]) -> None:
+    def _look(self) -> Sighting | None:
+        """Where the wanted tables are now; None when the source has no numbers for them."""
+        source = self.source
+        if not isinstance(source, NumbersTables):
+            return None
+        names = {table for table, _ in self._wanted}
+        seen = source.sight(sorted(names), sorted({oid for _, oid in self._wanted if oid}))
+        unknown = {table for table, oid in self._wanted if not oid}
+        self._catalog.adopt_oids({t: seen.numbers[t] for t in unknown & seen.numbers.keys()})
+        gone = missing(self._wanted, seen)
+        with self._lock:
+            new = gone.keys() - self._lost.keys()
+        after = source.current_position() if new else ""
+        with self._grown:
+            # Once lost, lost until no feed wants it: while it had another name, rows went there.
+            self._lost = {
+                known: lost for known, lost in self._lost.items() if known in self._wanted
+            }
+            for known in new:
+                dropped = known[1] not in seen.names
+                self._lost[known] = Lost(gone[known], dropped, after)
+        for known in new:
+            log.warning("source %s: %s", self.name, gone[known].message)
+        if new:
+            self.wake()
+        return seen
+
+    def lost(self, table: TableName, oid: int) -> Lost | None:
+        """What became of a table that is not any more what a feed began with."""
+        return self._lost.get((table, oid))
+
+    def place_of(self, lost: Lost) -> Timestamp | None:
+        """Where in the log the table's changes end; None while the log has not come so far."""
+        if lost.at is not None:
+            return lost.at
+        with self._lock:
+            frontier = self.reader.frontier
+            if frontier is None or frontier.position < lost.after:
+                return None
+            return self.reader.timestamp_at(lost.after) or self.reader.oldest
+
+    def _prepare(self, wanted: Mapping[TableName, int]) -> None:
         state = self._catalog.source_state(self.name)
         slot = state.slot or self._catalog.slot_name(self.name)
         has_log = self._layout.log(self.name).exists() and self.reader.frontier is not None
@@ -127,10 +175,9 @@ class SourceKeeper:
         )
         since = self._since()
         self.problems = dict(prepared.problems)
-        self._catalog.set_captured(
-            self.name, {table: since for table in wanted if table not in self.problems}
-        )
-        self._watched = wanted
+        captured = {t: oid for t, oid in wanted.items() if t not in self.problems}
+        self._catalog.set_captured(self.name, dict.fromkeys(captured, since), captured)
+        self._captured = wanted
 
     def _since(self) -> Timestamp:
         """From when on the log has all changes of a table that the source agreed to just now.
@@ -149,7 +196,7 @@ class SourceKeeper:
         # A statement that makes a feed now must not take the tables for captured ones.
         self._catalog.set_captured(self.name, {})
         if any(j.wanted is not Wanted.DROPPED for j in self._catalog.source_jobs(self.name)):
-            self._watched = frozenset()
+            self._captured = {}
             return False
         self.close()
         # The log before the slot: a log whose slot is gone would count as a slot that was lost.
@@ -165,9 +212,11 @@ class SourceKeeper:
 
     def _start_capture(self) -> None:
         with self._lock:
-            if self._supervisor is None and self._capturing:
+            if self._supervisor is None and self._capturing and not self._closed.is_set():
                 self._error = None
-                self._supervisor = CaptureSupervisor.for_source(self._state, self.name, self._heard)
+                self._supervisor = CaptureSupervisor.for_source(
+                    self._state, self.name, self._heard, self._disk
+                )
                 self._supervisor.start()
 
     def retry(self) -> None:
@@ -197,12 +246,24 @@ class SourceKeeper:
                 self._stalled = notice.message
             elif notice.kind == "flowing":
                 self._stalled = ""
+            elif notice.kind == "moved":
+                self._heard_moved(notice)
             elif notice.kind == "error":
                 log.warning("capture of %s: %s %s", self.name, notice.code, notice.message)
                 self._error = ChangefeedError(
                     notice.code, notice.message, detail=notice.detail, hint=notice.hint
                 )
             self._grown.notify_all()
+
+    def _heard_moved(self, notice: Notice) -> None:
+        """The log has rows of a table under a new name: a look may come too late to see it."""
+        table, now = (TableName(self.name, *name) for name in (notice.table, notice.now))
+        known = (table, notice.oid)
+        if known in self._wanted and known not in self._lost:
+            log.warning("source %s: %s is %s now", self.name, table, now)
+            error = moved(table, now)
+            self._lost[known] = Lost(error, dropped=False, at=Timestamp.parse(notice.at))
+            self._wakes += 1
 
     def _follow(self) -> None:
         """Refresh by looking, for a log that another process writes."""
@@ -291,7 +352,8 @@ class SourceKeeper:
 
     def _ready(self) -> frozenset[TableName]:
         """Tables that are captured, or that never will be (each reader meets its error)."""
-        return frozenset(self._catalog.captured(self.name)) | self.problems.keys()
+        lost = {table for table, _ in self._lost}
+        return frozenset(self._catalog.captured(self.name)) | self.problems.keys() | lost
 
     def wait_position(
         self, position: Position, stop: threading.Event, timeout: float = 300.0
@@ -343,6 +405,11 @@ class SourceKeeper:
         with self._grown:
             self._wakes += 1
             self._grown.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """It was closed for good: another keeper takes its place."""
+        return self._closed.is_set()
 
     def close(self) -> None:
         """Stop the capture and let go of the log."""

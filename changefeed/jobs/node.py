@@ -2,17 +2,19 @@
 
 Every loop it reads the job table (only when something changed) and then
 
-* watches the tables of all feeds of a source, and runs that source's capture,
-* starts a :class:`~changefeed.jobs.runner.FeedRunner` for each feed that should run,
+* tells the thread of each source (:mod:`changefeed.jobs.watching`) what its feeds need,
+* starts a :class:`~changefeed.jobs.runner.FeedRunner` for each feed that should run and whose
+  source is ready for it,
 * stops those that should not, and removes what was dropped.
 
-A feed belongs to the node that holds its lease. A statement never talks to a runner: it
-changes the table, and the node follows.
+The loop itself waits for no source and no sink. A feed belongs to the node that holds its
+lease. A statement never talks to a runner: it changes the table, and the node follows.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 import time
@@ -25,13 +27,13 @@ from changefeed.catalog import Catalog
 from changefeed.clock import Clock, SystemClock
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Frontier
-from changefeed.jobs.keeper import SourceKeeper
+from changefeed.jobs.keeper import CAPTURE_SECONDS, SourceKeeper
 from changefeed.jobs.lock import NodeLock
-from changefeed.jobs.model import Job, Status, Wanted
+from changefeed.jobs.model import Job, Status, TableProgress, Wanted
 from changefeed.jobs.runner import FeedRunner
 from changefeed.jobs.share import DEFAULT_BYTES, SharedMessages
+from changefeed.jobs.watching import SourceWatch, Wish
 from changefeed.plan.stages import FeedPlan
-from changefeed.schema import TableName
 from changefeed.spark.session import SparkEngine
 from changefeed.state import StateLayout
 from changefeed.statements.context import StreamRow
@@ -41,10 +43,12 @@ from sinks.registry import open_sink
 
 LOOP_SECONDS = 0.1
 SINKLESS_STOP_SECONDS = 10.0
+#: A source that does not answer is not waited for any longer at the end.
+WATCH_STOP_SECONDS = 2.0
 PULSE_SECONDS = 1.0
 LEASE_SECONDS = 15.0
-EXPAND_SECONDS = 10.0
-SOURCE_RETRY_SECONDS = 5.0
+#: The job table is read this often though nothing in it has changed: leases end by time.
+TURN_SECONDS = 5.0
 
 
 class ClientSink(Sink, Protocol):
@@ -97,12 +101,13 @@ class Node:
         self._max_disk = max_disk
         self._keepers: dict[str, SourceKeeper] = {}
         self._runners: dict[int, FeedRunner] = {}
-        self._failed_sources: dict[str, float] = {}
+        self._watches: dict[str, SourceWatch] = {}
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._seen_version: object = None
-        self._next_expand = 0.0
+        self._news = threading.Event()
+        self._next_turn = 0.0
         self._saved_frontiers: dict[str, Frontier] = {}
         self._mutex = threading.RLock()
         self.is_node = False
@@ -127,7 +132,9 @@ class Node:
     def _clean_work(self) -> None:
         self._layout.work.mkdir(parents=True, exist_ok=True)
         for leftover in self._layout.work.iterdir():
-            if leftover.is_file():
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
                 leftover.unlink()
 
     def stop(self) -> None:
@@ -136,6 +143,9 @@ class Node:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(30)
+        watches = list(self._watches.values())
+        for watch in watches:
+            watch.stop()
         with self._mutex:
             runners = list(self._runners.values())
         for runner in runners:
@@ -147,6 +157,8 @@ class Node:
             if not runner.is_alive():
                 # The next node need not wait for the lease's end.
                 runner.release_lease()
+        for watch in watches:
+            watch.join(WATCH_STOP_SECONDS)
         for keeper in list(self._keepers.values()):
             keeper.close()
         self.engine.close()
@@ -165,17 +177,18 @@ class Node:
         return self.is_node or bool(self.catalog.live_nodes())
 
     def keeper(self, source: str) -> SourceKeeper:
-        """The keeper of a source, made on first use."""
+        """The keeper of a source, made on first use and after the last feed left the source."""
         with self._mutex:
-            if source not in self._keepers:
-                self._keepers[source] = SourceKeeper(
+            known = self._keepers.get(source)
+            if known is None or known.closed:
+                known = self._keepers[source] = SourceKeeper(
                     self.catalog,
                     self._state,
                     source,
                     capturing=self.is_node,
                     disk=self._max_disk,
                 )
-            return self._keepers[source]
+            return known
 
     # -- the loop -------------------------------------------------------------------------
 
@@ -194,7 +207,7 @@ class Node:
                 log.exception("node: unexpected error in a turn")
 
     def _pulse(self) -> None:
-        """Heartbeat, leases and frontiers: apart from the loop, which may wait for a source."""
+        """Heartbeat, leases and frontiers: apart from the loop, whose turn may take its time."""
         while not self._stopping.wait(PULSE_SECONDS):
             try:
                 self.catalog.heartbeat(self.id)
@@ -209,23 +222,20 @@ class Node:
     def _turn(self) -> None:
         now = time.monotonic()
         version = self.catalog.version()
-        due = now >= self._next_expand
-        ended = any(not r.is_alive() for r in self._runners.values())
-        retry = any(at <= now for at in self._failed_sources.values())
-        if version == self._seen_version and not due and not ended and not retry:
+        ended = any(not r.is_alive() for r in list(self._runners.values()))
+        due = now >= self._next_turn or self._news.is_set() or ended
+        if version == self._seen_version and not due:
             return
+        self._news.clear()
         self._seen_version = version
-        if due:
-            self._next_expand = now + EXPAND_SECONDS
-            self._expand_patterns()
+        self._next_turn = now + TURN_SECONDS
         jobs = self.catalog.jobs()
         self._reap()
         self._stop_unwanted(jobs)
         self._remove_dropped(jobs)
         jobs = [j for j in jobs if j.wanted is not Wanted.DROPPED]
         self._watch_sources(jobs)
-        # After the sources: a table that is tried again meets what they say now.
-        self._reload_altered(jobs)
+        self._tell_altered(jobs)
         self._start_wanted(jobs)
         self.shared.feeds = len(self._runners)
 
@@ -240,24 +250,11 @@ class Node:
                 )
 
     def _renew_leases(self) -> None:
-        for runner in list(self._runners.values()):
-            if not runner.renew_lease(LEASE_SECONDS):
-                log.warning("feed %s: the lease was lost, stopping", runner.name)
-                runner.request_stop()
-
-    def _expand_patterns(self) -> None:
-        """Let tables made after a SCHEMA or DATABASE feed join it."""
-        from changefeed.plan.expand import expand_job
-
-        for job in self.catalog.jobs(include_finished=False):
-            if job.has_patterns and job.wanted is Wanted.RUNNING:
-                try:
-                    added = expand_job(self.catalog, job, self.keeper(job.source).source)
-                except ChangefeedError as error:
-                    log.warning("feed %s: cannot list tables: %s", job.name, error.message)
-                    continue
-                for name in added:
-                    self.catalog.record_event(job.id, "table", "joined the feed", table=name)
+        runners = {runner.job_id: runner for runner in list(self._runners.values())}
+        leases = [runner.lease for runner in runners.values()]
+        for job_id in self.catalog.renew_leases(leases, LEASE_SECONDS):
+            log.warning("feed %s: the lease was lost, stopping", runners[job_id].name)
+            runners[job_id].request_stop()
 
     # -- jobs -----------------------------------------------------------------------------
 
@@ -278,10 +275,16 @@ class Node:
             if job.wanted is Wanted.PAUSED and idle:
                 self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
 
-    def _reload_altered(self, jobs: list[Job]) -> None:
+    def _tell_altered(self, jobs: list[Job]) -> None:
+        """Runners take an ALTER once the source was made ready for it: an added table is
+        captured then, and one that is tried again meets what the source says now."""
         for job in jobs:
             runner = self._runners.get(job.id)
-            if runner is not None and job.generation != runner.generation:
+            if runner is None:
+                continue
+            if job.name != runner.name:
+                runner.request_rename(job.name)
+            if job.generation != runner.generation and self._covered(job):
                 runner.request_reload()
 
     def _remove_dropped(self, jobs: list[Job]) -> None:
@@ -298,61 +301,45 @@ class Node:
         return self.clock.now().wall - job.created > LEASE_SECONDS * 1e9
 
     def _watch_sources(self, jobs: list[Job]) -> None:
-        wanted: dict[str, set[TableName]] = {}
+        """Tell each source's thread what its feeds need; none waits for another."""
+        feeds: dict[str, list[tuple[Job, list[TableProgress]]]] = {}
         for job in jobs:
-            if job.status.finished:
-                continue
-            names = {t.table for t in self.catalog.tables(job.id)}
-            wanted.setdefault(job.source, set()).update(names)
-        for name in set(self._keepers) | {s.name for s in self.catalog.source_states()}:
-            if name not in wanted:
-                self._forget_source(name)
-        for name, tables in wanted.items():
-            self._watch(name, tables)
+            if not job.status.finished:
+                feeds.setdefault(job.source, []).append((job, self.catalog.tables(job.id)))
+        busy = {runner.source for runner in self._runners.values()}
+        idle = {state.name for state in self.catalog.source_states()} | self._watches.keys()
+        for name in idle - feeds.keys() - busy:
+            feeds[name] = []
+        for name, of_source in feeds.items():
+            self._want(name, Wish.of(of_source))
 
-    def _watch(self, name: str, tables: set[TableName]) -> None:
-        if self._failed_sources.get(name, 0.0) > time.monotonic():
+    def _want(self, name: str, wish: Wish) -> None:
+        watch = self._watches.get(name)
+        if watch is not None and watch.want(wish):
             return
-        keeper = self.keeper(name)
-        try:
-            keeper.follow_connection()
-            keeper.watch(tables)
-            self._failed_sources.pop(name, None)
-            self.catalog.save_source_state(name, status="running", error="", error_code="")
-        except ChangefeedError as error:
-            self._failed_sources[name] = time.monotonic() + SOURCE_RETRY_SECONDS
-            self.catalog.save_source_state(
-                name, status="retrying", error=error.message, error_code=error.code.number
-            )
-            log.warning("source %s: %s %s", name, error.code.number, error.message)
-            self._tell_waiting(name, error)
+        if watch is not None and not wish.jobs:
+            # It has ended: nothing is left at the source.
+            del self._watches[name]
+            return
+        watch = self._watches[name] = SourceWatch(
+            self.catalog,
+            name,
+            lambda: self.keeper(name),
+            runs=lambda job_id: job_id in self._runners,
+            changed=self._look_again,
+        )
+        watch.want(wish)
+        watch.start()
 
-    def _tell_waiting(self, source: str, error: ChangefeedError) -> None:
-        """The source cannot be watched: feeds that do not run here yet show why."""
-        for job in self.catalog.jobs(include_finished=False):
-            if job.source != source or job.id in self._runners or not job.status.active:
-                continue
-            retry = error.action is Action.RETRY
-            status = Status.RETRYING if retry else Status.FAILED
-            if (job.status, job.error) != (status, error.message):
-                reason = f"source: {error.message}"
-                self.catalog.transition(job.id, status, reason=reason, error=error)
+    def _covered(self, job: Job) -> bool:
+        """The source was made ready for the job as it is now."""
+        watch = self._watches.get(job.source)
+        return watch is not None and watch.covers(job)
 
-    def _forget_source(self, name: str) -> None:
-        if any(r.source == name for r in self._runners.values()):
-            return
-        if self._failed_sources.get(name, 0.0) > time.monotonic():
-            return
-        keeper = self.keeper(name)
-        try:
-            if not keeper.forget():
-                return
-            self._failed_sources.pop(name, None)
-        except (ChangefeedError, OSError) as error:
-            self._failed_sources[name] = time.monotonic() + SOURCE_RETRY_SECONDS
-            log.warning("source %s: cannot remove the slot yet: %s", name, error)
-        # It is closed, whatever became of the slot: the next feed gets a new one.
-        self._keepers.pop(name, None)
+    def _look_again(self) -> None:
+        """Something happened that the job table does not show."""
+        self._news.set()
+        self._wake.set()
 
     def _start_wanted(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -364,7 +351,7 @@ class Node:
             runnable = job.wanted is Wanted.RUNNING and job.status.active
             if not runnable or job.id in self._runners or job.sinkless:
                 continue
-            if job.source in self._failed_sources:
+            if not self._covered(job):
                 continue
             lease = self.catalog.acquire_lease(job.id, self.id, LEASE_SECONDS)
             if lease is None:
@@ -406,6 +393,7 @@ class Node:
                 raise ChangefeedError("CF6003", "another node took the feed")
             self.wake()
             self.engine.start()
+            self._await_source(job)
             keeper = self.keeper(job.source)
             if keeper.error is not None:
                 keeper.retry()
@@ -423,6 +411,36 @@ class Node:
                 self._runners.pop(job.id, None)
             self.catalog.delete_job(job.id)
             self.wake()
+
+    def _await_source(self, job: Job) -> None:
+        """Wait until the source sends the tables of a feed whose client is waiting.
+
+        Raises:
+            ChangefeedError: it refuses to, or does not get there in time.
+        """
+        tables = {t.table: t.oid for t in self.catalog.tables(job.id)}
+
+        def ready() -> bool:
+            return (
+                self._covered(job)
+                or tables.items() <= self.catalog.captured_oids(job.source).items()
+            )
+
+        deadline = time.monotonic() + CAPTURE_SECONDS
+        while not ready():
+            now = self.catalog.job(job.id)
+            if now.status is Status.FAILED:
+                raise ChangefeedError(
+                    now.error_code or "CF2003", now.error or now.reason, hint=now.hint or ""
+                )
+            if time.monotonic() > deadline:
+                raise ChangefeedError(
+                    "CF2101",
+                    f"capture from {job.source!r} did not begin",
+                    detail=self.catalog.source_state(job.source).error
+                    or "no node of this state took it up",
+                )
+            self._stopping.wait(LOOP_SECONDS / 2)
 
     def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[StreamRow]:
         if not self.is_node:

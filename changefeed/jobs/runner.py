@@ -71,7 +71,7 @@ class FeedRunner:
         self.outlet = Outlet(self.catalog, self._feed, node.id, node.engine, sink)
         self._delivery = Delivery(job.name, self.keeper, self.engine, node.shared, self.outlet)
         self._checkpoint = Checkpoint(self.outlet)
-        self._leaving = Leaving(self.catalog, self.keeper, self.outlet.open)
+        self._leaving = Leaving(self.catalog, self.keeper, self.outlet.dropped)
         self._scanning = Scanning(
             self.catalog, self.keeper, self._stopping, lambda tables: Scan(self, tables)
         )

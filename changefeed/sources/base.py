@@ -89,6 +89,19 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting:
+    """Where tables are at one moment.
+
+    Attributes:
+        numbers: what each name asked for stands for now; one that stands for nothing is absent.
+        names: the present name of each number asked for; one that is gone is absent.
+    """
+
+    numbers: Mapping[TableName, int]
+    names: Mapping[int, TableName]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotState:
     """What the source says about our place in its log.
 
@@ -217,6 +230,26 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """End the iteration soon; safe from any thread."""
+        ...
+
+
+@runtime_checkable
+class NumbersTables(Protocol):
+    """Optional: a source whose tables have numbers that outlive a rename and are never reused."""
+
+    def sight(self, tables: Sequence[TableName], numbers: Sequence[int]) -> Sighting:
+        """Look where tables are, by name and by number
+        (:attr:`~changefeed.schema.TableSchema.oid`). Cheap: asked every few seconds.
+        """
+        ...
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """Optional: a source with something to say about a feed that can be made all the same."""
+
+    def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
+        """Sentences for the person who makes the feed."""
         ...
 
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import TableName, TableSchema
-from changefeed.sources.base import TableInfo, Watch
+from changefeed.sources.base import Sighting, TableInfo, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
 from changefeed.sources.postgres.details import identity_of, read_details
 from changefeed.sources.postgres.setup import Member
@@ -96,6 +96,36 @@ def look_up(connection: Connection, watches: Sequence[Watch]) -> list[Relation |
     ).fetchall()
     found = {place: Relation(*rest) for place, *rest in rows}
     return [found.get(place) for place in range(1, len(watches) + 1)]
+
+
+# An index look-up a table; a condition with OR would read the whole catalog.
+_SIGHT = """
+    SELECT c.oid::int8, n.nspname, c.relname
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = ANY (%s::oid[])
+    UNION
+    SELECT c.oid::int8, n.nspname, c.relname
+    FROM unnest(%s::text[], %s::text[]) AS w(schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
+"""
+
+
+def sight(
+    connection: Connection, source: str, tables: Sequence[TableName], numbers: Sequence[int]
+) -> Sighting:
+    """Where the tables are now, by name and by oid, in one statement: one moment."""
+    asked = set(tables)
+    names = {
+        oid: TableName(source, schema, name)
+        for oid, schema, name in connection.execute(
+            _SIGHT, [list(numbers), [t.schema for t in tables], [t.name for t in tables]]
+        )
+    }
+    return Sighting(
+        {name: oid for oid, name in names.items() if name in asked},
+        {oid: names[oid] for oid in numbers if oid in names},
+    )
 
 
 # ------------------------------------------------------------------------- refusals

@@ -10,6 +10,7 @@ from changefeed.events import Frontier, Position
 from changefeed.schema import TableName, TableSchema
 from changefeed.sources.base import (
     Prepared,
+    Sighting,
     SlotState,
     TableInfo,
     Watch,
@@ -66,6 +67,11 @@ class PostgresSource:
         """See :meth:`changefeed.sources.base.Source.tables`."""
         with self._sessions.session("list tables") as connection:
             return introspect.table_list(connection, self.name, publication)
+
+    def sight(self, tables: Sequence[TableName], numbers: Sequence[int]) -> Sighting:
+        """See :meth:`changefeed.sources.base.NumbersTables.sight`."""
+        with self._sessions.session("look for tables") as connection:
+            return introspect.sight(connection, self.name, tables, numbers)
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
         """See :meth:`changefeed.sources.base.Source.describe`."""
