@@ -31,6 +31,7 @@ from sinks.base import (
     Epoch,
     Evolves,
     KeepsProgress,
+    LeavesTables,
     Receipt,
     Sink,
     SinkContext,
@@ -254,6 +255,13 @@ class Outlet:
         if seen is not None:
             with self._about(event.new.table):
                 sink.evolve(seen, self._feed.target(event.new.table))
+
+    def dropped(self, table: TableName) -> None:
+        """Tell the sink that a table is gone at the source; all of it was delivered."""
+        sink = self.open()
+        if isinstance(sink, LeavesTables):
+            with self._about(table):
+                sink.dropped(self._feed.target(table))
 
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
