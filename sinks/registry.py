@@ -43,6 +43,7 @@ class Entry:
 
 
 _KAFKA = "sinks.kafka.sink:KafkaSink"
+_WEBHOOK = "sinks.webhook.sink:WebhookSink"
 
 #: Scheme -> entry, in the order help shows them.
 BUILT_IN: dict[str, Entry] = {
@@ -69,6 +70,20 @@ BUILT_IN: dict[str, Entry] = {
         "sinks.files.sink:FilesSink",
         "files in a directory, sorted by name in time order",
         "file:///var/lib/feeds?partition_format=hourly",
+    ),
+    "webhook-https": Entry(
+        _WEBHOOK,
+        "batches of messages to an HTTPS endpoint",
+        "webhook-https://example.com/changes?parallel=4",
+        ("httpx",),
+        "webhook",
+    ),
+    "webhook-http": Entry(
+        _WEBHOOK,
+        "the same without TLS, for a server on the same machine",
+        "webhook-http://localhost:8080/changes",
+        ("httpx",),
+        "webhook",
     ),
     "experimental-sql": Entry(
         "sinks.table.sink:TableSink",

@@ -1,0 +1,1 @@
+"""Webhooks: batches of messages by HTTP POST, in CockroachDB's shape."""

@@ -1,0 +1,162 @@
+"""Parameters of ``webhook-https://`` and the options that concern webhooks.
+
+The URI is that of the endpoint with ``webhook-`` in front. Its query belongs to the endpoint, as
+in CockroachDB, except for the parameters named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlsplit
+
+from changefeed.errors import ChangefeedError, raise_all
+from changefeed.sink_config import Retry, WebhookSinkConfig
+from changefeed.uri import SinkURL
+
+MAX_MESSAGES = 1_000
+MAX_BYTES = 1_000_000
+"""Body of one request when ``Flush.Bytes`` says nothing: below nginx' usual limit of 1 MiB."""
+
+DEFAULT_PARALLEL = 4
+MOST_PARALLEL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM texts; None is what the system trusts, and no client certificate."""
+
+    verify: bool = True
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """A checked sink URI with its options.
+
+    Attributes:
+        url: where to POST, without user and password. Its path and query may hold a token, so
+            it is not shown: :attr:`place` is.
+        login: user and password of the URI.
+        authorization: the whole ``Authorization`` header.
+        signing_secret: key of the signature.
+        messages, bytes: where a request is full.
+        frequency: seconds that changes gather, 0 is not at all.
+        parallel: requests in flight; rows of one key never are in two.
+        timeout: seconds without a byte after which a request has failed.
+    """
+
+    url: str = field(repr=False)
+    place: str
+    tls: Tls
+    login: tuple[str, str] | None = field(repr=False)
+    authorization: str | None = field(repr=False)
+    signing_secret: str | None = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    messages: int
+    bytes: int
+    frequency: float
+    retry: Retry
+    timeout: float
+    parallel: int
+    compression: str
+    topic_prefix: str
+
+
+def parse(uri: str, options: Mapping[str, object]) -> WebhookSettings:
+    """Check a webhook's URI and options; connects to nothing.
+
+    Raises:
+        ChangefeedError: all problems found (``Problems`` when there are several).
+    """
+    url = SinkURL(uri)
+    if len(url.hosts) != 1 or not url.host:
+        raise ChangefeedError(
+            "CF1201",
+            "a webhook needs one host",
+            hint=f"write {url.scheme}://host/path",
+        )
+    found: list[ChangefeedError] = []
+    tls = _tls(url, found)
+    parallel = DEFAULT_PARALLEL
+    try:
+        taken = url.take_int("parallel", DEFAULT_PARALLEL, least=1, most=MOST_PARALLEL)
+        parallel = taken or DEFAULT_PARALLEL
+    except ChangefeedError as error:
+        found.append(error)
+    prefix = url.take_str("topic_prefix", "") or ""
+    login = _login(url)
+    authorization = _text(options, "webhook_auth_header")
+    if login and authorization:
+        problem = "cannot specify both webhook_auth_header and a user in the URI"
+        found.append(ChangefeedError("CF1205", problem))
+    address = ""
+    try:
+        address = _address(uri, url.take_rest())
+    except ChangefeedError as error:
+        found.append(error)
+    raise_all(found)
+    config = options.get("webhook_sink_config")
+    config = config if isinstance(config, WebhookSinkConfig) else WebhookSinkConfig()
+    timeout = options.get("webhook_client_timeout")
+    headers = options.get("extra_headers")
+    return WebhookSettings(
+        url=address,
+        place=urlsplit(address).netloc,
+        tls=tls,
+        login=login,
+        authorization=authorization,
+        signing_secret=_text(options, "webhook_signing_secret"),
+        headers=headers if isinstance(headers, tuple) else (),
+        messages=config.flush.messages or MAX_MESSAGES,
+        bytes=config.flush.bytes or MAX_BYTES,
+        frequency=config.flush.frequency,
+        retry=config.retry,
+        timeout=float(timeout) if isinstance(timeout, int | float) else 3.0,
+        parallel=parallel,
+        compression=str(options.get("compression") or "none"),
+        topic_prefix=prefix,
+    )
+
+
+def _text(options: Mapping[str, object], name: str) -> str | None:
+    value = options.get(name)
+    return str(value) if value else None
+
+
+def _login(url: SinkURL) -> tuple[str, str] | None:
+    return None if url.user is None else (url.user, url.password or "")
+
+
+def _tls(url: SinkURL, found: list[ChangefeedError]) -> Tls:
+    """The parameters of TLS; problems go to ``found``."""
+    texts: dict[str, str | None] = {}
+    for name in ("ca_cert", "client_cert", "client_key"):
+        try:
+            data = url.take_base64(name)
+            texts[name] = None if data is None else data.decode("latin-1")
+        except ChangefeedError as error:
+            found.append(error)
+    skip = False
+    try:
+        skip = url.take_bool("insecure_tls_skip_verify")
+    except ChangefeedError as error:
+        found.append(error)
+    given = [*(n for n, v in texts.items() if v), *["insecure_tls_skip_verify"] * skip]
+    if url.scheme == "webhook-http":
+        found += [ChangefeedError("CF1207", f"{name} requires webhook-https") for name in given]
+    for one, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
+        if texts.get(one) and not texts.get(other):
+            found.append(ChangefeedError("CF1207", f"{one} requires {other} to be set"))
+    return Tls(not skip, texts.get("ca_cert"), texts.get("client_cert"), texts.get("client_key"))
+
+
+def _address(uri: str, query: tuple[tuple[str, str], ...]) -> str:
+    """The endpoint: path as it was written, no user, and only parameters that are its own."""
+    parts = urlsplit(uri.strip())
+    host = parts.netloc.rpartition("@")[2]
+    pairs = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in query)
+    scheme = parts.scheme.removeprefix("webhook-")
+    return f"{scheme}://{host}{parts.path or '/'}" + (f"?{pairs}" if pairs else "")

@@ -1,0 +1,180 @@
+"""``webhook-https://host/path``: batches of messages by POST, in CockroachDB's shape.
+
+``write`` queues, full requests go out at once, ``commit`` sends the rest and waits for every
+answer. A request the endpoint refuses for its content is halved until the message at fault is
+alone: everything before it is delivered, and the error names its table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved, Truncate
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.naming import kafka_topic_name
+from sinks.webhook.body import Parcel, batch_key, body, by_lane, count, halves
+from sinks.webhook.lanes import Lanes
+from sinks.webhook.options import WebhookSettings, parse
+
+if TYPE_CHECKING:
+    from sinks.webhook.client import Client
+
+
+class WebhookSink:
+    """Messages to an HTTP endpoint."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        envelopes=("wrapped", "bare", "diff", "enriched", "debezium"),
+        executor=True,
+        key_in_value=True,
+        topic_in_value=True,
+        compressions=("none", "gzip", "zstd"),
+    )
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        self.settings: WebhookSettings = parse(uri, options or {})
+        self.pace = self.settings.frequency
+        self._feed, self._job = "unopened", 0
+        self._remote = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._client: Client | None = None
+        self._lanes: Lanes | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("settings", "pace", "_feed", "_job")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._remote = True
+        self._reset()
+
+    def topic(self, name: str) -> str:
+        """The topic of the table ``name``, as it stands in every message."""
+        return kafka_topic_name(self.settings.topic_prefix + name)
+
+    # ------------------------------------------------------------------ life
+
+    def open(self, context: SinkContext) -> None:
+        """Nothing is sent: an endpoint has no request that means nothing."""
+        self._remote = False  # a copy that is opened where it runs is committed there too
+        self._feed, self._job = context.feed, context.job_id
+        self._connected()
+
+    def _connected(self) -> tuple[Client, Lanes]:
+        if self._client is None or self._lanes is None:
+            from sinks.webhook.client import Client
+
+            settings = self.settings
+            lanes = Lanes(settings.parallel, settings.messages, settings.bytes, self._send)
+            self._client = Client(settings, self._feed, lanes.halt)
+            self._lanes = lanes
+        return self._client, self._lanes
+
+    def close(self) -> None:
+        if self._lanes is not None:
+            self._lanes.close()
+        if self._client is not None:
+            self._client.close()
+        self._reset()
+
+    # ------------------------------------------------------------------ rows
+
+    def write(self, batch: Batch) -> Receipt:
+        receipt = self._queue(batch)
+        if self._remote:
+            self._settle()
+        return receipt
+
+    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
+        """The batches of one executor task, settled once at the end instead of one by one."""
+        receipts = [self._queue(batch) for batch in batches]
+        self._settle()
+        yield from receipts
+
+    def _queue(self, batch: Batch) -> Receipt:
+        _, lanes = self._connected()
+        size = 0
+        for lane, piece in by_lane(batch.target, batch.rows, self.settings.parallel):
+            size += piece.bytes
+            lanes.put(lane, piece)
+        return Receipt(batch.partition, batch.rows.num_rows, size)
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        self._settle()
+        return Delivery.DURABLE
+
+    def _settle(self) -> None:
+        if self._lanes is not None:
+            self._lanes.settle()
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        if self._lanes is not None:
+            self._lanes.drop()
+
+    def _send(self, parcel: Parcel) -> None:
+        """Deliver a request's messages; called from the lanes."""
+        from sinks.webhook.client import Refused
+
+        client, _ = self._connected()
+        content = body(parcel)
+        try:
+            client.post(content, batch_key(self._job, parcel, content))
+        except Refused as refused:
+            if count(parcel) == 1:
+                raise _poison(parcel[0].target, len(content), refused.status) from None
+            for half in halves(parcel):
+                self._send(half)
+
+    # ----------------------------------------------------------------- marks
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """A request of its own with the mark as its body, as CockroachDB sends it."""
+        self._post_mark(payload)
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """The same, with the topic in it: all tables share the endpoint."""
+        mark = json.loads(payload)
+        inner = mark.get("__crdb__", mark)
+        inner["topic"] = target.topic
+        self._post_mark(json.dumps(mark, ensure_ascii=False, sort_keys=True).encode())
+
+    def _post_mark(self, payload: bytes) -> None:
+        from sinks.webhook.client import Refused
+
+        client, _ = self._connected()
+        digest = hashlib.sha256(f"{self._job}:".encode() + payload).hexdigest()[:32]
+        try:
+            client.post(payload, digest)
+        except Refused as refused:
+            raise ChangefeedError(
+                "CF5002",
+                f"the webhook at {self.settings.place} does not take the mark of a timestamp: "
+                f"{refused.status}",
+                hint="it must answer 2xx to resolved and truncate marks too, or drop the option "
+                "resolved; then RESUME.",
+            ) from None
+
+
+def _poison(target: Target, size: int, status: int) -> ChangefeedError:
+    """The error for a message no retry can deliver; it names no value."""
+    if status == 413:
+        return ChangefeedError(
+            "CF5006",
+            f"a message of table {target.table}, topic {target.topic}, is too large for the "
+            f"webhook, which answered 413 to it alone, a request of {size} bytes",
+            hint="raise the server's limit of a body, or leave the large column out with a column "
+            "list, then RESUME.",
+        )
+    return ChangefeedError(
+        "CF5003",
+        f"the webhook refused a message of table {target.table}, topic {target.topic}: "
+        f"it answered {status} to it alone",
+        hint="look into the log of that server, then RESUME.",
+    )

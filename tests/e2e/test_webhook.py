@@ -1,0 +1,49 @@
+"""From a statement to a webhook: a scan, changes, an outage, and secrets that stay hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from changefeed.spark.session import SparkEngine
+from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
+from tests.e2e.feeds import running
+from tests.services.postgres import Database
+from tests.services.webhook import WebhookServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
+
+
+def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> None:
+    postgres.execute(
+        "create table t (a int primary key, b text);"
+        "insert into t select i, 'row ' || i from generate_series(1, 2500) i"
+    )
+    server = WebhookServer(authorization="Bearer hunter2")
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        feeds.execute(
+            f"CREATE CHANGEFEED f FOR t INTO '{server.uri}?parallel=3&sig=s3cret'"
+            " WITH updated, resolved = '200ms', webhook_auth_header = 'Bearer hunter2',"
+            " webhook_signing_secret = 'k3y', compression = 'gzip',"
+            """ webhook_sink_config = '{"Flush": {"Messages": 500, "Frequency": "50ms"}}'"""
+        )
+        feeds.sync("f")
+        with server.down():
+            postgres.execute("update t set b = 'new' where a <= 10; delete from t where a = 11")
+        feeds.sync("f")
+        shown = repr(feeds.execute("SHOW CREATE CHANGEFEED f").rows)
+        shown += repr(feeds.execute("SHOW CHANGEFEEDS").rows)
+        for secret in ("hunter2", "s3cret", "k3y"):
+            assert secret not in shown
+    server.stop()
+    messages = server.messages(["t"])
+    validate(messages, OrderValidator(), ResolvedValidator({"t": 1}))
+    table = {m.key: m.after for m in messages if m.is_row}
+    truth = {f"[{a}]": {"a": a, "b": b} for a, b in postgres.execute("select a, b from t")}
+    assert table.pop("[11]") is None
+    assert table == truth
+    lengths = [request.value.get("length", 0) for request in server.taken]
+    assert max(lengths) <= 500
+    assert all("x-changefeed-signature" in request.headers for request in server.taken)
