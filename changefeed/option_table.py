@@ -70,6 +70,21 @@ class Guarantee(StrEnum):
     EXACTLY_ONCE = "exactly_once"
 
 
+class History(StrEnum):
+    """What a merged table keeps of the past."""
+
+    OFF = "off"
+    SCD2 = "scd2"
+    APPEND = "append"
+
+
+class OnDrop(StrEnum):
+    """What happens to a target table whose source table was dropped."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
 class Compression(StrEnum):
     """How files or batches are compressed."""
 
@@ -130,6 +145,19 @@ OPTIONS: dict[str, OptionRow[Any]] = {}
 
 #: Spellings of the Kafka sink.
 KAFKA = frozenset({"kafka", "confluent-cloud", "azure-event-hub"})
+
+#: Sinks with tables that are merged: Delta and Iceberg, and the SQL warehouses.
+LAKE = frozenset({"delta", "iceberg"})
+MERGED = LAKE | {
+    "bigquery",
+    "clickhouse",
+    "duckdb",
+    "mysql",
+    "postgresql",
+    "redshift",
+    "snowflake",
+    "spanner",
+}
 
 #: Spellings of the webhook sink.
 WEBHOOK = frozenset({"webhook-https", "webhook-http"})
@@ -250,10 +278,11 @@ ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
 )
 DELETES = option(
     "deletes",
-    Choice(Deletes),
+    Choice(Deletes, also={"hard": Deletes.YES}),
     Deletes.YES,
     group="Message",
-    summary="Whether deletes are delivered, or nothing else is.",
+    summary="Whether deletes are delivered, or nothing else is. In merged tables a delete removes "
+    "the row (hard, the same as yes) or marks it in _deleted (soft).",
     example="deletes = 'no'",
     shown="yes",
 )
@@ -492,6 +521,90 @@ WEBHOOK_SIGNING_SECRET = option(
     schemes=WEBHOOK,
     secret=True,
 )
+# ------------------------------------------------------------------------------- merged tables
+
+HISTORY = option(
+    "history",
+    Choice(History),
+    History.OFF,
+    group="Merged tables",
+    summary="What a merged table keeps of the past: nothing, every version of a row with "
+    "_valid_from, _valid_to and _is_current (scd2), or every change as a row (append).",
+    example="history = 'scd2'",
+    shown="off",
+    schemes=MERGED,
+    alterable=False,
+)
+SEQUENCE_COLUMN = option(
+    "sequence_column",
+    Text(kind="column"),
+    "_sequence_num",
+    group="Merged tables",
+    summary="The column that says which version of a row it is, so that nothing older is merged. "
+    "none keeps it beside the table, where the sink can.",
+    example="sequence_column = '_version'",
+    shown="_sequence_num",
+    schemes=MERGED,
+    alterable=False,
+)
+ON_DROP = option(
+    "on_drop",
+    Choice(OnDrop),
+    OnDrop.KEEP,
+    group="Merged tables",
+    summary="What happens to the target when a table is dropped at the source.",
+    example="on_drop = 'drop'",
+    shown="keep",
+    schemes=MERGED,
+)
+PARTITION_BY = option(
+    "partition_by",
+    Text(kind="columns"),
+    cast("str | None", None),
+    group="Merged tables",
+    summary="Partitions new tables by these columns; Iceberg takes transforms too, such as "
+    "day(created_at) and bucket(16, id). A table without one of the columns has no partitions.",
+    example="partition_by = 'region'",
+    shown="none",
+    schemes=LAKE,
+    alterable=False,
+)
+CLUSTER_BY = option(
+    "cluster_by",
+    Text(kind="columns"),
+    cast("str | None", None),
+    group="Merged tables",
+    summary="Keeps rows with near values of these columns in the same files (Delta: liquid "
+    "clustering, Iceberg: sort order). A table without one of the columns is not clustered.",
+    example="cluster_by = 'customer_id'",
+    shown="none",
+    schemes=LAKE,
+    alterable=False,
+)
+OPTIMIZE = option(
+    "optimize",
+    Duration(),
+    cast("float | None", None),
+    group="Merged tables",
+    summary="How often small files of a table that was written are joined to larger ones.",
+    example="optimize = '1h'",
+    shown="never",
+    schemes=LAKE,
+)
+EXPIRE = option(
+    "expire",
+    Duration(),
+    cast("float | None", None),
+    group="Merged tables",
+    summary="How long older versions of a table can be read; files that only they need are "
+    "removed, looked for once a day at most and after each optimize.",
+    example="expire = '7d'",
+    shown="for ever",
+    schemes=LAKE,
+)
+
+# ------------------------------------------------------------------------------- resources
+
 MAX_MEMORY = option(
     "max_memory",
     Size(),

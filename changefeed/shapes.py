@@ -19,15 +19,25 @@ class Envelope(StrEnum):
 
 
 class Format(StrEnum):
-    """How a message is written. CSV has no envelope and no key: it is for scans to files."""
+    """How a message is written.
+
+    CSV has no envelope and no key: it is for scans to files. Parquet is for files too; its
+    messages have a struct of typed columns for a value.
+    """
 
     JSON = "json"
     CSV = "csv"
+    AVRO = "avro"
+    PARQUET = "parquet"
 
 
 class Deletes(StrEnum):
-    """Which changes are messages: all, all but deletes, or deletes alone."""
+    """Which changes are delivered: all, all but deletes, or deletes alone.
+
+    In tables that are merged a delete removes the row, or marks it (soft).
+    """
 
     YES = "yes"
     NO = "no"
     ONLY = "only"
+    SOFT = "soft"
