@@ -127,15 +127,18 @@ class Outlet:
 
     # -- what the sink can do ---------------------------------------------------------------
 
-    @property
-    def runs_in_executors(self) -> bool:
-        """Spark's executors may write to the sink."""
-        return self._given is None and self.open().capabilities.executor
+    def in_workers(self, sink: Sink) -> bool:
+        """Spark's executors may write what this sink object takes."""
+        return self._given is None and sink.capabilities.executor
+
+    def keeps(self, sink: Sink) -> bool:
+        """Exactly once by what this sink keeps."""
+        return keeps_progress(sink, self._feed)
 
     @property
     def takes_rows(self) -> bool:
         """The sink takes typed rows, not messages."""
-        return self.open().capabilities.accepts is Accepts.ROWS
+        return takes_rows(self.open())
 
     @property
     def pace(self) -> float:
@@ -162,11 +165,6 @@ class Outlet:
     def evolves(self) -> bool:
         """The sink has tables that follow a change of shape."""
         return isinstance(self.open(), Evolves)
-
-    @property
-    def keeps_progress(self) -> bool:
-        """Exactly once, and the sink's own progress is what counts."""
-        return keeps_progress(self.open(), self._feed)
 
     # -- changes ----------------------------------------------------------------------------
 
@@ -292,6 +290,11 @@ class Outlet:
         self._sink = self._scan_sink = None
         if for_good:
             shutil.rmtree(self._layout.scratch(self._feed.job.id), ignore_errors=True)
+
+
+def takes_rows(sink: Sink) -> bool:
+    """The sink takes typed rows, not messages."""
+    return sink.capabilities.accepts is Accepts.ROWS
 
 
 def keeps_progress(sink: Sink, feed: Feed) -> bool:

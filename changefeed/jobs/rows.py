@@ -14,10 +14,12 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import METADATA, Column, TableSchema
 from changefeed.shapes import Deletes
 from changefeed.spark.plan import MessagePlan
+from changefeed.spark.scan import scan_rows
 
 #: Beyond this many digits behind the point a numeric key has no exact order (as in Spark).
 _SCALE = 18
@@ -64,6 +66,10 @@ class RowPlan:
         """
         mask = self._wanted(table)
         return self._projected(table if mask is None else table.filter(mask))
+
+    def scanned(self, batch: pa.RecordBatch | pa.Table, at: Timestamp) -> pa.Table:
+        """The same of rows that a scan read (``a0..an``) at ``at``."""
+        return self.rows(scan_rows(self.plan.schema, batch, at))
 
     def _wanted(self, table: pa.Table) -> pa.ChunkedArray | None:
         """True for the rows that are wanted; None when all are."""

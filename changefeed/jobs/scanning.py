@@ -111,8 +111,10 @@ class Scanning:
         scan, self._scan = self._scan, None
         if scan is not None:
             scan.stop()
-            # Before it knows its timestamp a scan has delivered nothing, and will not any more.
-            # It may wait long for its snapshot: until the transactions open at the source end.
+            # Whatever else the thread still does, it delivers nothing any more.
+            scan.fence.close()
+            # Before it knows its timestamp it may wait long for its snapshot: until the
+            # transactions open at the source end.
             if scan.at is not None:
                 scan.join(JOIN_SECONDS)
 

@@ -11,14 +11,15 @@ and are delivered there. A part that fails is tried again by Spark: repeats, nev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
+from changefeed.formats.columns import as_messages, message_schema
 from changefeed.schema import TableSchema
-from changefeed.shapes import Format
 from changefeed.spark.plan import MessagePlan
 
 if TYPE_CHECKING:
@@ -128,6 +129,73 @@ class _Reader:
         return pa.RecordBatch.from_pydict(columns)
 
 
+class _RowReader:
+    """Reads the part a task is for as rows of the log, and says how far it is."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        shape: Callable[[pa.RecordBatch], pa.Table],
+        tell: Callable[[int, int, int], None],
+    ):
+        self._parts = parts
+        self._shape = shape
+        self._tell = tell
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        from changefeed.spark.executors import errors_packed
+
+        with errors_packed():
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    yield from self._read(number)
+
+    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
+        rows = size = 0
+        for read in self._parts[number].read():
+            table = self._shape(read)
+            yield from table.to_batches()
+            rows, size = rows + table.num_rows, size + table.nbytes
+            self._tell(number, rows, size)
+
+
+@contextmanager
+def row_frame(
+    engine: SparkEngine,
+    parts: Sequence[Part],
+    *,
+    schema: TableSchema,
+    shape: Callable[[pa.RecordBatch], pa.Table],
+    group: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[DataFrame]:
+    """The rows of all parts as a lazy DataFrame, one partition each, while the block lasts.
+
+    Args:
+        engine: started or not; waits for it.
+        parts: what is read when an action runs.
+        schema: the shape of the rows: the DataFrame's is ``schema.log_schema()``.
+        shape: what is read -> rows of that schema; pickles.
+        group: name for :meth:`SparkEngine.cancel` of the actions of this thread.
+        on_progress: told rows and bytes of all parts now and then.
+
+    Raises:
+        ChangefeedError: what an action in the block met: of a part's ``read``, or CF4002.
+    """
+    with engine.use(group) as session:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from changefeed.spark.progress import Listener
+
+        host = session.conf.get("spark.driver.host") or "127.0.0.1"
+        with Listener(on_progress or (lambda rows, size: None), host) as tell:
+            # No part, no row: a range must have a partition all the same.
+            numbers = session.range(len(parts), numPartitions=max(1, len(parts)))
+            yield numbers.mapInArrow(
+                _RowReader(parts, shape, tell), from_arrow_schema(schema.log_schema())
+            )
+
+
 def _frame(
     session: SparkSession, parts: Sequence[Part], plan: MessagePlan, at: Timestamp
 ) -> DataFrame:
@@ -144,8 +212,6 @@ def _frame(
     # JVM it is a pattern match per value. Keys that are compared must stay as they are.
     compared = {f"a{i}" for i in plan.schema.key} if plan.key_from or plan.key_to else set()
     texts = text_inputs(plan).intersection(columns) - compared
-    if plan.format is not Format.JSON:
-        texts = frozenset()
     read = pa.schema([*(log.field(name) for name in columns), pa.field("part", pa.int32())])
     rows = session.range(len(parts), numPartitions=len(parts)).mapInArrow(
         _Reader(parts, columns, texts), from_arrow_schema(read)
@@ -173,14 +239,16 @@ def _on_executors(
 ) -> Iterator[Delivered]:
     if not parts or stopping():
         return
-    with engine.use(group) as session:
+    with engine.use(group, packs=plan.packs) as session:
         from changefeed.spark.executors import RECEIPT_DDL, Delivered, Deliverer
         from changefeed.spark.progress import Listener
 
         host = session.conf.get("spark.driver.host") or "127.0.0.1"
         with Listener(on_progress or (lambda rows, size: None), host) as tell:
             frame = _frame(session, parts, plan, at)
-            receipts = frame.mapInArrow(Deliverer(deliver, tell), RECEIPT_DDL).collect()
+            receipts = frame.mapInArrow(
+                Deliverer(deliver, message_schema(plan), tell), RECEIPT_DDL
+            ).collect()
     for r in receipts:
         yield Delivered(r["part"], r["rows"], r["bytes"])
 
@@ -201,12 +269,12 @@ def _on_driver(
         for first in range(0, len(parts), engine.cores):
             if stopping():
                 return
-            with engine.use(group) as session:
+            with engine.use(group, packs=plan.packs) as session:
                 from changefeed.spark.executors import Delivered
 
                 chosen = parts[first : first + engine.cores]
                 found = _frame(session, chosen, plan, at).toArrow()
-            for number, rows in enumerate(_by_part(found, len(chosen)), first):
+            for number, rows in enumerate(_by_part(found, plan, len(chosen)), first):
                 done = Delivered(number, *deliver(number, iter(rows)))
                 total, size = total + done.rows, size + done.bytes
                 if on_progress is not None:
@@ -216,12 +284,11 @@ def _on_driver(
         deliver.close()
 
 
-def _by_part(found: pa.Table, parts: int) -> list[list[pa.RecordBatch]]:
+def _by_part(found: pa.Table, plan: MessagePlan, parts: int) -> list[list[pa.RecordBatch]]:
     """The batches of each part: no batch of Spark's spans partitions."""
-    from changefeed.spark.executors import as_messages
-
+    schema = message_schema(plan)
     out: list[list[pa.RecordBatch]] = [[] for _ in range(parts)]
     for batch in found.to_batches():
         if batch.num_rows:
-            out[batch.column("part")[0].as_py()].append(as_messages(batch))
+            out[batch.column("part")[0].as_py()].append(as_messages(batch, schema))
     return out

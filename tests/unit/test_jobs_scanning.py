@@ -13,6 +13,7 @@ from changefeed.catalog import Catalog
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.feed import Feed
+from changefeed.jobs.fence import Fence
 from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.model import JobSpec, TableProgress, TableState
 from changefeed.jobs.scan import Scan, TableScan
@@ -30,6 +31,7 @@ class StillScan:
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
         self.placed = threading.Event()
+        self.fence = Fence()
         self.alive = True
 
     def start(self) -> None:
