@@ -47,7 +47,7 @@ class Capabilities:
     Attributes:
         accepts: messages or typed rows.
         formats: values of ``format`` it takes, the default first.
-        envelopes: values of ``envelope`` it takes; empty means all.
+        envelopes: values of ``envelope`` it takes, the default first; empty means all.
         executor: ``write`` may run in a Spark executor (the sink object pickles before ``open``).
         key_in_value: the value must hold the key, because there is no separate key.
         topic_in_value: the value must hold the topic, where the envelope has a place for it.

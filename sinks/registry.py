@@ -43,6 +43,7 @@ class Entry:
 
 
 _KAFKA = "sinks.kafka.sink:KafkaSink"
+_ELASTICSEARCH = "sinks.elasticsearch.sink:ElasticsearchSink"
 _WEBHOOK = "sinks.webhook.sink:WebhookSink"
 
 #: Scheme -> entry, in the order help shows them.
@@ -66,6 +67,20 @@ BUILT_IN: dict[str, Entry] = {
         "?shared_access_key_name=N&shared_access_key=K",
         ("confluent_kafka",),
     ),
+    "elasticsearch": Entry(
+        _ELASTICSEARCH,
+        "Elasticsearch indices: one a table, documents by key",
+        "elasticsearch://localhost:9200/?index_prefix=shop_",
+        ("elastic_transport",),
+        extra="elasticsearch",
+    ),
+    "elasticsearch+https": Entry(
+        _ELASTICSEARCH,
+        "the same over TLS",
+        "elasticsearch+https://search.example.com:443/?api_key=KEY",
+        ("elastic_transport",),
+        extra="elasticsearch",
+    ),
     "file": Entry(
         "sinks.files.sink:FilesSink",
         "files in a directory, sorted by name in time order",
@@ -84,6 +99,19 @@ BUILT_IN: dict[str, Entry] = {
         "webhook-http://localhost:8080/changes",
         ("httpx",),
         "webhook",
+    ),
+    "duckdb": Entry(
+        "sinks.warehouse.duckdb:DuckDBSink",
+        "tables of a DuckDB file, kept equal by staged merge",
+        "duckdb:///var/lib/shop.duckdb?schema=shop",
+        ("duckdb",),
+        "duckdb",
+    ),
+    "postgresql": Entry(
+        "sinks.warehouse.postgresql:PostgreSQLSink",
+        "tables of a PostgreSQL database, kept equal by staged merge",
+        "postgresql://user:password@host/database?schema=shop",
+        ("psycopg",),
     ),
     "experimental-sql": Entry(
         "sinks.table.sink:TableSink",

@@ -24,6 +24,11 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     @pytest.mark.kafka
     def test_broker_loss(own_kafka: KafkaBroker) -> None:    # yours to stop(), kill(), start()
 
+    @pytest.mark.elasticsearch
+    def test_search(elasticsearch: Elasticsearch) -> None:   # shared server: indices of your own
+        write(elasticsearch.uri)
+        assert elasticsearch.documents("my_index")["1"] == {"a": 1}
+
     @pytest.mark.spark
     def test_encoding(spark_engine: SparkEngine) -> None:    # the run's one Spark; closing it
         spark_engine.session()                               # does nothing, so lend it to nodes
@@ -55,6 +60,7 @@ from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
+from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 from tests.services.python import Unavailable
@@ -168,6 +174,15 @@ def snowflake() -> Iterator[SnowflakeEmulator]:
         emulator.start()
         yield emulator
         emulator.stop()
+
+
+@pytest.fixture(scope="session")
+def elasticsearch() -> Iterator[Elasticsearch]:
+    """The run's shared Elasticsearch. Do not stop it: others use it."""
+    with server_folder("elasticsearch") as folder:
+        server = Elasticsearch(folder).start()
+        yield server
+        server.stop()
 
 
 class _LentEngine(SparkEngine):

@@ -1,0 +1,78 @@
+"""What became of each operation of a bulk request: one table of verdicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sinks.elasticsearch.client import BUSY
+
+#: What is wanted of an answer: the outcome of each operation, and no more.
+FILTER = "errors,items.*.status,items.*.error.type,items.*.error.reason"
+
+#: How an answer begins when every operation was done.
+ALL_DONE = b'{"errors":false'
+
+
+class Verdict(Enum):
+    """What to do about one operation."""
+
+    DONE = "done"
+    RETRY = "retry"
+    REFUSED = "refused"
+    FORBIDDEN = "forbidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One operation's status, and Elasticsearch's name of the error."""
+
+    status: int
+    kind: str = ""
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do.
+
+        A version conflict means that something newer is there already: this one arrived late.
+        A delete of what is not there leaves its version behind, which is all it is for.
+        """
+        if self.status < 300 or (self.status == 404 and not self.kind):
+            return Verdict.DONE
+        if self.kind == "version_conflict_engine_exception":
+            return Verdict.DONE
+        if self.kind == "security_exception":
+            return Verdict.FORBIDDEN
+        if self.status in BUSY or self.status == 500 or self.kind == "cluster_block_exception":
+            return Verdict.RETRY
+        return Verdict.REFUSED
+
+    @property
+    def field(self) -> str:
+        """The column that refused a value. The reason has it beside the value, which stays here;
+        so do the names inside a json column."""
+        found = _FIELD.search(self.reason)
+        return found[1] if found else ""
+
+
+_FIELD = re.compile(r"failed to parse field \[((?:after\.|before\.)?[^\].]{1,200})")
+
+
+def outcomes(answer: Mapping[str, Any]) -> list[Outcome]:
+    """The outcomes in the order of the request."""
+    found = []
+    for item in answer.get("items") or ():
+        result = next(iter(item.values()))
+        error = result.get("error") or {}
+        found.append(
+            Outcome(
+                int(result.get("status") or 0),
+                str(error.get("type") or ""),
+                str(error.get("reason") or ""),
+            )
+        )
+    return found

@@ -1,0 +1,275 @@
+"""Operations on their way: gathered into requests, several under way at once, until all are done.
+
+The order in which requests arrive does not matter: each operation has the version of its row, and
+Elasticsearch keeps the newest. So a request that was turned away is simply sent again, the part
+of it that was turned away.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError
+from sinks.base import Target
+from sinks.elasticsearch import body
+from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
+from sinks.elasticsearch.client import BUSY, Answer, Cluster
+from sinks.elasticsearch.options import Settings
+
+PATIENCE_SECONDS = 30.0
+"""How long a busy cluster is asked again by the request itself; then the feed backs off.
+
+Well below the five minutes (``mapping.settings``) for which a deleted document's version is
+remembered.
+"""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Operations of one table inside a request."""
+
+    target: Target
+    lines: pa.Array
+
+    @property
+    def bytes(self) -> int:
+        return len(body.data(self.lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Operations the cluster will never take, and why; by place in ``part``."""
+
+    part: Part
+    outcomes: dict[int, Outcome]
+
+
+#: Takes what was refused: to an index of dead letters, or raises.
+OnRefused = Callable[[Refused], None]
+
+
+class Bulk:
+    """Sends operations of a feed. Used by one thread; its requests run in others."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, on_refused: OnRefused) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._on_refused = on_refused
+        self._pool = ThreadPoolExecutor(settings.in_flight, thread_name_prefix="elasticsearch")
+        self._waiting: list[Part] = []
+        self._rows = self._bytes = 0
+        self._running: set[Future[None]] = set()
+        self._stopped = threading.Event()
+        self.max_bytes = settings.bulk_bytes
+        self.max_row_bytes = 0
+        """What the server takes at most as one request; 0 when it does not say."""
+
+    def limit(self, content_bytes: int) -> None:
+        """The server takes requests up to this size."""
+        self.max_row_bytes = content_bytes
+        self.max_bytes = min(self._settings.bulk_bytes, content_bytes or self._settings.bulk_bytes)
+
+    # -------------------------------------------------------------------- the feed's side
+
+    def add(self, target: Target, lines: pa.Array) -> int:
+        """Take operations; sends what makes a full request. Returns their bytes.
+
+        Waits while as many requests are under way as may be.
+
+        Raises:
+            ChangefeedError: of an earlier request; CF5006 one row is too large.
+        """
+        for piece in body.portions(lines, self._settings.bulk_size, self.max_bytes):
+            part = Part(target, piece)
+            size = part.bytes
+            if len(piece) == 1 and self.max_row_bytes and size > self.max_row_bytes:
+                raise too_large(target, size, self.max_row_bytes)
+            if self._rows + len(piece) > self._settings.bulk_size or (
+                self._bytes + size > self.max_bytes
+            ):
+                self.flush()
+            self._waiting.append(part)
+            self._rows += len(piece)
+            self._bytes += size
+        return len(body.data(lines))
+
+    def flush(self) -> None:
+        """Send what is gathered."""
+        parts, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
+        if not parts:
+            return
+        while len(self._running) >= self._settings.in_flight:
+            done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+            _raise_first(done)
+        self._running.add(self._pool.submit(self._deliver, parts))
+
+    def settle(self) -> None:
+        """Return when everything is done.
+
+        Raises:
+            ChangefeedError: something is not; the rest was waited for.
+        """
+        self.flush()
+        done, self._running = wait(self._running).done, set()
+        _raise_first(done)
+
+    def abandon(self) -> None:
+        """Forget what is gathered, stop asking again, wait for the requests under way."""
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        self._stopped.set()
+        for future in self._running:
+            future.cancel()
+        wait(self._running)
+        self._running = set()
+        self._stopped.clear()
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self.abandon()
+        self._pool.shutdown()
+
+    # -------------------------------------------------------------------- one request
+
+    def _deliver(self, parts: list[Part]) -> None:
+        """Send until every operation is done, or refused for good."""
+        pauses = _Pauses(self._stopped)
+        while parts:
+            answer = self._send(parts)
+            if answer.status == 413:
+                for half in self._halves(parts):
+                    self._deliver(half)
+                return
+            if answer.status in BUSY:
+                pauses.wait(answer, self._cluster)
+                continue
+            if not answer.ok:
+                raise self._cluster.refusal(answer, _what(parts))
+            if answer.body.startswith(ALL_DONE):
+                return
+            parts = self._again(parts, answer)
+            if parts:
+                pauses.wait(answer, self._cluster)
+
+    def _send(self, parts: Sequence[Part]) -> Answer:
+        parameters = {"filter_path": FILTER}
+        if self._settings.refresh != "false":
+            parameters["refresh"] = self._settings.refresh
+        views = [body.data(part.lines) for part in parts]
+        lines = views[0] if len(views) == 1 else b"".join(views)
+        return self._cluster.call("POST", "/_bulk", lines=lines, **parameters)
+
+    def _halves(self, parts: list[Part]) -> list[list[Part]]:
+        """A request that is too large as two."""
+        if len(parts) > 1:
+            middle = len(parts) // 2
+            return [parts[:middle], parts[middle:]]
+        part = parts[0]
+        if len(part.lines) == 1:
+            raise too_large(part.target, part.bytes, self.max_row_bytes)
+        middle = len(part.lines) // 2
+        lines = (part.lines.slice(0, middle), part.lines.slice(middle))
+        return [[Part(part.target, half)] for half in lines]
+
+    def _again(self, parts: Sequence[Part], answer: Answer) -> list[Part]:
+        """Sort the outcomes; returns what is to be sent once more."""
+        found = outcomes(answer.json() or {})
+        if len(found) != sum(len(part.lines) for part in parts):
+            raise ChangefeedError(
+                "CF5001",
+                "the answer of Elasticsearch does not fit the request",
+                detail=f"{len(found)} outcomes",
+            )
+        rest, start = [], 0
+        for part in parts:
+            own = found[start : start + len(part.lines)]
+            start += len(part.lines)
+            repeat = self._sorted(part, own)
+            if len(repeat):
+                rest.append(Part(part.target, part.lines.take(pa.array(repeat, pa.int64()))))
+        return rest
+
+    def _sorted(self, part: Part, found: Sequence[Outcome]) -> list[int]:
+        """Places to send again; what is refused for good is handed on."""
+        by_verdict: dict[Verdict, dict[int, Outcome]] = {verdict: {} for verdict in Verdict}
+        for place, outcome in enumerate(found):
+            by_verdict[outcome.verdict][place] = outcome
+        if by_verdict[Verdict.FORBIDDEN]:
+            raise ChangefeedError(
+                "CF5002",
+                f"this user may not write to index {part.target.topic}",
+                detail=counted(by_verdict[Verdict.FORBIDDEN].values()),
+            )
+        if by_verdict[Verdict.REFUSED]:
+            self._on_refused(Refused(part, by_verdict[Verdict.REFUSED]))
+        return list(by_verdict[Verdict.RETRY])
+
+
+class _Pauses:
+    """Waits between two tries: longer each time, not beyond :data:`PATIENCE_SECONDS` in all."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+        self._left = PATIENCE_SECONDS
+        self._next = _FIRST_PAUSE
+
+    def wait(self, answer: Answer, cluster: Cluster) -> None:
+        """Wait before the next try.
+
+        Raises:
+            ChangefeedError: CF5004, patience is at an end or the feed gave up.
+        """
+        pause = max(answer.retry_after, self._next * random.uniform(0.5, 1.0))
+        if self._stopped.is_set() or pause > self._left or self._stopped.wait(pause):
+            raise ChangefeedError(
+                "CF5004",
+                "Elasticsearch is busy",
+                detail=f"HTTP {answer.status}; asked again for "
+                f"{PATIENCE_SECONDS - self._left:.0f} s",
+                hint="it turns requests away: look at its thread pools and disk space; "
+                "a smaller bulk_bytes or in_flight in the sink URI asks less of it.",
+            )
+        self._left -= pause
+        self._next = min(2 * self._next, _LONGEST_PAUSE)
+
+
+def _raise_first(done: set[Future[None]]) -> None:
+    """Raise what went wrong, the gravest first: what asks for a person before what passes."""
+    errors = [error for future in done if (error := future.exception()) is not None]
+    ours = [error for error in errors if isinstance(error, ChangefeedError)]
+    grave = next((error for error in ours if error.action != "retry"), None)
+    if grave is not None or errors:
+        raise grave or errors[0]
+
+
+def _what(parts: Sequence[Part]) -> str:
+    names = sorted({part.target.topic for part in parts})
+    return f"write to index {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+
+
+def counted(found: Iterable[Outcome]) -> str:
+    """``12 documents: 12 x document_parsing_exception (field total)``; no values."""
+    kinds = Counter(
+        outcome.kind + (f" (field {outcome.field})" if outcome.field else "") for outcome in found
+    )
+    listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(5))
+    return f"{kinds.total()} documents: {listed}"
+
+
+def too_large(target: Target, size: int, limit: int) -> ChangefeedError:
+    """The error for a document no retry can deliver; it names no value."""
+    bound = f"the {limit} bytes" if limit else "what"
+    return ChangefeedError(
+        "CF5006",
+        f"a document of table {target.table} has {size} bytes, more than {bound} "
+        f"Elasticsearch takes for index {target.topic}",
+        hint="raise http.max_content_length of the cluster, or leave the large column out "
+        "with a column list, then RESUME.",
+    )

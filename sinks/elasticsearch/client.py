@@ -1,0 +1,297 @@
+"""Requests to the cluster, and its refusals in our codes.
+
+Elastic's own transport does the HTTP (nodes, pools, TLS). Its API layer is left out on purpose:
+it makes an object of every line of a body and of every item of an answer, begins with ``GET /``,
+which not every server offers, and turns remarks of the server into Python warnings.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from elastic_transport import (
+    ConnectionError as NodeUnreachable,
+)
+from elastic_transport import (
+    ConnectionTimeout,
+    NodeConfig,
+    Serializer,
+    TlsError,
+    Transport,
+    TransportError,
+)
+
+from changefeed.errors import ChangefeedError
+from sinks.elasticsearch.options import Settings
+
+# Without a handler of its own Python would print warnings on the terminal.
+logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
+
+#: What a server of major version 8 or 9 understands alike.
+_JSON = "application/vnd.elasticsearch+json; compatible-with=8"
+_LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
+
+#: Answers that mean "not now": of the server, or of a proxy in front of it.
+BUSY = frozenset({429, 502, 503, 504})
+
+
+class _AsIs(Serializer):
+    """Bodies are bytes on both sides; we read what we need of them."""
+
+    mimetype = "application/json"
+
+    def dumps(self, data: Any) -> bytes:
+        return bytes(data)
+
+    def loads(self, data: bytes) -> Any:
+        return data
+
+
+_KINDS = ("application/json", "application/*", "text/*")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status and body of a response."""
+
+    status: int
+    body: bytes
+    product: str = ""
+    retry_after: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """The server did it."""
+        return 200 <= self.status < 300
+
+    def json(self) -> Any:
+        """The body, None when it is not JSON (a proxy's page)."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    @property
+    def error_type(self) -> str:
+        """Elasticsearch's name of the error: never its reason, which repeats values."""
+        found = self.json()
+        error = found.get("error") if isinstance(found, dict) else None
+        kind = error.get("type") if isinstance(error, dict) else None
+        return str(kind or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server says of itself; empty and 0 where it does not."""
+
+    version: str = ""
+    max_content_bytes: int = 0
+
+
+class Cluster:
+    """Connections to the nodes of one cluster. Safe to use from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._files: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = threading.Lock()
+        self._transport: Transport | None = None
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            transport, self._transport = self._transport, None
+            files, self._files = self._files, None
+        if transport is not None:
+            transport.close()
+        if files is not None:
+            files.cleanup()
+
+    def _connected(self) -> Transport:
+        with self._lock:
+            if self._transport is None:
+                settings = self._settings
+                tls = self._tls()
+                nodes = [
+                    NodeConfig(
+                        scheme="https" if settings.secure else "http",
+                        host=host,
+                        port=port,
+                        path_prefix=settings.path_prefix,
+                        connections_per_node=settings.in_flight + 1,
+                        request_timeout=settings.timeout,
+                        **tls,
+                    )
+                    for host, port in settings.hosts
+                ]
+                self._transport = Transport(
+                    nodes,
+                    serializers={kind: _AsIs() for kind in _KINDS},
+                    max_retries=len(nodes) - 1,  # another node where one cannot be reached
+                    retry_on_status=(),
+                )
+            return self._transport
+
+    def _tls(self) -> dict[str, Any]:
+        """Certificates as files, which is how Python's TLS takes a client's key."""
+        settings = self._settings
+        if not settings.secure:
+            return {}
+        found: dict[str, Any] = {"verify_certs": settings.verify, "ssl_show_warn": False}
+        texts = {
+            "ca_certs": settings.ca_cert,
+            "client_cert": settings.client_cert,
+            "client_key": settings.client_key,
+        }
+        for name, text in texts.items():
+            if text is not None:
+                if self._files is None:
+                    self._files = tempfile.TemporaryDirectory(prefix="changefeed-tls-")
+                path = Path(self._files.name, f"{name}.pem")
+                path.write_text(text)
+                found[name] = str(path)
+        return found
+
+    # -------------------------------------------------------------------- requests
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        content: object = None,
+        *,
+        lines: bytes | memoryview | None = None,
+        **parameters: str,
+    ) -> Answer:
+        """One request; any status is an answer.
+
+        Args:
+            content: becomes a JSON body.
+            lines: a body of operations, as it is.
+            parameters: of the query; ``_`` in front of a name is taken off.
+
+        Raises:
+            ChangefeedError: CF5001 no answer came, CF5002 TLS failed.
+        """
+        headers = {"accept": _JSON}
+        if self._settings.authorization:
+            headers["authorization"] = self._settings.authorization
+        body: bytes | memoryview | None = lines
+        if content is not None:
+            body = json.dumps(content, ensure_ascii=False).encode()
+        if body is not None:
+            headers["content-type"] = _JSON if lines is None else _LINES
+            if self._settings.compress and lines is not None:
+                headers["content-encoding"] = "gzip"
+                body = gzip.compress(body, 1)
+        target = f"{path}?{urlencode(parameters)}" if parameters else path
+        meta, answer = self._perform(method, target, body, headers)
+        wait = str(meta.headers.get("retry-after") or "")
+        return Answer(
+            meta.status,
+            answer or b"",
+            str(meta.headers.get("x-elastic-product") or ""),
+            float(wait) if wait.isdigit() else 0.0,
+        )
+
+    def _perform(
+        self, method: str, target: str, body: object, headers: Mapping[str, str]
+    ) -> tuple[Any, bytes]:
+        try:
+            answer = self._connected().perform_request(method, target, body=body, headers=headers)
+        except TlsError as error:
+            raise self._explained("CF5002", "TLS with Elasticsearch failed", error) from error
+        except ConnectionTimeout as error:
+            timeout = f"no answer in {self._settings.timeout:g} s"
+            raise self._error("CF5001", "Elasticsearch does not answer", timeout) from error
+        except (NodeUnreachable, TransportError) as error:
+            raise self._explained("CF5001", "cannot reach Elasticsearch", error) from error
+        return answer.meta, answer.body
+
+    def _explained(self, code: str, message: str, error: TransportError) -> ChangefeedError:
+        cause = error.errors[0] if error.errors else error
+        return self._error(code, message, f"{type(cause).__name__}: {cause}"[:300])
+
+    def _error(self, code: str, message: str, detail: str, hint: str = "") -> ChangefeedError:
+        where = f"{self._settings.shown}: {detail}" if detail else self._settings.shown
+        return ChangefeedError(code, message, detail=where, hint=hint)
+
+    def refusal(self, answer: Answer, what: str) -> ChangefeedError:
+        """The error for a request that was refused as a whole; ``what`` was to be done."""
+        kind = answer.error_type
+        detail = f"{what}: HTTP {answer.status} {kind}".rstrip()
+        if answer.status == 401:
+            return self._error(
+                "CF5002",
+                "Elasticsearch refused the login",
+                detail,
+                "check user and password, or api_key, of the sink URI.",
+            )
+        if answer.status == 403 and kind != "cluster_block_exception":
+            return self._error(
+                "CF5002",
+                f"this user may not do that in Elasticsearch: {what}",
+                detail,
+                "it needs the privileges create_index, view_index_metadata, manage, index, delete "
+                "and read on the feed's indices.",
+            )
+        if answer.status in BUSY or kind == "cluster_block_exception":
+            return self._error("CF5004", "Elasticsearch is busy", detail)
+        if kind == "media_type_header_exception" or answer.status == 406:
+            return self._error(
+                "CF1303", "this server is too old: Elasticsearch 8 or 9 is needed", detail
+            )
+        return self._error("CF5003", f"Elasticsearch refused: {what}", detail)
+
+    def hello(self) -> Server:
+        """Ask the server what it is; rights to ask are not needed.
+
+        Raises:
+            ChangefeedError: it cannot be reached, refuses the login, or is no Elasticsearch.
+        """
+        answer = self.call(
+            "GET",
+            "/_nodes/_local/http",
+            filter_path="nodes.*.version,nodes.*.http.max_content_length_in_bytes",
+        )
+        if answer.status in (401, 406) or answer.status in BUSY:
+            raise self.refusal(answer, "asking for its version")
+        if answer.status != 403 and answer.product != "Elasticsearch":
+            raise self._error(
+                "CF1303",
+                "this server is not Elasticsearch",
+                "it does not identify itself as Elasticsearch does since 7.14; "
+                "OpenSearch and others are not supported",
+                "point the sink at an Elasticsearch of version 8 or 9.",
+            )
+        found = answer.json()
+        if not answer.ok or not isinstance(found, dict) or not found.get("nodes"):
+            if answer.error_type == "media_type_header_exception":
+                raise self.refusal(answer, "asking for its version")
+            return Server()  # no right to ask, or a server that has no such page (serverless)
+        node = next(iter(found["nodes"].values()))
+        version = str(node.get("version") or "")
+        if version.partition(".")[0] in ("5", "6", "7"):
+            raise self._error(
+                "CF1303",
+                f"Elasticsearch {version} is too old",
+                "",
+                "versions 8 and 9 are supported.",
+            )
+        return Server(
+            version, int((node.get("http") or {}).get("max_content_length_in_bytes") or 0)
+        )
+
+
+def path_of(index: str, *rest: str) -> str:
+    """``/index/rest`` with the characters a URL takes."""
+    return "/" + "/".join([quote(index, safe=","), *rest])

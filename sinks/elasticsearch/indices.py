@@ -1,0 +1,161 @@
+"""Indices of a feed: made when missing, given the fields of new columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import TableName, TableSchema
+from sinks.base import Target
+from sinks.elasticsearch import mapping
+from sinks.elasticsearch.client import Answer, Cluster, path_of
+from sinks.elasticsearch.options import Settings
+
+_TABLE = "table"
+
+
+class Indices:
+    """Remembers which indices are ready for which shape of a table."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._ready: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Look again: somebody may have changed an index."""
+        self._ready.clear()
+
+    def prepare(self, target: Target, schema: TableSchema, sample: bytes | None) -> None:
+        """Make the index, or give it the fields it does not have.
+
+        Args:
+            sample: one document of the batch, which tells the columns the feed delivers; None
+                when it holds deletes only.
+
+        Raises:
+            ChangefeedError: CF5003 the table cannot be in this index; else as a request.
+        """
+        key = (target.topic, schema.fingerprint() if sample is not None else "")
+        if key in self._ready:
+            return
+        with self._lock:
+            shape = mapping.NO_ROWS
+            if sample is not None:
+                shape = mapping.shape_of(sample, self._settings.envelope)
+            _check_names(target, schema, shape)
+            self._follow(target, schema, shape)
+            self._ready.add(key)
+
+    def _follow(self, target: Target, schema: TableSchema, shape: mapping.Shape) -> None:
+        wanted = mapping.properties(schema, shape, self._settings.json)
+        found = self._mappings(target)
+        if found is None and self._make(target, wanted):
+            return
+        for there in (found or self._mappings(target) or {}).values():
+            self._check(target, schema, shape, there)
+            more = mapping.missing(wanted, there.get("properties") or {})
+            if more:
+                answer = self._cluster.call(
+                    "PUT", path_of(target.topic, "_mapping"), {"properties": more}
+                )
+                if not answer.ok:
+                    raise self._refused(answer, target, "give it the fields of new columns")
+
+    def _make(self, target: Target, wanted: Mapping[str, mapping.Field]) -> bool:
+        """Make the index; false when somebody was faster."""
+        body = {
+            "settings": mapping.settings(wanted),
+            "mappings": {
+                # What is not a column is kept and not indexed: nothing here can clash with it.
+                "dynamic": False,
+                "_meta": {"changefeed": {_TABLE: str(target.table)}},
+                "properties": wanted,
+            },
+        }
+        answer = self._cluster.call("PUT", path_of(target.topic), body)
+        if answer.ok:
+            return True
+        if answer.error_type == "resource_already_exists_exception":
+            return False
+        raise self._refused(answer, target, "make the index")
+
+    def _mappings(self, target: Target) -> dict[str, Any] | None:
+        """Mappings by index (several behind an alias), None when there is no index."""
+        answer = self._cluster.call("GET", path_of(target.topic, "_mapping"))
+        if answer.status == 404:
+            return None
+        if not answer.ok:
+            raise self._refused(answer, target, "read the mapping of the index")
+        return {name: found.get("mappings") or {} for name, found in answer.json().items()}
+
+    def _check(
+        self,
+        target: Target,
+        schema: TableSchema,
+        shape: mapping.Shape,
+        there: Mapping[str, Any],
+    ) -> None:
+        owner = ((there.get("_meta") or {}).get("changefeed") or {}).get(_TABLE)
+        if owner and owner != str(target.table):
+            raise ChangefeedError(
+                "CF5003",
+                f"index {target.topic} holds table {owner}, not {target.table}",
+                hint="an index holds one table: give this one another by index_prefix, or by "
+                "FOR table AS name.",
+            )
+        fields = there.get("properties") or {}
+        for image in shape.rows[:1]:
+            fields = (fields.get(image) or {}).get("properties") or {}
+        wrong = mapping.clashes(schema, shape.columns, fields)
+        if wrong:
+            listed = ", ".join(
+                f'column "{c.column}" is {c.type_name}, the field is {c.field_type}' for c in wrong
+            )
+            raise ChangefeedError(
+                "CF5003",
+                f"index {target.topic} cannot take the rows of {target.table} as they are now",
+                detail=listed,
+                hint="the type of a field cannot be changed: DROP the feed, remove the index (or "
+                "choose another by FOR table AS name), and CREATE the feed again.",
+            )
+
+    def _refused(self, answer: Answer, target: Target, what: str) -> ChangefeedError:
+        return self._cluster.refusal(answer, f"{what} {target.topic} (table {target.table})")
+
+
+def _check_names(target: Target, schema: TableSchema, shape: mapping.Shape) -> None:
+    if schema.keyless:
+        raise ChangefeedError(
+            "CF5003",
+            f"table {target.table} has no key, so its rows cannot be documents of {target.topic}",
+            hint="give the table a primary key, or ALTER TABLE .. REPLICA IDENTITY USING INDEX.",
+        )
+    wrong = sorted(shape.columns & mapping.RESERVED) if not shape.rows else []
+    if wrong:
+        raise ChangefeedError(
+            "CF5003",
+            f"a field of index {target.topic} cannot be called {', '.join(wrong)}",
+            detail=f"table {target.table}",
+            hint="leave the column out with a column list, or use envelope = 'wrapped'.",
+        )
+
+
+def one_index_each(targets: tuple[Target, ...]) -> None:
+    """Two tables in one index would overwrite each other's documents.
+
+    Raises:
+        ChangefeedError: CF5003, naming them.
+    """
+    owner: dict[str, TableName] = {}
+    for target in targets:
+        other = owner.setdefault(target.topic, target.table)
+        if other != target.table:
+            raise ChangefeedError(
+                "CF5003",
+                f"tables {other} and {target.table} would share the index {target.topic}",
+                hint="give one another index by FOR table AS name, or use full_table_name.",
+            )

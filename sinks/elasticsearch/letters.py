@@ -1,0 +1,90 @@
+"""Documents that an index refused, kept in another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+from changefeed.errors import ChangefeedError
+from sinks.elasticsearch import body
+from sinks.elasticsearch.answers import Outcome
+from sinks.elasticsearch.bulk import Part, Refused, counted
+from sinks.elasticsearch.client import Cluster
+from sinks.elasticsearch.marks import make_index
+
+_logger = logging.getLogger("changefeed.sinks.elasticsearch")
+_logger.addHandler(logging.NullHandler())
+
+#: The document is kept as text: it did not fit its own index, and must fit here.
+_FIELDS: dict[str, Any] = {
+    "index": {"type": "keyword"},
+    "id": {"type": "keyword"},
+    "table": {"type": "keyword"},
+    "operation": {"type": "keyword"},
+    "version": {"type": "long"},
+    "error": {"type": "keyword"},
+    "reason": {"type": "text"},
+    "document": {"type": "keyword", "index": False, "doc_values": False},
+}
+
+
+class DeadLetters:
+    """The index ``dead_letter_index``, or the error that stops a table when there is none."""
+
+    def __init__(self, cluster: Cluster, index: str) -> None:
+        self._cluster = cluster
+        self._index = index
+
+    def prepare(self) -> None:
+        """Make the index when it is missing."""
+        if self._index:
+            make_index(self._cluster, self._index, _FIELDS)
+
+    def take(self, refused: Refused) -> None:
+        """Keep what was refused, durably; a repeat changes nothing.
+
+        Raises:
+            ChangefeedError: CF5003 there is no index for it, or that one refuses too.
+        """
+        target = refused.part.target
+        what = counted(refused.outcomes.values())
+        if not self._index:
+            raise ChangefeedError(
+                "CF5003",
+                f"index {target.topic} refused documents of table {target.table}",
+                detail=what,
+                hint="the field's mapping does not take the value: change the mapping or the row "
+                "and RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
+                "documents there and goes on.",
+            )
+        letters = [self._letter(refused.part, i, o) for i, o in refused.outcomes.items()]
+        answer = self._cluster.call(
+            "POST", "/_bulk", lines=b"".join(letters), filter_path="errors", refresh="false"
+        )
+        if not answer.ok:
+            raise self._cluster.refusal(answer, f"write to index {self._index}")
+        if (answer.json() or {}).get("errors"):
+            raise ChangefeedError(
+                "CF5003", f"the dead letter index {self._index} refused a document", detail=what
+            )
+        _logger.warning("index %s refused %s; kept in %s", target.topic, what, self._index)
+
+    def _letter(self, part: Part, place: int, outcome: Outcome) -> bytes:
+        """One document of the index; row by row, because it should be rare."""
+        action_line, _, rest = part.lines[place].as_py().partition(b"\n")
+        operation, action = next(iter(json.loads(action_line).items()))
+        content = {
+            "index": action["_index"],
+            "id": action["_id"],
+            "table": str(part.target.table),
+            "operation": operation,
+            "version": action["version"],
+            "error": outcome.kind,
+            "reason": outcome.reason,
+            "document": rest.decode().rstrip("\n"),
+        }
+        name = json.dumps([action["_index"], action["_id"], action["version"]])
+        letter_id = hashlib.sha256(name.encode()).hexdigest()
+        return body.document(self._index, letter_id, action["version"], content)

@@ -1,0 +1,235 @@
+"""What a new index knows about a table's columns.
+
+The document is kept as it came, so no mapping loses a digit; a mapping decides what can be
+searched and sorted. A value that a field cannot index (``NaN``, ``infinity``, a year above 9999)
+does not stop the document: the field is listed under ``_ignored``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from changefeed.schema import Column, TableSchema
+
+Field = dict[str, Any]
+
+#: Integers of all widths are long and floats double: what is stored is as small as the values
+#: are, and a column that becomes wider still fits its field.
+_LONG: Field = {"type": "long"}
+_DOUBLE: Field = {"type": "double", "ignore_malformed": True}
+_KEYWORD: Field = {"type": "keyword", "ignore_above": 8191}
+_TEXT: Field = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}
+_DATE: Field = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
+#: A ``date`` has milliseconds and every year; the sub-field has nanoseconds, from 1970 to 2262.
+_TIMESTAMP: Field = {
+    **_DATE,
+    "fields": {
+        "nanos": {
+            "type": "date_nanos",
+            "format": "strict_date_optional_time_nanos",
+            "ignore_malformed": True,
+        }
+    },
+}
+_STORED: Field = {"type": "object", "enabled": False}
+_JSON: dict[str, Field] = {
+    "flattened": {"type": "flattened", "ignore_above": 8191},
+    "object": {"type": "object", "dynamic": True},
+    "stored": _STORED,
+}
+_FIELDS: dict[str, Field] = {
+    "bool": {"type": "boolean"},
+    "int16": _LONG,
+    "int32": _LONG,
+    "int64": _LONG,
+    "float32": _DOUBLE,
+    "float64": _DOUBLE,
+    "text": _TEXT,
+    # Hexadecimal digits: nobody searches them, and they may be long.
+    "bytes": {"type": "keyword", "index": False, "doc_values": False},
+    "date": _DATE,
+    "timestamp": _TIMESTAMP,
+    "timestamptz": _TIMESTAMP,
+}
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+_EXACT_DOUBLE_DIGITS, _EXACT_LONG_DIGITS = 15, 18
+
+#: Field types that index the values of a logical type; other types (keyword, text, and what a
+#: person chose: ip, geo_point ...) are left to Elasticsearch, document by document.
+_NUMBERS = frozenset({"int16", "int32", "int64", "float32", "float64", "decimal"})
+_WHOLE = frozenset({"int16", "int32", "int64"})
+_TAKEN_BY: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("long", "integer", "short", "byte", "unsigned_long"), _WHOLE),
+    **dict.fromkeys(("double", "float", "half_float", "scaled_float"), _NUMBERS),
+    "boolean": frozenset({"bool"}),
+    "date": frozenset({"date", "timestamp", "timestamptz"}),
+    "date_nanos": frozenset({"date", "timestamp", "timestamptz"}),
+    "flattened": frozenset({"json"}),
+}
+
+#: Members of a document that are Elasticsearch's own: a field cannot be called so.
+RESERVED = frozenset(
+    {
+        *("_data_stream_timestamp", "_doc_count", "_feature", "_field_names", "_id", "_ignored"),
+        *("_ignored_source", "_index", "_index_mode", "_nested_path", "_routing", "_seq_no"),
+        *("_size", "_source", "_tier", "_tsid", "_version"),
+    }
+)
+
+
+def field_of(column: Column, json_mapping: str) -> Field:
+    """The field of a new column."""
+    return _field(column.logical, json_mapping)
+
+
+def _field(logical: str, json_mapping: str) -> Field:
+    if logical.startswith("array<"):
+        # Elasticsearch has no arrays: a field holds one value or several of a type.
+        return _field(logical[len("array<") : -1], json_mapping)
+    if logical == "json":
+        return _JSON[json_mapping]
+    if logical.startswith("decimal"):
+        return _decimal(logical)
+    return _FIELDS.get(logical, _KEYWORD)
+
+
+def _decimal(logical: str) -> Field:
+    match = _DECIMAL.match(logical)
+    digits, scale = (int(match[1]), int(match[2])) if match else (0, 0)
+    if match and scale <= 0 and digits - scale <= _EXACT_LONG_DIGITS:
+        return _LONG
+    if match and digits <= _EXACT_DOUBLE_DIGITS:
+        return _DOUBLE
+    # Ranges and sums by the nearest double, equality by the digits.
+    return {**_DOUBLE, "fields": {"exact": {"type": "keyword", "ignore_above": 8191}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Members of a document that the feed's envelope makes, told by one of them.
+
+    Attributes:
+        columns: names of the row's columns that are in the document (a feed may leave some out).
+        rows: where the row is: ``()`` the document itself, else names of its members.
+        meta: other members.
+    """
+
+    columns: frozenset[str]
+    rows: tuple[str, ...]
+    meta: frozenset[str]
+
+
+#: Of a batch that says nothing about documents.
+NO_ROWS = Shape(frozenset(), (), frozenset())
+
+
+def shape_of(value: bytes, envelope: str) -> Shape:
+    """The shape of documents like ``value``, which is no delete."""
+    members = json.loads(value)
+    if envelope == "wrapped":
+        images = tuple(name for name in ("after", "before") if name in members)
+        return Shape(frozenset(members["after"]), images, frozenset(members) - set(images))
+    return Shape(frozenset(members) - {META}, (), frozenset(members) & {META})
+
+
+META = "__crdb__"
+
+_META_FIELDS: dict[str, Field] = {
+    "updated": _KEYWORD,
+    "mvcc_timestamp": _KEYWORD,
+    "topic": _KEYWORD,
+    "key": _STORED,
+}
+
+
+def properties(schema: TableSchema, shape: Shape, json_mapping: str) -> dict[str, Field]:
+    """The fields of documents of that shape, by name."""
+    row = {
+        column.name: field_of(column, json_mapping)
+        for column in schema.columns
+        if column.name in shape.columns
+    }
+    meta = {n: f for n, f in _META_FIELDS.items() if n in shape.meta}
+    if META in shape.meta:
+        meta[META] = {"properties": _META_FIELDS}
+    images = {image: {"properties": row} for image in shape.rows}
+    return {**images, **meta} if shape.rows else {**row, **meta}
+
+
+def missing(wanted: Mapping[str, Field], there: Mapping[str, Any]) -> dict[str, Field]:
+    """The part of ``wanted`` that an index with the fields ``there`` does not have."""
+    found: dict[str, Field] = {}
+    for name, field in wanted.items():
+        have = lookup(there, name)
+        if have is None:
+            found[name] = field
+        elif "properties" in field and isinstance(have.get("properties"), dict):
+            inner = missing(field["properties"], have["properties"])
+            if inner:
+                found[name] = {"properties": inner}
+    return found
+
+
+def lookup(there: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The field ``name``; Elasticsearch keeps ``a.b`` as ``b`` inside ``a``."""
+    if name in there:
+        found: Mapping[str, Any] = there[name]
+        return found
+    first, dot, rest = name.partition(".")
+    inner = there.get(first)
+    return lookup(inner.get("properties") or {}, rest) if dot and inner else None
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """A column whose values the index's field of its name cannot index."""
+
+    column: str
+    type_name: str
+    field_type: str
+
+
+def clashes(schema: TableSchema, columns: Collection[str], there: Mapping[str, Any]) -> list[Clash]:
+    """Columns that the fields ``there`` would refuse, or index as something else."""
+    found = []
+    for column in schema.columns:
+        field = lookup(there, column.name) if column.name in columns else None
+        kind = str(field.get("type") or "") if field else ""
+        if kind in _TAKEN_BY and not _takes(kind, column.logical):
+            found.append(Clash(column.name, column.type_name, kind))
+    return found
+
+
+def _takes(kind: str, logical: str) -> bool:
+    while logical.startswith("array<"):
+        logical = logical[len("array<") : -1]
+    if logical.startswith("decimal"):
+        match = _DECIMAL.match(logical)
+        whole = match is not None and int(match[2]) <= 0
+        logical = "int64" if whole and kind not in _TAKEN_BY["double"] else "decimal"
+    return logical in _TAKEN_BY[kind]
+
+
+def settings(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Settings of a new index.
+
+    Elasticsearch forgets the version of a deleted document after a minute; with five a request
+    that was on its way when the feed broke off cannot bring an old row back. Shards, replicas
+    and the rest come from the cluster's index templates.
+    """
+    found: dict[str, Any] = {"index.gc_deletes": "5m"}
+    count = _count(fields)
+    if count > 900:  # Elasticsearch's own limit is 1000
+        found["index.mapping.total_fields.limit"] = 2 * count
+    return found
+
+
+def _count(fields: Mapping[str, Field]) -> int:
+    inner = ("properties", "fields")
+    return len(fields) + sum(
+        _count(f[name]) for f in fields.values() for name in inner if name in f
+    )

@@ -1,0 +1,232 @@
+"""Parameters of ``elasticsearch://`` and ``elasticsearch+https://``."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from changefeed.errors import ChangefeedError, raise_all
+from changefeed.option_types import parse_duration, parse_size
+from changefeed.uri import SinkURL
+from sinks.elasticsearch.names import index_name
+
+DEFAULT_PORT = 9200
+SECURE_SCHEME = "elasticsearch+https"
+
+#: ``json``: what a json column is in a new index.
+JSON_MAPPINGS = ("flattened", "object", "stored")
+REFRESHES = ("false", "true", "wait_for")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A checked sink URI with its options.
+
+    Attributes:
+        hosts: ``(host, port)`` of the nodes.
+        secure: TLS.
+        path_prefix: put before every path, for a server behind a proxy.
+        authorization: value of the header, None without a login.
+        ca_cert, client_cert, client_key: PEM texts.
+        verify: check the server's certificate.
+        index_prefix: before every index name, escaped with it.
+        index: in place of the table's name; empty means by table.
+        dead_letter_index: where refused documents go; empty means that the table stops.
+        bulk_size, bulk_bytes: documents and bytes after which a request is sent.
+        in_flight: requests under way at once.
+        refresh: the bulk parameter of that name.
+        timeout: seconds one request may take.
+        json: mapping of json columns in a new index.
+        compress: gzip the requests.
+        envelope: how documents look.
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    secure: bool = False
+    path_prefix: str = ""
+    authorization: str | None = field(default=None, repr=False)
+    ca_cert: str | None = field(default=None, repr=False)
+    client_cert: str | None = field(default=None, repr=False)
+    client_key: str | None = field(default=None, repr=False)
+    verify: bool = True
+    index_prefix: str = ""
+    index: str = ""
+    dead_letter_index: str = ""
+    bulk_size: int = 5_000
+    bulk_bytes: int = 8_000_000
+    in_flight: int = 4
+    refresh: str = "false"
+    timeout: float = 60.0
+    json: str = "flattened"
+    compress: bool = False
+    envelope: str = "row"
+
+    def index_of(self, name: str) -> str:
+        """The index of the table (or topic alias) ``name``."""
+        return index_name(self.index_prefix + (self.index or name))
+
+    @property
+    def resolved_index(self) -> str:
+        """Where the feed's resolved timestamps are."""
+        return index_name(f"{self.index_prefix}changefeed_resolved")
+
+    @property
+    def shown(self) -> str:
+        """The address for errors."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{'https' if self.secure else 'http'}://{hosts}{self.path_prefix}"
+
+
+def parse(uri: str, options: Mapping[str, object]) -> Settings:
+    """Check an Elasticsearch URI and the options that concern it; connects to nothing.
+
+    Raises:
+        ChangefeedError: all problems found (``Problems`` when there are several).
+    """
+    url = _Reader(uri)
+    if options.get("key_column"):
+        url.found.append(
+            ChangefeedError(
+                "CF1206",
+                "this sink is incompatible with option key_column",
+                hint="a document's id is the row's key, or rows would overwrite each other.",
+            )
+        )
+    settings = Settings(
+        hosts=url.hosts(),
+        secure=url.secure,
+        path_prefix=url.path_prefix,
+        authorization=url.authorization(),
+        ca_cert=url.pem("ca_cert"),
+        client_cert=url.pem("client_cert"),
+        client_key=url.pem("client_key"),
+        verify=not url.flag("insecure_tls_skip_verify"),
+        index_prefix=url.text("index_prefix") or "",
+        index=url.text("index") or "",
+        dead_letter_index=url.plain_index("dead_letter_index"),
+        bulk_size=url.number("bulk_size", 5_000, 1, 1_000_000),
+        bulk_bytes=url.size("bulk_bytes", 8_000_000),
+        in_flight=url.number("in_flight", 4, 1, 64),
+        refresh=url.choice("refresh", REFRESHES),
+        timeout=url.duration("timeout", 60.0),
+        json=url.choice("json", JSON_MAPPINGS),
+        compress=options.get("compression") == "gzip",
+        envelope=str(options.get("envelope") or "row"),
+    )
+    url.check_tls(settings)
+    url.finish()
+    return settings
+
+
+class _Reader:
+    """Takes the parameters of a URI and keeps every problem, so all are shown at once."""
+
+    def __init__(self, uri: str) -> None:
+        self._url = SinkURL(uri)
+        self.found: list[ChangefeedError] = []
+        self.secure = self._url.scheme == SECURE_SCHEME
+        self.path_prefix = self._url.path.rstrip("/")
+
+    def problem(self, message: str, hint: str = "") -> None:
+        self.found.append(ChangefeedError("CF1207", message, hint=hint))
+
+    def _attempt(self, take: Callable[[], T], otherwise: T) -> T:
+        try:
+            return take()
+        except ChangefeedError as error:
+            self.found.append(error)
+            return otherwise
+
+    def hosts(self) -> tuple[tuple[str, int], ...]:
+        if not self._url.host:
+            raise ChangefeedError(
+                "CF1201",
+                "the sink URI names no host",
+                hint=f"write {self._url.scheme}://host:{DEFAULT_PORT}, several with commas.",
+            )
+        return tuple((host.name, host.port or DEFAULT_PORT) for host in self._url.hosts)
+
+    def authorization(self) -> str | None:
+        """API key, or user and password, as the header wants them."""
+        key = self.text("api_key")
+        user, password = self._url.user, self._url.password
+        if key and user is not None:
+            self.problem("a user and the param api_key exclude each other")
+        if key:
+            # Elasticsearch shows a key as id and secret, and as "encoded": base 64 of id:secret.
+            packed = base64.b64encode(key.encode()).decode() if ":" in key else key
+            return f"ApiKey {packed}"
+        if user is None:
+            return None
+        return "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode()
+
+    def text(self, name: str) -> str | None:
+        return self._attempt(lambda: self._url.take_str(name, None), None)
+
+    def plain_index(self, name: str) -> str:
+        """A parameter that is the name of an index, taken as it is."""
+        value = self.text(name) or ""
+        if value != index_name(value):
+            self.problem(
+                f"param {name} must be a name Elasticsearch takes for an index",
+                f"for example {index_name(value)}",
+            )
+        return value
+
+    def flag(self, name: str) -> bool:
+        return self._attempt(lambda: self._url.take_bool(name, False), False)
+
+    def choice(self, name: str, values: Sequence[str]) -> str:
+        """One of ``values``, the first when the parameter is absent."""
+        return self._attempt(lambda: self._url.take_choice(name, values), None) or values[0]
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        take = self._url.take_int
+        return self._attempt(lambda: take(name, default, least=least, most=most), None) or default
+
+    def size(self, name: str, default: int) -> int:
+        return self._measure(name, default, parse_size, "a size such as 8MB")
+
+    def duration(self, name: str, default: float) -> float:
+        return self._measure(name, default, parse_duration, "a time such as 30s")
+
+    def _measure(self, name: str, default: T, read: Callable[[str], T], like: str) -> T:
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            found = read(text)
+        except ValueError:
+            found = None
+        if not found:
+            self.problem(f"param {name} must be {like}, not {text}")
+        return found or default
+
+    def pem(self, name: str) -> str | None:
+        data = self._attempt(lambda: self._url.take_base64(name), None)
+        return None if data is None else data.decode("latin-1")
+
+    def check_tls(self, settings: Settings) -> None:
+        """Certificates need TLS, and come in pairs."""
+        given = {
+            "ca_cert": settings.ca_cert,
+            "client_cert": settings.client_cert,
+            "client_key": settings.client_key,
+            "insecure_tls_skip_verify": not settings.verify,
+        }
+        if not settings.secure:
+            for name in (name for name, value in given.items() if value):
+                self.problem(f"{name} needs TLS", f"write {SECURE_SCHEME}://")
+        if settings.client_cert and not settings.client_key:
+            self.problem("client_cert requires client_key to be set")
+        if settings.client_key and not settings.client_cert:
+            self.problem("client_key requires client_cert to be set")
+
+    def finish(self) -> None:
+        """Raise everything found, and what is left over."""
+        self._attempt(self._url.finish, None)
+        raise_all(self.found)

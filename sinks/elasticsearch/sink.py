@@ -1,0 +1,152 @@
+"""``elasticsearch://``: each row a document, its key the id, its commit timestamp the version.
+
+A document is written only over an older one, so nothing here depends on the order of requests, and
+rows that come again change nothing. Deletes have versions too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.clock import Timestamp
+from changefeed.events import Resolved, Truncate
+from changefeed.schema import TableSchema
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.elasticsearch import body
+from sinks.elasticsearch.bulk import Bulk
+from sinks.elasticsearch.client import Cluster
+from sinks.elasticsearch.indices import Indices, one_index_each
+from sinks.elasticsearch.letters import DeadLetters
+from sinks.elasticsearch.marks import Marks
+from sinks.elasticsearch.options import Settings, parse
+from sinks.elasticsearch.sweep import delete_below
+
+#: A batch of more bytes is made operations in several goes: an array of Arrow holds 2 GiB.
+_SLICE_BYTES = 256 << 20
+
+
+class ElasticsearchSink:
+    """Messages to Elasticsearch indices."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        envelopes=("row", "wrapped", "bare"),
+        executor=True,
+        exactly_once=True,
+        compressions=("none", "gzip"),
+    )
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        self.settings: Settings = parse(uri, options or {})
+        self._context: SinkContext | None = None
+        self._remote = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._cluster = Cluster(self.settings)
+        self._indices = Indices(self._cluster, self.settings)
+        self._letters = DeadLetters(self._cluster, self.settings.dead_letter_index)
+        self._bulk: Bulk | None = None
+        self._marks = Marks(self._cluster, self.settings.resolved_index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "_context": self._context}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._remote = True
+        self._reset()
+
+    def topic(self, name: str) -> str:
+        """The index of the table (or topic alias) ``name``."""
+        return self.settings.index_of(name)
+
+    # ------------------------------------------------------------------ life
+
+    def open(self, context: SinkContext) -> None:
+        one_index_each(context.targets)
+        self._context = context
+        self._remote = False  # a copy that is opened where it runs is committed there too
+        server = self._cluster.hello()
+        self._sender().limit(server.max_content_bytes)
+        self._letters.prepare()
+        self._indices.forget()
+        self._marks.forget()
+
+    def close(self) -> None:
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            bulk.close()
+        self._cluster.close()
+
+    def _sender(self) -> Bulk:
+        if self._bulk is None:
+            self._bulk = Bulk(self._cluster, self.settings, self._letters.take)
+        return self._bulk
+
+    # ------------------------------------------------------------------ rows
+
+    def write(self, batch: Batch) -> Receipt:
+        receipt = self._queue(batch)
+        if self._remote:
+            self._sender().settle()
+        return receipt
+
+    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
+        """The batches of one executor task, settled once at the end instead of one by one."""
+        receipts = [self._queue(batch) for batch in batches]
+        self._sender().settle()
+        yield from receipts
+
+    def _queue(self, batch: Batch) -> Receipt:
+        index, size = batch.target.topic, 0
+        for rows in _record_batches(batch.rows):
+            self._indices.prepare(batch.target, batch.schema, _sample(rows))
+            lines = body.operations(index, batch.schema, rows)
+            size += self._sender().add(batch.target, lines)
+        self._marks.wrote(index)
+        return Receipt(batch.partition, batch.rows.num_rows, size)
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        self._sender().settle()
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        self._sender().abandon()
+
+    # ----------------------------------------------------------------- marks
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        delete_below(self._cluster, self._sender(), target, event.at.version)
+        self._marks.wrote(target.topic)
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """Rows of a scan have the version of ``at``: what is older was not found by it."""
+        delete_below(self._cluster, self._sender(), target, at.version)
+        self._marks.wrote(target.topic)
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        context = self._context
+        if context is not None and context.targets:
+            self._marks.set(self._sender(), context.feed, context.targets, mark.at)
+
+
+def _record_batches(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in pieces whose operations fit one Arrow array."""
+    batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
+    for batch in batches:
+        pieces = batch.nbytes // _SLICE_BYTES + 1
+        step = max(1, -(-batch.num_rows // pieces))
+        for start in range(0, batch.num_rows, step):
+            yield batch.slice(start, step)
+
+
+def _sample(rows: pa.RecordBatch) -> bytes | None:
+    """A document of the batch; None when there are deletes only."""
+    value = rows.column("value")
+    place = pc.index(pc.and_(pc.is_valid(value), pc.not_equal(rows.column("op"), "d")), True)
+    found: bytes | None = value[place.as_py()].as_py() if place.as_py() >= 0 else None
+    return found

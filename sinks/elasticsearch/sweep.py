@@ -1,0 +1,90 @@
+"""Deleting what an index has below a version: TRUNCATE, and what a broken scan left behind.
+
+Not ``_delete_by_query``: it deletes by Elasticsearch's own numbering and leaves the version of each
+document plus one behind, so the same row delivered again would be turned away as too old. Here
+each document is deleted with the version of the event; what is as new or newer stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from sinks.base import Target
+from sinks.elasticsearch import body
+from sinks.elasticsearch.bulk import Bulk
+from sinks.elasticsearch.client import Answer, Cluster, path_of
+
+PAGE = 5_000
+_KEEP = "2m"
+_FILTER = (
+    "pit_id,hits.hits._index,hits.hits._id,hits.hits._version,hits.hits.sort,error.type,_shards"
+)
+
+
+def delete_below(cluster: Cluster, bulk: Bulk, target: Target, version: int) -> int:
+    """Delete every document of a version below ``version``; durable on return.
+
+    Returns how many. No index, nothing to do.
+
+    Raises:
+        ChangefeedError: as a request; nothing tells how far it came, so it is to be repeated.
+    """
+    refreshed = cluster.call("POST", path_of(target.topic, "_refresh"))
+    if refreshed.status == 404:
+        return 0
+    if not refreshed.ok:
+        raise cluster.refusal(refreshed, f"refresh index {target.topic}")
+    count = 0
+    for hits in _pages(cluster, target):
+        old = [hit for hit in hits if hit["_version"] < version]
+        # ``external``: a document of the same instant was written after the event, not before.
+        lines = [body.deletion(h["_index"], h["_id"], version, "external") for h in old]
+        if lines:
+            bulk.add(target, pa.array(lines, pa.binary()))
+        count += len(lines)
+    bulk.settle()
+    return count
+
+
+def _pages(cluster: Cluster, target: Target) -> Iterator[list[dict[str, Any]]]:
+    """Ids and versions of all documents, at one point in time."""
+    opened = cluster.call("POST", path_of(target.topic, "_pit"), keep_alive=_KEEP)
+    found = _checked(cluster, opened, target)
+    point = str(found["id"])
+    after: object = None
+    try:
+        while True:
+            query: dict[str, Any] = {
+                "pit": {"id": point, "keep_alive": _KEEP},
+                "size": PAGE,
+                "sort": ["_shard_doc"],
+                "version": True,
+                "_source": False,
+                "track_total_hits": False,
+            }
+            if after is not None:
+                query["search_after"] = after
+            answer = cluster.call(
+                "POST", "/_search", query, filter_path=_FILTER, allow_partial_search_results="false"
+            )
+            found = _checked(cluster, answer, target)
+            point = str(found.get("pit_id") or point)
+            hits = (found.get("hits") or {}).get("hits") or []
+            if hits:
+                yield hits
+                after = hits[-1]["sort"]
+            if len(hits) < PAGE:
+                return
+    finally:
+        # A point that is not closed ends by itself after the time it is kept.
+        cluster.call("DELETE", "/_pit", {"id": point})
+
+
+def _checked(cluster: Cluster, answer: Answer, target: Target) -> dict[str, Any]:
+    found = answer.json()
+    if not answer.ok or not isinstance(found, dict):
+        raise cluster.refusal(answer, f"read index {target.topic}")
+    return found

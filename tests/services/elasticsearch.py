@@ -1,0 +1,229 @@
+"""A real Elasticsearch server, one node, and the few calls a test makes of it.
+
+It is Elastic's "integ-test-zip" from Maven's central repository: the server without most of its
+modules. ``GET /``, ``_delete_by_query``, scripts, ``scaled_float`` and ingest are missing, so a
+sink that works here needs none of them. Security is off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from changefeed.embedded.account import server_account
+from changefeed.embedded.child import spawn
+from changefeed.embedded.server import free_port
+from changefeed.spark.java import find_java
+from tests.services.cache import made_once, readable_root
+from tests.services.ivy import Artifact, fetch
+
+VERSION = "8.19.21"
+#: The largest request the server takes: small, so that a test of it costs little.
+MAX_CONTENT_BYTES = 4 << 20
+
+_SETTINGS: Mapping[str, str] = {
+    "cluster.name": "tests",
+    "node.name": "n1",
+    "discovery.type": "single-node",
+    "network.host": "127.0.0.1",
+    "http.max_content_length": f"{MAX_CONTENT_BYTES}b",
+    "xpack.security.enabled": "false",
+    "cluster.routing.allocation.disk.threshold_enabled": "false",
+    "action.destructive_requires_name": "false",
+}
+
+
+class Elasticsearch:
+    """A server over ``folder``; the same ports and data for every start."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.port, self._transport_port = free_port(), free_port()
+        self.settings = dict(settings or {})
+        self.log_file = folder / "out.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        """The server as a sink URI."""
+        return f"elasticsearch://{self.address}"
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, timeout: float = 120.0) -> Elasticsearch:
+        """Start and wait until the server serves."""
+        account = server_account()
+        for name in ("data", "logs", "conf", "tmp"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._configure()
+        self._pid_file.unlink(missing_ok=True)
+        for path in [self.folder, *self.folder.rglob("*")]:
+            if os.geteuid() == 0:
+                os.chown(path, account.uid, account.gid)
+        self._process = spawn(
+            self._command(),
+            log_file=self.log_file,
+            account=account,
+            environment=self._environment(),
+        )
+        atexit.register(self.kill)
+        deadline = time.monotonic() + timeout
+        while not self._healthy():
+            if not self.running or time.monotonic() > deadline:
+                self.kill()
+                log = self.log_file.read_bytes()[-3000:].decode(errors="replace")
+                raise RuntimeError(f"Elasticsearch did not start\n{log}")
+            time.sleep(0.1)
+        return self
+
+    def stop(self) -> None:
+        """End the server; nothing of it is needed afterwards."""
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL; its launcher, the process we started, ends with it."""
+        if self._process is not None:
+            if self._pid_file.exists():
+                self._signal(signal.SIGKILL)
+            else:
+                self._process.kill()
+            self._process.wait(10)
+        atexit.unregister(self.kill)
+        self._process = None
+
+    def pause(self) -> None:
+        """Freeze the server (SIGSTOP): a peer that hangs instead of refusing."""
+        self._signal(signal.SIGSTOP)
+
+    def unpause(self) -> None:
+        """Let a frozen server go on."""
+        self._signal(signal.SIGCONT)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "tmp" / "pid"
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.kill(int(self._pid_file.read_text()), number)
+
+    # ------------------------------------------------------------------ requests
+
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        """One request; the answer's JSON.
+
+        Raises:
+            urllib.error.HTTPError: the server refused.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://{self.address}{path}",
+            data=data,
+            method=method,
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def documents(self, index: str) -> dict[str, dict[str, Any]]:
+        """Every document of an index by id, as it was written; empty when there is no index."""
+        try:
+            self.call("POST", f"/{index}/_refresh")
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                return {}
+            raise
+        query = {"size": 10_000, "version": True}
+        found = self.call("GET", f"/{index}/_search", query)["hits"]["hits"]
+        return {hit["_id"]: hit["_source"] for hit in found}
+
+    def versions(self, index: str) -> dict[str, int]:
+        """Version of every document of an index."""
+        query = {"size": 10_000, "version": True, "_source": False}
+        self.call("POST", f"/{index}/_refresh")
+        found = self.call("GET", f"/{index}/_search", query)["hits"]["hits"]
+        return {hit["_id"]: hit["_version"] for hit in found}
+
+    def mapping(self, index: str) -> dict[str, Any]:
+        """Fields of an index."""
+        found = self.call("GET", f"/{index}/_mapping")
+        fields: dict[str, Any] = next(iter(found.values()))["mappings"].get("properties", {})
+        return fields
+
+    # ------------------------------------------------------------------ details
+
+    def _configure(self) -> None:
+        home, conf = installation(), self.folder / "conf"
+        shutil.copy(home / "config" / "log4j2.properties", conf)
+        jvm = (home / "config" / "jvm.options").read_text()
+        # Our own collector is smaller, and two are one too many.
+        (conf / "jvm.options").write_text(jvm.replace("-XX:+UseG1GC", "-XX:+UseSerialGC"))
+        settings = {
+            **_SETTINGS,
+            "http.port": str(self.port),
+            "transport.port": str(self._transport_port),
+            "path.data": str(self.folder / "data"),
+            "path.logs": str(self.folder / "logs"),
+            **self.settings,
+        }
+        text = "".join(f"{name}: {value}\n" for name, value in settings.items())
+        (conf / "elasticsearch.yml").write_text(text)
+
+    def _command(self) -> list[str | Path]:
+        # The script is started by its shell: unpacking by Python loses the permission to execute.
+        return ["/bin/bash", installation() / "bin" / "elasticsearch", "-p", self._pid_file]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "ES_PATH_CONF": str(self.folder / "conf"),
+            "ES_TMPDIR": str(self.folder / "tmp"),
+            "ES_JAVA_HOME": str(find_java().executable.resolve().parent.parent),
+            "ES_JAVA_OPTS": "-Xms512m -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        }
+
+    def _healthy(self) -> bool:
+        try:
+            self.call("GET", "/_cluster/health?wait_for_status=yellow&timeout=5s")
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+
+def installation() -> Path:
+    """Folder of the server's programs, fetched and unpacked once."""
+    artifact = Artifact(
+        "org.elasticsearch.distribution.integ-test-zip", "elasticsearch", VERSION, "zip"
+    )
+
+    def unpack(folder: Path) -> None:
+        with zipfile.ZipFile(fetch(artifact)) as packed:
+            packed.extractall(folder)
+
+    home = made_once(readable_root() / f"elasticsearch-{VERSION}", unpack)
+    return home / f"elasticsearch-{VERSION}"
