@@ -1,0 +1,387 @@
+"""What one SQL warehouse is to the core: its language and its connection.
+
+A target is written in three small pieces:
+
+* a :class:`Dialect`: SQL text only, no connection, so it is tested as text. The methods here
+  write what most databases understand; override those whose spelling differs.
+* a :class:`Warehouse`: connects, runs statements, loads an Arrow table. Its errors are
+  :class:`~changefeed.errors.ChangefeedError` sorted by what to do: CF5001 and CF5004 are tried
+  again (gone, busy, conflict), CF5006 stops the one table (a value or a change of shape the
+  target cannot take; name it by the statement's ``topic``), CF5002 and CF5003 stop the feed.
+* a subclass of :class:`~sinks.warehouse.sink.WarehouseSink` whose constructor reads the URI.
+
+How a batch travels, with the tables involved (``language.md`` 4.1)::
+
+    write   Arrow rows, in log form ──► _staging_<table>        _batch_id, _sequence_num, _ord,
+                                                                _operation, _missing,
+                                                                _before_<key>.., <columns>..
+    commit  one atomic run of:
+            lock and read _changefeed_applied                   how far the table is complete
+            diff of the batch: latest change per key, typed ──► <table>
+            _changefeed_applied moves, _staging_<table> is emptied of the batch
+
+Staging columns hold values in **log form** (``changefeed/schema.py``): booleans and integers as
+themselves, everything else as text. :class:`TypeRule` says how the text becomes the target's
+type inside the diff query, and which texts the type cannot hold (checked in Arrow before loading,
+so a refused value is reported by table and column, never by a database's message).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from changefeed.schema import Column
+
+#: Texts of all logical types, where a target has nothing better.
+ANY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRule:
+    """How a neutral type is kept in a target.
+
+    Attributes:
+        sql: the column's type in CREATE TABLE.
+        cast: SQL that makes the type out of the log form; ``{x}`` is the staging column.
+        accepts: regular expression (RE2, whole text) of the log forms the type can hold; empty
+            is all of them. A text that does not match stops the table with CF5006.
+    """
+
+    sql: str
+    cast: str = "{x}"
+    accepts: str = ANY
+
+    def of(self, expression: str) -> str:
+        """The typed value of a staging expression."""
+        return self.cast.replace("{x}", expression)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One SQL statement and the topic (target table) it is about, for blame."""
+
+    sql: str
+    topic: str = ""
+
+
+#: A whole number that a decimal of ``whole`` digits before and ``scale`` behind the point holds.
+def decimal_pattern(whole: int, scale: int) -> str:
+    """Texts of numbers that ``DECIMAL(whole + scale, scale)`` holds exactly."""
+    digits = f"0*[0-9]{{0,{whole}}}" if whole else "0*"
+    part = rf"(?:\.[0-9]{{0,{scale}}}0*)?"
+    return f"-?{digits}{part}"
+
+
+#: Dates and timestamps from year 1 to 9999: what most warehouses hold.
+COMMON_ERA = r"[0-9]{4}-.*[^C]"
+#: The same, and later years.
+ANNO_DOMINI = r"[0-9]{4,6}-.*[^C]"
+#: Arrays of one dimension.
+FLAT_ARRAY = r"\[\s*(?:[^\[\s].*)?"
+
+
+class Dialect:
+    """SQL of one target, as text. Names are given unquoted; ``table`` arguments are finished.
+
+    Attributes:
+        name: for messages and documentation.
+        types: logical type (``changefeed.schema.Column.logical``) -> rule. ``decimal(p,s)`` and
+            ``array<..>`` go to :meth:`decimal` and :meth:`array`. Must have ``other``.
+        staging_types: physical type in the log -> type of a staging column.
+        key_text: a text type that can be a key.
+        max_name: longest identifier; longer ones are cut and end in a digest.
+        folds_case: two names that differ only in case are one.
+        transactional_ddl: CREATE and ALTER are part of an atomic run. Where not, the core runs
+            each before, and makes them harmless to repeat.
+        max_precision: digits of the largest exact decimal.
+        true, false: literals.
+        keeps_key: CREATE TABLE declares the primary key (the target uses it to find rows).
+    """
+
+    name: ClassVar[str] = ""
+    types: ClassVar[Mapping[str, TypeRule]] = {}
+    staging_types: ClassVar[Mapping[str, str]] = {
+        "bool": "BOOLEAN",
+        "int16": "SMALLINT",
+        "int32": "INTEGER",
+        "int64": "BIGINT",
+        "string": "TEXT",
+    }
+    key_text: ClassVar[str] = "VARCHAR(255)"
+    max_name: ClassVar[int] = 63
+    folds_case: ClassVar[bool] = False
+    transactional_ddl: ClassVar[bool] = True
+    max_precision: ClassVar[int] = 38
+    keeps_key: ClassVar[bool] = False
+    true: ClassVar[str] = "TRUE"
+    false: ClassVar[str] = "FALSE"
+
+    # ------------------------------------------------------------------ names and types
+
+    def quote(self, name: str) -> str:
+        """A name as an identifier."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def literal(self, text: str) -> str:
+        """A text as a string literal."""
+        return "'" + text.replace("'", "''") + "'"
+
+    def fit(self, name: str) -> str:
+        """``name``, cut to :attr:`max_name` with a digest so that it stays unique."""
+        if len(name.encode()) <= self.max_name:
+            return name
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        head = name.encode()[: self.max_name - 9].decode(errors="ignore")
+        return f"{head}_{digest}"
+
+    def rule(self, column: Column, *, key: bool = False) -> TypeRule:
+        """How a source column is kept here. ``key``: the column is part of the primary key."""
+        logical = column.logical
+        found = re.fullmatch(r"decimal\((-?\d+),(-?\d+)\)", logical)
+        if found:
+            precision, scale = int(found[1]), int(found[2])
+            if scale < 0:
+                precision, scale = precision - scale, 0
+            return self.decimal(max(precision, scale), scale)
+        if logical.startswith("array<"):
+            return self.array(logical[len("array<") : -1])
+        return self.types.get(logical) or self.types["other"]
+
+    def decimal(self, precision: int, scale: int) -> TypeRule:
+        """A number with declared digits; text where the target has not so many."""
+        if precision > self.max_precision:
+            return self.types["other"]
+        sql = f"DECIMAL({precision},{scale})"
+        accepts = decimal_pattern(precision - scale, scale)
+        return TypeRule(sql, f"CAST({{x}} AS {sql})", accepts)
+
+    def array(self, element: str) -> TypeRule:
+        """A JSON array; targets without lists keep it as json."""
+        return self.types["json"]
+
+    # ------------------------------------------------------------------ expressions
+
+    def same(self, columns: Sequence[str], left: str, right: str) -> str:
+        """Rows are equal in key columns, which hold no NULL."""
+        return " AND ".join(f"{left}.{self.quote(c)} = {right}.{self.quote(c)}" for c in columns)
+
+    def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
+        """Rows are equal in all ``columns``, NULL equal to NULL. Should be hashable: it is how
+        rows of tables without a key are found."""
+        return " AND ".join(
+            f"{left}.{self.quote(c)} IS NOT DISTINCT FROM {right}.{self.quote(c)}" for c in columns
+        )
+
+    def copies(self, count: str) -> str:
+        """A join that repeats each row of a FROM clause ``count`` times, an expression."""
+        return f"CROSS JOIN LATERAL generate_series(1, {count}) AS _copy(n)"
+
+    def instant(self, version: str) -> str:
+        """SQL: ``_sequence_num`` (nanoseconds since 1970) as the target's timestamp."""
+        return f"TIMESTAMP '1970-01-01' + ({version} / 1000) * INTERVAL '1 microsecond'"
+
+    # ------------------------------------------------------------------ definitions
+
+    def create_schema(self, schema: str) -> str:
+        """Make the schema (dataset) that holds all tables."""
+        return f"CREATE SCHEMA IF NOT EXISTS {self.quote(schema)}"
+
+    def create_table(self, table: str, columns: Mapping[str, str], key: Sequence[str] = ()) -> str:
+        """Make a table unless it is there. ``key`` columns are NOT NULL and, with
+        :attr:`keeps_key`, the primary key; all others may be NULL (a column that was dropped at
+        the source stays, and has no value in new rows)."""
+        lines = [
+            f"{self.quote(name)} {sql}{' NOT NULL' if name in key else ''}"
+            for name, sql in columns.items()
+        ]
+        if key and self.keeps_key:
+            lines.append(f"PRIMARY KEY ({', '.join(map(self.quote, key))})")
+        return f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(lines)})"
+
+    def create_staging(self, table: str, columns: Mapping[str, str]) -> str:
+        """Make a staging table (``_batch_id`` and ``_sequence_num`` are its first columns:
+        partition by the one and cluster by the other where that exists). It need not outlive
+        a crash."""
+        return self.create_table(table, columns)
+
+    def temporary(self, table: str, query: str) -> str:
+        """A table for the rest of the run, out of a query; dropped by :meth:`drop_temporary`."""
+        return f"CREATE TEMPORARY TABLE {self.quote(table)} AS {query}"
+
+    def drop_temporary(self, table: str) -> str:
+        """Let go of a table of :meth:`temporary`."""
+        return f"DROP TABLE {self.quote(table)}"
+
+    def drop_table(self, table: str) -> str:
+        """Drop a table if it is there."""
+        return f"DROP TABLE IF EXISTS {table}"
+
+    def add_column(self, table: str, name: str, sql: str) -> str:
+        """Add a column that may be NULL."""
+        return f"ALTER TABLE {table} ADD COLUMN {self.quote(name)} {sql}"
+
+    def rename_column(self, table: str, old: str, new: str) -> str:
+        """Rename a column."""
+        return f"ALTER TABLE {table} RENAME COLUMN {self.quote(old)} TO {self.quote(new)}"
+
+    def widen_column(self, table: str, name: str, sql: str) -> str:
+        """Give a column a wider type that holds all its values."""
+        return f"ALTER TABLE {table} ALTER COLUMN {self.quote(name)} SET DATA TYPE {sql}"
+
+    # ------------------------------------------------------------------ applying changes
+
+    def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
+        """Delete rows of ``table`` (alias ``t``) that have a partner in ``source``."""
+        return f"DELETE FROM {table} AS t USING {source} AS {alias} WHERE {on}"
+
+    def update_joined(self, table: str, source: str, alias: str, sets: str, on: str) -> str:
+        """Update rows of ``table`` (alias ``t``) from their one partner in ``source``."""
+        return f"UPDATE {table} AS t SET {sets} FROM {source} AS {alias} WHERE {on}"
+
+    def merge(self, merge: Merge) -> list[str]:
+        """Statements that apply one row per key to a target. The default is one MERGE."""
+        return [merge_statement(self, merge)]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """One row per key, to be applied to a table; what :meth:`Dialect.merge` has to say in SQL.
+
+    A row of ``query`` has the columns ``key``, ``values`` and ``_operation`` (``DELETE``, else it
+    is the row as it is now), and ``_sequence_num``. Its row in the target is
+
+    * left alone where ``guard`` says that the target's is newer,
+    * deleted by a DELETE, or with ``gone`` gets these values instead,
+    * else updated or inserted. A column in ``keep`` is updated only where the row's column
+      ``keep[column]`` is 0: the source did not send it.
+
+    Attributes:
+        table: the target, finished.
+        query: SELECT of the rows.
+        key, values: column names; ``values`` includes what the core adds (``_sequence_num``).
+        guard: the target's column of the sequence number, a row with a larger one than the
+            query's ``_sequence_num`` is left alone; empty where it has none.
+        gone: column -> expression over ``d`` of a soft delete; None deletes.
+        back: column -> expression that an update or insert sets beside its values.
+        keep: column -> name of the source column that is 1 where the value is unknown.
+        name: for temporary tables.
+    """
+
+    table: str
+    query: str
+    key: tuple[str, ...]
+    values: tuple[str, ...]
+    guard: str
+    gone: Mapping[str, str] | None
+    back: Mapping[str, str]
+    keep: Mapping[str, str]
+    name: str
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The columns an update sets."""
+        return tuple(c for c in self.values if c not in self.key)
+
+
+def merge_statement(d: Dialect, m: Merge) -> str:
+    """A standard MERGE: PostgreSQL 15, DuckDB, BigQuery, Snowflake, Spark understand it."""
+    q = d.quote
+    newer = f" AND coalesce(t.{q(m.guard)}, 0) <= d.{q('_sequence_num')}" if m.guard else ""
+    is_delete = f"d.{q('_operation')} = 'DELETE'"
+    is_row = f"d.{q('_operation')} <> 'DELETE'"
+    update = [f"{q(c)} = {_kept(d, m, c)}" for c in m.changed]
+    update += [f"{q(c)} = {value}" for c, value in m.back.items()]
+    names = [*m.key, *m.changed, *m.back]
+    inserted = [f"d.{q(c)}" for c in (*m.key, *m.changed)] + list(m.back.values())
+    if m.gone is None:
+        on_delete = "DELETE"
+    else:
+        on_delete = "UPDATE SET " + ", ".join(f"{q(c)} = {v}" for c, v in m.gone.items())
+    clauses = [
+        f"MERGE INTO {m.table} AS t USING ({m.query}) AS d ON {d.same(m.key, 't', 'd')}",
+        f"WHEN MATCHED AND {is_delete}{newer} THEN {on_delete}",
+    ]
+    if update:
+        clauses.append(f"WHEN MATCHED AND {is_row}{newer} THEN UPDATE SET {', '.join(update)}")
+    clauses.append(
+        f"WHEN NOT MATCHED AND {is_row} THEN INSERT ({', '.join(map(q, names))}) "
+        f"VALUES ({', '.join(inserted)})"
+    )
+    return " ".join(clauses)
+
+
+def _kept(d: Dialect, m: Merge, column: str) -> str:
+    name = d.quote(column)
+    if column not in m.keep:
+        return f"d.{name}"
+    return f"CASE WHEN d.{d.quote(m.keep[column])} = 1 THEN t.{name} ELSE d.{name} END"
+
+
+class Warehouse(ABC):
+    """A connection to one target. Used by one thread at a time; made unconnected.
+
+    Attributes:
+        dialect: its language.
+        schema: where all tables are; empty for the target's default.
+        place: host and database in words, for messages; holds no secret.
+    """
+
+    dialect: Dialect
+    schema: str
+    place: str
+
+    def name(self, table: str) -> str:
+        """A table's name, cut to what fits, with its schema, ready for SQL."""
+        q = self.dialect.quote
+        prefix = f"{q(self.schema)}." if self.schema else ""
+        return prefix + q(self.dialect.fit(table))
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Connect and make the schema if it is missing. Idempotent; called after :meth:`rest`
+        and after an error too.
+
+        Raises:
+            ChangefeedError: CF5001 cannot be reached, CF5002 refused the login.
+        """
+
+    @abstractmethod
+    def run(self, statements: Sequence[Statement]) -> None:
+        """Run them in order, all or nothing, durable on return. DDL is among them only where
+        ``dialect.transactional_ddl``, else it comes alone.
+
+        Raises:
+            ChangefeedError: sorted as the module says; nothing was changed, except that the
+                answer to a commit may have been lost.
+        """
+
+    @abstractmethod
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        """The rows of a small SELECT."""
+
+    @abstractmethod
+    def columns(self, table: str) -> dict[str, str]:
+        """Names of a table's columns, in order, with the target's type names; empty when there is
+        no such table. ``table`` is not quoted and without schema."""
+
+    @abstractmethod
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        """Append rows to a staging table, by name of column. ``table`` as in :meth:`columns`.
+
+        ``load_id`` is unique to these rows: repeated after a lost answer, it may load nothing.
+        """
+
+    def rest(self) -> None:
+        """Nothing is in flight: what others wait for (a file's lock) may be let go. Optional."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""

@@ -1,0 +1,257 @@
+"""``duckdb:///file``: tables of a DuckDB database file.
+
+DuckDB locks the file for the process that has it open, so the sink opens it for a round and lets
+go of it afterwards: between rounds others may read it. Sinks of one process share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import SinkURL
+from sinks.warehouse.dialect import (
+    ANNO_DOMINI,
+    FLAT_ARRAY,
+    Dialect,
+    Statement,
+    TypeRule,
+    Warehouse,
+    decimal_pattern,
+)
+from sinks.warehouse.sink import WarehouseSink
+
+if TYPE_CHECKING:
+    import duckdb
+
+_INFINITY = "|-?infinity"
+#: Digits of a numeric without declared ones: 20 before and 18 behind the point.
+_WHOLE, _SCALE = 20, 18
+_FREE = f"DECIMAL({_WHOLE + _SCALE},{_SCALE})"
+
+_LISTS: Mapping[str, str] = {
+    "bool": "BOOLEAN",
+    "int16": "SMALLINT",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "text": "VARCHAR",
+    "uuid": "UUID",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+}
+
+
+class DuckDBDialect(Dialect):
+    """DuckDB 1.4 and newer (MERGE)."""
+
+    name = "DuckDB"
+    folds_case = True
+    max_name = 255
+    key_text = "VARCHAR"
+    staging_types: ClassVar[Mapping[str, str]] = {
+        **Dialect.staging_types,
+        "string": "VARCHAR",
+    }
+    types: ClassVar[Mapping[str, TypeRule]] = {
+        "bool": TypeRule("BOOLEAN"),
+        "int16": TypeRule("SMALLINT"),
+        "int32": TypeRule("INTEGER"),
+        "int64": TypeRule("BIGINT"),
+        "float32": TypeRule("FLOAT", "CAST({x} AS FLOAT)"),
+        "float64": TypeRule("DOUBLE", "CAST({x} AS DOUBLE)"),
+        "decimal": TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_WHOLE, _SCALE)),
+        "text": TypeRule("VARCHAR"),
+        "bytes": TypeRule("BLOB", "unhex(substr({x}, 3))"),
+        "date": TypeRule("DATE", "CAST({x} AS DATE)", ANNO_DOMINI + _INFINITY),
+        "time": TypeRule("TIME", "CAST({x} AS TIME)"),
+        "timetz": TypeRule("TIMETZ", "CAST({x} AS TIMETZ)"),
+        "timestamp": TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", ANNO_DOMINI + _INFINITY),
+        "timestamptz": TypeRule("TIMESTAMPTZ", "CAST({x} AS TIMESTAMPTZ)", ANNO_DOMINI + _INFINITY),
+        # PostgreSQL prints `-1 days +02:03:00`.
+        "interval": TypeRule("INTERVAL", "CAST(replace({x}, '+', '') AS INTERVAL)"),
+        "json": TypeRule("JSON", "CAST({x} AS JSON)"),
+        "uuid": TypeRule("UUID", "CAST({x} AS UUID)"),
+        "other": TypeRule("VARCHAR"),
+    }
+
+    def array(self, element: str) -> TypeRule:
+        """A list where the element has a plain type, else JSON."""
+        if element not in _LISTS:
+            return self.types["json"]
+        sql = f"{_LISTS[element]}[]"
+        return TypeRule(sql, f"CAST(CAST({{x}} AS JSON) AS {sql})", FLAT_ARRAY)
+
+    def copies(self, count: str) -> str:
+        return f", LATERAL (SELECT unnest(range(CAST({count} AS BIGINT)))) AS _copy(n)"
+
+    def instant(self, version: str) -> str:
+        return f"make_timestamptz(CAST({version} // 1000 AS BIGINT))"
+
+    def rename_column(self, table: str, old: str, new: str) -> str:
+        return f"ALTER TABLE {table} RENAME {self.quote(old)} TO {self.quote(new)}"
+
+
+class _File:
+    """One open database of this process, shared by the sinks that use it."""
+
+    def __init__(self) -> None:
+        self.connection: duckdb.DuckDBPyConnection | None = None
+        self.users = 0
+        #: One writer at a time: DuckDB would refuse the second of two that touch one row.
+        self.writing = threading.RLock()
+
+
+_files: dict[str, _File] = {}
+_files_lock = threading.Lock()
+
+
+class DuckDB(Warehouse):
+    """One database file."""
+
+    def __init__(self, path: str, schema: str = "") -> None:
+        self.dialect = DuckDBDialect()
+        self.schema = schema
+        self.place = f"DuckDB file {Path(path).name}"
+        self._path = path
+        self._cursor: duckdb.DuckDBPyConnection | None = None
+        self._file: _File | None = None
+
+    def connect(self) -> None:
+        if self._cursor is not None:
+            return
+        import duckdb
+
+        key = str(Path(self._path).resolve())
+        with _files_lock, self._explained():
+            file = _files.setdefault(key, _File())
+            if file.connection is None:
+                file.connection = duckdb.connect(self._path)
+            self._cursor = file.connection.cursor()
+            file.users += 1
+            self._file = file
+        if self.schema:
+            self.run([Statement(self.dialect.create_schema(self.schema))])
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        cursor = self._opened()
+        topic = ""
+        with self._writing():
+            try:
+                cursor.execute("BEGIN TRANSACTION")
+                for statement in statements:
+                    topic = statement.topic
+                    cursor.execute(statement.sql)
+                cursor.execute("COMMIT")
+            except Exception as error:
+                self._roll_back()
+                raise self._ours(error, topic) from None
+
+    def _roll_back(self) -> None:
+        import duckdb
+
+        try:
+            self._opened().execute("ROLLBACK")
+        except duckdb.Error:
+            self.rest()  # no transaction, or the connection itself is broken: begin with a new one
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        with self._explained():
+            return list(self._opened().execute(sql).fetchall())
+
+    def columns(self, table: str) -> dict[str, str]:
+        text = self.dialect.literal
+        where = f"table_schema = {text(self.schema or 'main')} AND table_name = {text(table)}"
+        rows = self.query(
+            "SELECT column_name, data_type FROM information_schema.columns "
+            f"WHERE {where} AND table_catalog = current_database() ORDER BY ordinal_position"
+        )
+        return {str(name): str(kind) for name, kind in rows}
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        cursor = self._opened()
+        names = ", ".join(map(self.dialect.quote, rows.column_names))
+        with self._writing(), self._explained():
+            cursor.register("_changefeed_rows", rows)
+            cursor.execute(
+                f"INSERT INTO {self.name(table)} ({names}) SELECT {names} FROM _changefeed_rows"
+            )
+            cursor.unregister("_changefeed_rows")
+
+    def rest(self) -> None:
+        """Let go of the file once no other sink of this process uses it."""
+        cursor, self._cursor = self._cursor, None
+        file, self._file = self._file, None
+        if cursor is None or file is None:
+            return
+        with _files_lock:
+            cursor.close()
+            file.users -= 1
+            if file.users == 0 and file.connection is not None:
+                file.connection.close()
+                file.connection = None
+
+    def close(self) -> None:
+        self.rest()
+
+    def _opened(self) -> duckdb.DuckDBPyConnection:
+        if self._cursor is None:
+            raise ChangefeedError("CF5001", f"{self.place} is not open")
+        return self._cursor
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        file = self._file
+        if file is None:
+            raise ChangefeedError("CF5001", f"{self.place} is not open")
+        with file.writing:
+            yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ChangefeedError:
+            raise
+        except Exception as error:
+            # Not chained: the original repeats values of the statement.
+            raise self._ours(error, "") from None
+
+    def _ours(self, error: Exception, topic: str) -> ChangefeedError:
+        import duckdb
+
+        kind = type(error).__name__
+        where = f"table {topic} of {self.place}" if topic else self.place
+        if isinstance(error, duckdb.TransactionException):
+            return ChangefeedError("CF5004", f"{where} is busy", detail=kind)
+        if isinstance(error, duckdb.IOException):
+            hint = "is the file open in another program? It is tried again."
+            return ChangefeedError("CF5001", f"{where} cannot be opened", detail=kind, hint=hint)
+        if isinstance(error, duckdb.DataError | duckdb.NotSupportedError | duckdb.IntegrityError):
+            return ChangefeedError("CF5006", f"{where} refused the data: {topic}", detail=kind)
+        if isinstance(error, duckdb.ProgrammingError):
+            return ChangefeedError("CF5003", f"{where} refused a statement", detail=kind)
+        if isinstance(error, duckdb.Error):
+            return ChangefeedError("CF5001", f"{where} failed", detail=kind)
+        raise error
+
+
+class DuckDBSink(WarehouseSink):
+    """``duckdb:///path/file.duckdb?schema=name``."""
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        url = SinkURL(uri)
+        schema = url.take_str("schema") or ""
+        url.finish("duckdb")
+        if url.host or not url.path.strip("/"):
+            raise ChangefeedError(
+                "CF1201", "a DuckDB sink names a file", hint="write duckdb:///path/file.duckdb"
+            )
+        super().__init__(DuckDB(url.path, schema), options)

@@ -1,0 +1,180 @@
+"""Changes of a table's shape as changes of the target, and which of them it can follow.
+
+Columns are matched by the source's stable number, so a rename is one and not a drop and an add.
+
+=================== ====================================================================
+at the source       at the target
+=================== ====================================================================
+ADD COLUMN          the same; older rows have no value until a backfill brings them
+RENAME COLUMN       the same
+wider type          the same (:data:`WIDER`)
+DROP NOT NULL       nothing: only key columns are NOT NULL in a target
+DROP COLUMN         the column stays as it is; new rows have no value in it
+anything else       CF5006: the table stops, with the reason
+=================== ====================================================================
+
+A column that was dropped and stands in the way of a new one is moved aside: it is called
+``_dropped_<name>`` from then on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import SchemaChange
+from changefeed.schema import Column, TableSchema
+from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.tables import Table
+
+_DROPPED = "_dropped_"
+
+#: Logical type -> types that hold all its values.
+WIDER: Mapping[str, frozenset[str]] = {
+    "int16": frozenset({"int32", "int64", "decimal"}),
+    "int32": frozenset({"int64", "float64", "decimal"}),
+    "int64": frozenset({"decimal"}),
+    "float32": frozenset({"float64"}),
+    "date": frozenset({"timestamp"}),
+}
+_DECIMAL = re.compile(r"decimal\((-?\d+),(-?\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step at the target."""
+
+    kind: str
+    column: str
+    sql: str
+
+
+def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[Change]:
+    """What the target needs to have the new shape; ``present`` are its columns now.
+
+    Raises:
+        ChangefeedError: CF5006, the target cannot follow.
+    """
+    old, new, d = event.old, event.new, table.d
+    _same_key(table, old, new)
+    table.check(new)
+    before = {_identity(c): c for c in old.columns}
+    live = set(present)
+    found: list[Change] = []
+    renames, adds, types = [], [], []
+    for i, column in enumerate(new.columns):
+        was = before.get(_identity(column))
+        if was is None:
+            adds.append(column)
+            continue
+        if was.name != column.name and was.name in live:
+            renames.append((was, column))
+        types.append((was, column, not new.keyless and i in new.key))
+    kept = live - {c.name for c in old.columns} - set(table.extra())
+    wanted = [c.name for _, c in renames] + [c.name for c in adds]
+    found += _aside(table, d, kept | _dropped(old, new), wanted, live)
+    found += _rename(table, renames, live)
+    for column in adds:
+        if column.name not in live:
+            sql = d.add_column(table.name, column.name, d.rule(column).sql)
+            found.append(Change("add", column.name, sql))
+    for was, column, key in types:
+        found += _retype(table, was, column, key)
+    return found
+
+
+def _identity(column: Column) -> object:
+    return column.number or column.name
+
+
+def _dropped(old: TableSchema, new: TableSchema) -> set[str]:
+    left = {_identity(c) for c in new.columns}
+    return {c.name for c in old.columns if _identity(c) not in left}
+
+
+def _same_key(table: Table, old: TableSchema, new: TableSchema) -> None:
+    if old.keyless != new.keyless:
+        what = "the table lost its key" if new.keyless else "the table got a key"
+        raise refused(table, new, what)
+    if old.keyless:
+        return
+    if [_identity(c) for c in old.key_columns] != [_identity(c) for c in new.key_columns]:
+        raise refused(table, new, "the key of the table changed")
+
+
+def _aside(
+    table: Table, d: Dialect, kept: set[str], wanted: list[str], live: set[str]
+) -> list[Change]:
+    """Columns that stayed after a drop make room for new ones of their name."""
+    found = []
+    for name in wanted:
+        if name in kept and name in live:
+            aside = d.fit(_DROPPED + name)
+            if aside in live:
+                raise refused(table, None, f"column {name} was dropped and added twice")
+            found.append(Change("aside", name, d.rename_column(table.name, name, aside)))
+            live.discard(name)
+            live.add(aside)
+    return found
+
+
+def _rename(table: Table, renames: list[tuple[Column, Column]], live: set[str]) -> list[Change]:
+    """Renames in an order in which no two columns have one name at a time; a swap goes by a
+    third name."""
+    d, found, left = table.d, [], list(renames)
+    while left:
+        free = next((pair for pair in left if pair[1].name not in live), None)
+        if free is None:
+            was, column = left[0]
+            middle = d.fit(f"_renamed_{was.name}")
+            found.append(Change("rename", middle, d.rename_column(table.name, was.name, middle)))
+            live.discard(was.name)
+            live.add(middle)
+            left[0] = (replace(was, name=middle), column)
+            continue
+        was, column = free
+        left.remove(free)
+        found.append(
+            Change("rename", column.name, d.rename_column(table.name, was.name, column.name))
+        )
+        live.discard(was.name)
+        live.add(column.name)
+    return found
+
+
+def _retype(table: Table, was: Column, column: Column, key: bool) -> list[Change]:
+    d = table.d
+    old, new = d.rule(was, key=key).sql, d.rule(column, key=key).sql
+    if old == new:
+        return []
+    if not widens(was.logical, column.logical):
+        why = f"column {column.name} changed from {was.type_name} to {column.type_name}"
+        raise refused(table, None, f"{why}, which is not wider")
+    sql = d.widen_column(table.name, column.name, new)
+    return [Change("widen", column.name, sql)]
+
+
+def widens(old: str, new: str) -> bool:
+    """Every value of the one logical type is one of the other."""
+    if new in WIDER.get(old, ()):
+        return True
+    a, b = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
+    if a is None:
+        return False
+    if b is None:
+        return new == "decimal"
+    whole = int(a[1]) - int(a[2]), int(b[1]) - int(b[2])
+    return whole[0] <= whole[1] and int(a[2]) <= int(b[2])
+
+
+def refused(table: Table, schema: TableSchema | None, why: str) -> ChangefeedError:
+    """The target cannot follow."""
+    name = f"{schema.table}: " if schema else ""
+    return ChangefeedError(
+        "CF5006",
+        f"{name}the target cannot follow a change of the table's shape: {why}",
+        detail=f"target {table.topic}",
+        hint="ALTER CHANGEFEED .. DROP the table, drop the target table, and ADD it again.",
+    )

@@ -1,0 +1,122 @@
+"""Changes of a table with a key: the diff of a batch and its MERGE.
+
+The log tells a changed key as a delete of the old key and an insert of the new one, so the
+latest change of each key by itself is what the key is now; chains (0 to 1 to 2), swaps and
+reused keys need no more. Applied twice, the same rows result: the target's key is never updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sinks.warehouse.dialect import Dialect, Merge
+from sinks.warehouse.staging import MISSING, OPERATION, ORDER, SEQUENCE
+from sinks.warehouse.tables import DELETED, Staged, Table
+
+_KEEP = "_keep_"
+
+
+def merge(table: Table, staged: Staged) -> list[str]:
+    """Statements that apply a staged batch to a target that has one row a key."""
+    keeping, shape, d = table.keeping, staged.shape, table.d
+    number = f"d.{d.quote(SEQUENCE)}"
+    side = table.has_side(shape.schema)
+    gone = {DELETED: d.true} | ({keeping.sequence: number} if keeping.sequence else {})
+    main = Merge(
+        table=table.name,
+        query=diff(table, staged),
+        key=shape.key,
+        values=(*shape.names, keeping.sequence) if keeping.sequence else shape.names,
+        guard=keeping.sequence,
+        gone=gone if keeping.soft else None,
+        back={DELETED: d.false} if keeping.soft else {},
+        keep={shape.names[i]: f"{_KEEP}{i}" for i in _missing(staged)},
+        name=f"_diff_{staged.batch}",
+    )
+    statements = d.merge(main)
+    if side:
+        numbers = replace(
+            main,
+            table=table.side,
+            values=(*shape.key, SEQUENCE),
+            guard=SEQUENCE,
+            back={},
+            keep={},
+            gone={SEQUENCE: number} if keeping.soft else None,
+            name=f"_side_{staged.batch}",
+        )
+        statements += d.merge(numbers)
+    return statements
+
+
+def diff(table: Table, staged: Staged) -> str:
+    """SELECT of the latest change of each key that was not applied yet, in the target's types."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    key = ", ".join(map(q, shape.key))
+    known = _missing(staged)
+    columns = [q(name) for i, name in enumerate(shape.names) if i not in known]
+    for i in known:
+        columns += _latest_known(d, staged, i)
+    latest = f"row_number() OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)} DESC, {q(ORDER)} DESC)"
+    ranked = (
+        f"SELECT {', '.join(columns)}, {q(SEQUENCE)}, {q(OPERATION)}, {latest} AS {q('_rank')} "
+        f"FROM ({typed(table, staged)}) AS c"
+    )
+    names = [*shape.names, SEQUENCE, OPERATION, *(f"{_KEEP}{i}" for i in known)]
+    listed = ", ".join(f"r.{q(n)}" for n in names)
+    if table.keeping.sequence not in ("", SEQUENCE):
+        listed += f", r.{q(SEQUENCE)} AS {q(table.keeping.sequence)}"
+    sql = f"SELECT {listed} FROM ({ranked}) AS r WHERE r.{q('_rank')} = 1"
+    if table.has_side(shape.schema):
+        sql += (
+            f" AND NOT EXISTS (SELECT 1 FROM {table.side} AS n WHERE {d.same(shape.key, 'n', 'r')}"
+            f" AND n.{q(SEQUENCE)} > r.{q(SEQUENCE)})"
+        )
+    return sql
+
+
+def typed(table: Table, staged: Staged) -> str:
+    """SELECT of the batch's rows that were not applied yet, in the target's types."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    columns = [
+        f"{d.rule(c, key=i in shape.schema.key).of(f's.{q(c.name)}')} AS {q(c.name)}"
+        for i, c in enumerate(shape.columns)
+    ]
+    columns += [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION, MISSING)]
+    return (
+        f"SELECT {', '.join(columns)} FROM {staged.staging} AS s "
+        f"WHERE {staged.where(d)} AND {unapplied(table, staged)}"
+    )
+
+
+def unapplied(table: Table, staged: Staged, alias: str = "s") -> str:
+    """SQL: the row was not applied. Rows of a scan are, once changes above the scan were."""
+    q = table.d.quote
+    number = f"{alias}.{q(SEQUENCE)}"
+    if staged.scan:
+        return f"{number} >= {table.applied.value('version')}"
+    return table.applied.above(number, f"{alias}.{q(ORDER)}")
+
+
+def _missing(staged: Staged) -> list[int]:
+    """Places of the columns that need care: unknown in some row and not of the key."""
+    return sorted(staged.missing - set(staged.shape.schema.key))
+
+
+def _latest_known(d: Dialect, staged: Staged, place: int) -> list[str]:
+    """The last value of a column that the source did send in this batch, and whether there is
+    none, so that the target's value stays."""
+    q, shape = d.quote, staged.shape
+    name = q(shape.names[place])
+    unknown = (
+        f"CASE WHEN {q(OPERATION)} = 'DELETE' OR coalesce({q(MISSING)}, '') LIKE '%,{place},%' "
+        "THEN 1 ELSE 0 END"
+    )
+    key = ", ".join(map(q, shape.key))
+    order = f"{unknown}, {q(SEQUENCE)} DESC, {q(ORDER)} DESC"
+    return [
+        f"first_value({name}) OVER (PARTITION BY {key} ORDER BY {order}) AS {name}",
+        f"min({unknown}) OVER (PARTITION BY {key}) AS {q(f'{_KEEP}{place}')}",
+    ]

@@ -1,0 +1,285 @@
+"""``postgresql://user:password@host/database?schema=name`` as a sink: PostgreSQL 12 and newer.
+
+MERGE from PostgreSQL 15 on, delete and insert in one transaction before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+from pyarrow import csv
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import SinkURL
+from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
+from sinks.warehouse.replace import delete_insert
+from sinks.warehouse.sink import WarehouseSink
+
+if TYPE_CHECKING:
+    import psycopg
+
+_ELEMENTS: Mapping[str, str] = {
+    "bool": "boolean",
+    "int16": "smallint",
+    "int32": "integer",
+    "int64": "bigint",
+    "float32": "real",
+    "float64": "double precision",
+    "decimal": "numeric",
+    "text": "text",
+    "bytes": "bytea",
+    "date": "date",
+    "time": "time",
+    "timetz": "timetz",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamptz",
+    "interval": "interval",
+    "json": "jsonb",
+    "uuid": "uuid",
+    "other": "text",
+}
+
+
+class PostgreSQLDialect(Dialect):
+    """``merges``: the server has MERGE. Every log form of a PostgreSQL source has its own type."""
+
+    name = "PostgreSQL"
+    keeps_key = True
+    max_precision = 1000
+    key_text = "text"
+    staging_types: ClassVar[Mapping[str, str]] = {
+        "bool": "boolean",
+        "int16": "smallint",
+        "int32": "integer",
+        "int64": "bigint",
+        "string": "text",
+    }
+    types: ClassVar[Mapping[str, TypeRule]] = {
+        logical: TypeRule(sql, f"{{x}}::{sql}") for logical, sql in _ELEMENTS.items()
+    }
+
+    def __init__(self) -> None:
+        self.merges = True
+
+    def decimal(self, precision: int, scale: int) -> TypeRule:
+        sql = f"numeric({precision},{scale})"
+        return TypeRule(sql, f"{{x}}::{sql}")
+
+    def array(self, element: str) -> TypeRule:
+        """An array of any number of dimensions."""
+        sql = f"{_ELEMENTS.get(element) or self._of_text(element)}[]"
+        made = "json_to_record(json_build_object('v', {x}::json))"
+        return TypeRule(sql, f"(SELECT v FROM {made} AS _r(v {sql}))")
+
+    def _of_text(self, element: str) -> str:
+        return "numeric" if element.startswith("decimal") else "text"
+
+    def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
+        # IS NOT DISTINCT FROM cannot be hashed: a join by it would compare all with all.
+        def row(alias: str) -> str:
+            return f"ROW({', '.join(f'{alias}.{self.quote(c)}' for c in columns)})::text"
+
+        return f"{row(left)} = {row(right)}"
+
+    def instant(self, version: str) -> str:
+        return f"timestamptz 'epoch' + ({version} / 1000) * interval '1 microsecond'"
+
+    def create_staging(self, table: str, columns: Mapping[str, str]) -> str:
+        made = self.create_table(table, columns)
+        return made.replace("CREATE TABLE", "CREATE UNLOGGED TABLE", 1)
+
+    def widen_column(self, table: str, name: str, sql: str) -> str:
+        column = self.quote(name)
+        return f"ALTER TABLE {table} ALTER COLUMN {column} TYPE {sql} USING {column}::{sql}"
+
+    def merge(self, merge: Merge) -> list[str]:
+        return [merge_statement(self, merge)] if self.merges else delete_insert(self, merge)
+
+
+class PostgreSQL(Warehouse):
+    """One schema of one database."""
+
+    def __init__(self, uri: str, schema: str, place: str) -> None:
+        """``uri`` is for libpq; it may hold a password and is shown nowhere."""
+        self.dialect: PostgreSQLDialect = PostgreSQLDialect()
+        self.schema = schema
+        self.place = place
+        self._uri = uri
+        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
+
+    def connect(self) -> None:
+        import psycopg
+
+        if self._connection is not None and not self._connection.broken:
+            return
+        self.close()
+        settings = "-c timezone=UTC -c datestyle=ISO -c client_min_messages=warning"
+        try:
+            self._connection = psycopg.connect(
+                self._uri,
+                autocommit=True,
+                connect_timeout=10,
+                application_name="changefeed",
+                options=settings,
+            )
+        except psycopg.Error as error:
+            raise self._refused(error) from None
+        self.dialect.merges = self._connection.info.server_version >= 150000
+        if not self._has_schema():
+            self.run([Statement(self.dialect.create_schema(self.schema))])
+
+    def _has_schema(self) -> bool:
+        name = self.dialect.literal(self.schema)
+        return bool(self.query(f"SELECT 1 FROM pg_namespace WHERE nspname = {name}"))
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        topic = ""
+        connection = self._opened()
+        try:
+            with connection.transaction(), connection.cursor() as cursor:
+                for statement in statements:
+                    topic = statement.topic
+                    cursor.execute(statement.sql.encode())
+        except Exception as error:
+            raise self._ours(error, topic) from None
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        with self._explained():
+            return list(self._opened().execute(sql.encode()).fetchall())
+
+    def columns(self, table: str) -> dict[str, str]:
+        text = self.dialect.literal
+        rows = self.query(
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a "
+            "JOIN pg_class AS c ON c.oid = a.attrelid "
+            "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            f"WHERE n.nspname = {text(self.schema)} AND c.relname = {text(table)} "
+            "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+        )
+        return {str(name): str(kind) for name, kind in rows}
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        names = ", ".join(map(self.dialect.quote, rows.column_names))
+        sql = f"COPY {self.name(table)} ({names}) FROM STDIN (FORMAT csv)"
+        options = csv.WriteOptions(include_header=False, quoting_style="needed")
+        with (
+            self._explained(),
+            self._opened().cursor() as cursor,
+            cursor.copy(sql.encode()) as copy,
+        ):
+            for batch in rows.to_batches(max_chunksize=20_000):
+                data = BytesIO()
+                csv.write_csv(batch, data, options)
+                copy.write(data.getbuffer())
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _opened(self) -> psycopg.Connection[tuple[object, ...]]:
+        if self._connection is None:
+            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+        return self._connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ChangefeedError:
+            raise
+        except Exception as error:
+            # Not chained: the server repeats values of rows.
+            raise self._ours(error, "") from None
+
+    def _refused(self, error: Exception) -> ChangefeedError:
+        """A connection that could not be made. libpq's text names host and user, no password."""
+        text = str(error)
+        fatal = any(word in text for word in _NOT_TRIED_AGAIN)
+        code = "CF5002" if fatal else "CF5001"
+        reason = text.strip().splitlines()[-1] if fatal else type(error).__name__
+        return ChangefeedError(code, f"{self.place} cannot be reached", detail=reason)
+
+    def _ours(self, error: Exception, topic: str) -> ChangefeedError:
+        import psycopg
+
+        if not isinstance(error, psycopg.Error):
+            raise error
+        where = f"table {topic} of {self.place}" if topic else self.place
+        state = error.sqlstate or ""
+        code, what = next(
+            (found for start, found in _BY_STATE.items() if state.startswith(start)),
+            ("CF5003", "refused a statement") if state else ("CF5001", "broke the connection"),
+        )
+        if code == "CF5001":
+            self.close()
+        column = error.diag.column_name
+        detail = f"SQLSTATE {state}" + (f", column {column}" if column else "")
+        blame = f": {topic}" if topic and code == "CF5006" else ""
+        return ChangefeedError(code, f"{where} {what}{blame}", detail=detail)
+
+
+_NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
+
+#: SQLSTATE, by its beginning -> what to do.
+_BY_STATE: Mapping[str, tuple[str, str]] = {
+    "08": ("CF5001", "broke the connection"),
+    "57P": ("CF5001", "is shutting down"),
+    "40": ("CF5004", "is busy"),
+    "55P03": ("CF5004", "is busy"),
+    "57014": ("CF5004", "cancelled a statement"),
+    "53": ("CF5004", "has no room"),
+    "22": ("CF5006", "cannot hold a value"),
+    "23": ("CF5006", "refused a row"),
+    "28": ("CF5002", "refused the login"),
+    "42501": ("CF5002", "does not allow this"),
+}
+
+
+class PostgreSQLSink(WarehouseSink):
+    """``postgresql://user:password@host:port/database?schema=public`` and libpq's parameters."""
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        url = SinkURL(uri)
+        schema = url.take_str("schema") or "public"
+        for name in _LIBPQ:
+            url.take_str(name)
+        url.finish("postgresql")
+        if not url.path.strip("/"):
+            raise ChangefeedError(
+                "CF1201",
+                "a PostgreSQL sink names a database",
+                hint="write postgresql://user:password@host/database?schema=name",
+            )
+        host = url.host or "local socket"
+        place = f"PostgreSQL {host}/{url.path.strip('/')}"
+        super().__init__(PostgreSQL(_for_libpq(uri), schema, place), options)
+
+
+#: Parameters of libpq that a URI may have.
+_LIBPQ = (
+    "host",
+    "port",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "sslpassword",
+    "passfile",
+    "target_session_attrs",
+    "connect_timeout",
+    "keepalives",
+    "gssencmode",
+    "channel_binding",
+)
+
+
+def _for_libpq(uri: str) -> str:
+    """The URI without our own parameters."""
+    address, _, query = uri.partition("?")
+    kept = [p for p in query.split("&") if p and p.partition("=")[0] != "schema"]
+    return address + ("?" + "&".join(kept) if kept else "")

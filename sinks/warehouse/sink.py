@@ -1,0 +1,616 @@
+"""The sink all SQL warehouses share: stages typed rows, merges them, remembers how far it is.
+
+``write`` gathers rows and loads them into staging tables; ``commit`` applies everything that was
+written in one atomic run, with the bookkeeping of :mod:`.applied`. So readers see whole rounds
+of the feed, and a round that comes again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.clock import Timestamp
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import Resolved, SchemaChange, Truncate
+from changefeed.schema import TableSchema
+from sinks.base import Accepts, Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse import evolution, history, keyless
+from sinks.warehouse.applied import Applied
+from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.merge import merge
+from sinks.warehouse.staging import BATCH, ORDER, SEQUENCE, Shape, check_values
+from sinks.warehouse.tables import DELETED, History, Keeping, Staged, Table
+
+log = logging.getLogger("changefeed.sinks.warehouse")
+
+#: Rows and bytes gathered before they are loaded: a load costs much whatever it holds.
+LOAD_ROWS = 200_000
+LOAD_BYTES = 64 << 20
+#: Seconds between merges: never less than the first, never more than the second, and so long
+#: that merging takes about a fifth of the time.
+PACE, SLOWEST, SHARE = 5.0, 60.0, 5.0
+#: Rows in staging of a process that died are removed after so long.
+_STALE_US = 3_600_000_000
+
+
+@dataclass
+class _Pending:
+    """Rows of one table and shape since the last commit."""
+
+    table: Table
+    shape: Shape
+    scan: bool
+    batch: int
+    staging: str
+    rows: int = 0
+    loads: int = 0
+    missing: frozenset[int] = frozenset()
+    top: tuple[int, int] = (0, 0)
+    buffer: list[pa.Table] = field(default_factory=list)
+    buffered: int = 0
+
+    def staged(self, warehouse: Warehouse) -> Staged:
+        return Staged(
+            shape=self.shape,
+            batch=self.batch,
+            staging=warehouse.name(self.staging),
+            rows=self.rows,
+            scan=self.scan,
+            missing=self.missing,
+            top=self.top,
+        )
+
+
+@dataclass
+class _Known:
+    """What is known of a table since the last error."""
+
+    table: Table
+    version: int
+    seq: int
+    scanned: int
+    ready: set[str] = field(default_factory=set)
+    staging: dict[str, str] = field(default_factory=dict)
+
+
+class WarehouseSink:
+    """Keeps tables of a SQL warehouse equal to the source's. Used by one thread at a time."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS, exactly_once=True, pace=PACE, round_rows=500_000
+    )
+
+    def __init__(self, warehouse: Warehouse, options: Mapping[str, object] | None = None) -> None:
+        self.pace = PACE
+        self._warehouse = warehouse
+        self._keeping = read_options(options or {})
+        self._context: SinkContext | None = None
+        self._known: dict[str, _Known] = {}
+        self._pending: list[_Pending] = []
+        self._prepared = False
+        # A scan that broke begins anew with ``open``: of each topic the version whose rows gather.
+        self._scanning: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._warehouse.place})"
+
+    def topic(self, name: str) -> str:
+        """The target table of a source table: its name; dots become underscores."""
+        return self._warehouse.dialect.fit(name.replace(".", "_"))
+
+    # ------------------------------------------------------------------ the order of calls
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._forget()
+        self._scanning.clear()
+        self._connect()
+        self._warehouse.rest()
+
+    def write(self, batch: Batch) -> Receipt:
+        """Gathers rows; a value that the target cannot hold is refused here."""
+        rows = batch.rows
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        receipt = Receipt(batch.partition, rows.num_rows, rows.nbytes)
+        self._connect()
+        known = self._table(batch.target, batch.schema)
+        if not batch.scan:
+            rows = _above(rows, known.version, known.seq)
+        if rows.num_rows == 0:
+            return receipt
+        shape = self._shape(known, batch)
+        pending = self._gather(known, shape, batch.scan)
+        staged = shape.staged(rows, pending.batch)
+        check_values(shape, staged, self._warehouse.dialect)
+        pending.missing |= shape.missing(staged)
+        pending.top = max(pending.top, _top(staged))
+        pending.rows += staged.num_rows
+        pending.buffer.append(staged)
+        pending.buffered += staged.nbytes
+        if sum(t.num_rows for t in pending.buffer) >= LOAD_ROWS or pending.buffered >= LOAD_BYTES:
+            self._load(pending)
+        return receipt
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        if not self._pending:
+            self._warehouse.rest()
+            return Delivery.DURABLE
+        began = time.monotonic()
+        self._connect()
+        for pending in self._pending:
+            self._load(pending)
+        self._run([s for pending in self._pending for s in self._apply(pending)])
+        for pending in self._pending:
+            known = self._known.get(pending.table.topic)
+            if known is not None and not pending.scan:
+                known.version, known.seq = max((known.version, known.seq), pending.top)
+        self._pending.clear()
+        self._warehouse.rest()
+        self._adapt(time.monotonic() - began)
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        left, self._pending = self._pending, []
+        loaded = [p for p in left if p.loads]
+        self._forget()
+        if not loaded:
+            return
+        q = self._warehouse.dialect.quote
+        try:
+            self._connect()
+            self._run(
+                [
+                    Statement(
+                        f"DELETE FROM {self._warehouse.name(p.staging)} "
+                        f"WHERE {q(BATCH)} = {p.batch}"
+                    )
+                    for p in loaded
+                ]
+            )
+            self._warehouse.rest()
+        except ChangefeedError as error:
+            # They carry a batch number nobody asks for, and are removed when they are old.
+            log.debug("staged rows of an aborted round stay for now: %s", error.message)
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """States the instant of which all tables of the feed are, beside them."""
+        self._connect()
+        table = self._warehouse.name(bookkeeping.TABLE)
+        sql = bookkeeping.resolved(self._warehouse.dialect, table, self._job, str(mark.at))
+        self._run([Statement(sql)])
+        self._warehouse.rest()
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        self._connect()
+        known = self._table(target, event.schema)
+        place = event.at.version, event.seq
+        if place <= (known.version, known.seq):
+            return
+        shape = Shape(event.schema, target.topic)
+        self._prepare(known, shape, scan=False)
+        table = known.table
+        d = table.d
+        statements = [table.applied.lock(self._node)]
+        if table.keeping.history is not History.OFF:
+            statements += history.truncate(table, shape, event.at)
+        elif table.keeping.soft:
+            statements.append(soft_delete_all(table, event.at.version))
+        else:
+            statements.append(f"DELETE FROM {table.name} WHERE 1 = 1")
+        if table.has_side(event.schema):
+            number = d.quote(SEQUENCE)
+            statements.append(
+                f"UPDATE {table.side} SET {number} = {event.at.version} WHERE 1 = 1"
+                if table.keeping.soft
+                else f"DELETE FROM {table.side} WHERE 1 = 1"
+            )
+        statements.append(table.applied.advance(*place))
+        self._run([Statement(sql, table.topic) for sql in statements])
+        known.version, known.seq = place
+        self._warehouse.rest()
+
+    def close(self) -> None:
+        self._pending = []
+        self._forget()
+        self._warehouse.close()
+
+    # ------------------------------------------------------------------ optional protocols
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """Follow a change of shape; replayed, it does nothing."""
+        self._connect()
+        known = self._table(target, event.old)
+        place = event.at.version, event.seq
+        table, warehouse = known.table, self._warehouse
+        if place <= (known.version, known.seq):
+            return
+        present = warehouse.columns(warehouse.dialect.fit(target.topic))
+        lock, advance = table.applied.lock(self._node), table.applied.advance(*place)
+        steps = [c.sql for c in evolution.changes(table, event, present)] if present else []
+        if present and table.has_side(event.new):
+            steps += self._evolve_side(table, event)
+        self._define([lock, *steps, advance], target.topic)
+        known.version, known.seq = place
+        known.ready.clear()
+        known.staging.clear()
+        warehouse.rest()
+
+    def _evolve_side(self, table: Table, event: SchemaChange) -> list[str]:
+        """Key columns of the side table follow those of the target."""
+        d, pairs = table.d, zip(event.old.key_columns, event.new.key_columns, strict=True)
+        found = []
+        for old, new in pairs:
+            if old.name != new.name:
+                found.append(d.rename_column(table.side, old.name, new.name))
+            if d.rule(old, key=True).sql != d.rule(new, key=True).sql:
+                found.append(d.widen_column(table.side, new.name, d.rule(new, key=True).sql))
+        return found
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """Rows that the scan did not find go, as a delete of them would have had it."""
+        self._connect()
+        known = self._table(target, schema)
+        if known.scanned >= at.version:
+            return
+        shape = Shape(schema, target.topic)
+        self._prepare(known, shape, scan=True)
+        table = known.table
+        statements = [table.applied.lock(self._node)]
+        if table.keeping.history is not History.OFF:
+            statements += history.end_scan(table, shape, at)
+        elif shape.keyless:
+            self._begin_scan(known, shape, at.version)
+            statements += keyless.take_place(table, shape)
+        else:
+            statements += sweep(table, shape, at.version)
+        statements.append(table.applied.advance(at.version, bookkeeping.LAST))
+        statements.append(table.applied.scanned(at.version))
+        self._run([Statement(sql, table.topic) for sql in statements])
+        self._known.pop(target.topic, None)
+        self._warehouse.rest()
+
+    def dropped(self, target: Target) -> None:
+        """The target goes too with ``on_drop = 'drop'``; else only what is ours goes."""
+        self._connect()
+        table = self._names(target)
+        d = table.d
+        gone = [table.staging, table.scan]
+        if self._keeping.drop:
+            gone += [table.name, table.side]
+        self._define([d.drop_table(name) for name in gone], target.topic)
+        if self._keeping.drop:
+            self._run([Statement(table.applied.forget(), target.topic)])
+        self._known.pop(target.topic, None)
+        self._warehouse.rest()
+
+    # ------------------------------------------------------------------ tables
+
+    @property
+    def _node(self) -> str:
+        return self._opened.node
+
+    @property
+    def _job(self) -> str:
+        return f"{self._opened.state}/{self._opened.job_id}"
+
+    @property
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise AssertionError("open comes first")
+        return self._context
+
+    def _connect(self) -> None:
+        warehouse = self._warehouse
+        try:
+            warehouse.connect()
+            if not self._prepared:
+                d = warehouse.dialect
+                if not warehouse.columns(bookkeeping.TABLE):
+                    table = warehouse.name(bookkeeping.TABLE)
+                    sql = d.create_table(table, bookkeeping.columns(d), ("id",))
+                    self._define([sql], "")
+                self._prepared = True
+        except ChangefeedError:
+            self._forget()
+            raise
+
+    def _names(self, target: Target) -> Table:
+        place = self._warehouse.name(bookkeeping.TABLE)
+        applied = Applied(self._warehouse.dialect, place, self._job, str(target.table))
+        return Table.of(self._warehouse, target.topic, self._keeping, applied)
+
+    def _table(self, target: Target, schema: TableSchema) -> _Known:
+        """The table and how far it is; its row of bookkeeping is made if it is missing."""
+        known = self._known.get(target.topic)
+        if known is not None:
+            return known
+        table = self._names(target)
+        table.check(schema)
+        rows = self._query(table.applied.read())
+        if not rows:
+            sql = table.applied.insert(self._opened.feed, target.topic)
+            self._run([Statement(sql, target.topic)])
+            rows = [(0, 0, 0)]
+        version, seq, scanned = (int(str(value or 0)) for value in rows[0])
+        known = self._known[target.topic] = _Known(table, version, seq, scanned)
+        return known
+
+    def _shape(self, known: _Known, batch: Batch) -> Shape:
+        shape = Shape(batch.schema, batch.target.topic)
+        self._prepare(known, shape, scan=batch.scan)
+        if batch.scan:
+            self._begin_scan(known, shape, batch.epoch.upto.version)
+        return shape
+
+    def _prepare(self, known: _Known, shape: Shape, *, scan: bool) -> None:
+        """The target, and what stands beside it, exist and have every column of the shape."""
+        mark = shape.schema.fingerprint()
+        if mark in known.ready:
+            return
+        table, warehouse = known.table, self._warehouse
+        table.check(shape.schema)
+        d = warehouse.dialect
+        present = warehouse.columns(d.fit(shape.topic))
+        if present:
+            self._complete(known, shape, present)
+        else:
+            if not scan and (known.version or known.scanned):
+                raise ChangefeedError(
+                    "CF5006",
+                    f"{shape.schema.table}: its target table {shape.topic} is gone",
+                    detail=f"{warehouse.place}",
+                    hint="ALTER CHANGEFEED .. DROP the table and ADD it again, so that it is "
+                    "scanned anew.",
+                )
+            columns, key = table.columns(shape.schema), table.declared_key(shape.schema)
+            made = [d.create_table(table.name, columns, key), table.applied.reset()]
+            if table.has_side(shape.schema):
+                made.insert(0, d.drop_table(table.side))
+            self._define(made, shape.topic)
+            known.version = known.seq = known.scanned = 0
+        if table.has_side(shape.schema):
+            side = d.create_table(table.side, table.side_columns(shape.schema), shape.key)
+            self._define([side], shape.topic)
+        known.ready.add(mark)
+
+    def _complete(self, known: _Known, shape: Shape, present: Mapping[str, str]) -> None:
+        """A target that was there gets the columns it lacks; it must have the key's."""
+        table = known.table
+        wanted = table.columns(shape.schema)
+        lacking = [name for name in wanted if name not in present]
+        keys = [] if shape.keyless else [name for name in lacking if name in shape.key]
+        if keys:
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: the target table {shape.topic} has no column {keys[0]}, "
+                "which is part of the key",
+                hint="drop or rename the target table, or give the feed another schema.",
+            )
+        add = [table.d.add_column(table.name, name, wanted[name]) for name in lacking]
+        if add:
+            self._define(add, shape.topic)
+
+    def _begin_scan(self, known: _Known, shape: Shape, version: int) -> None:
+        """Nothing is left of a scan that broke off, where its rows could not be told from this
+        one's; once since ``open``."""
+        table = known.table
+        if self._scanning.get(shape.topic) == version:
+            return
+        d = table.d
+        if self._keeping.history is not History.OFF:
+            self._run([Statement(sql, shape.topic) for sql in history.begin_scan(table)])
+        elif shape.keyless:
+            columns = keyless.scan_columns(d, shape)
+            drop, create = d.drop_table(table.scan), d.create_table(table.scan, columns)
+            self._define([drop, create], shape.topic)
+        self._scanning[shape.topic] = version
+
+    def _gather(self, known: _Known, shape: Shape, scan: bool) -> _Pending:
+        """Where rows of this table and shape gather; the staging table is made when it is not
+        there or has another shape."""
+        for pending in self._pending:
+            same = pending.table.topic == shape.topic and pending.scan == scan
+            if same and pending.shape.schema == shape.schema:
+                return pending
+        mark = shape.schema.fingerprint()
+        staging = known.staging.get(mark)
+        if staging is None:
+            staging = known.staging[mark] = self._make_staging(known, shape)
+        pending = _Pending(known.table, shape, scan, _new_batch(), staging)
+        self._pending.append(pending)
+        return pending
+
+    def _make_staging(self, known: _Known, shape: Shape) -> str:
+        warehouse = self._warehouse
+        d = warehouse.dialect
+        name = f"_staging_{shape.topic}"
+        if any(p.table.topic == shape.topic for p in self._pending):
+            name += f"_{shape.schema.fingerprint()[:6]}"  # rows of another shape are waiting there
+        name = d.fit(name)
+        wanted = shape.staging_columns(d)
+        present = warehouse.columns(name)
+        create = d.create_staging(warehouse.name(name), wanted)
+        stale = _new_batch() - _STALE_US
+        if not present:
+            self._define([create], shape.topic)
+        elif list(present) != list(wanted):
+            self._define([d.drop_table(warehouse.name(name)), create], shape.topic)
+        else:
+            sql = f"DELETE FROM {warehouse.name(name)} WHERE {d.quote(BATCH)} < {stale}"
+            self._run([Statement(sql, shape.topic)])
+        return name
+
+    # ------------------------------------------------------------------ rows
+
+    def _load(self, pending: _Pending) -> None:
+        if not pending.buffer:
+            return
+        rows = pa.concat_tables(pending.buffer)
+        with self._errors():
+            load_id = f"{self._node}_{pending.batch}_{pending.loads}"
+            self._warehouse.load(pending.staging, rows, load_id)
+        pending.loads += 1
+        pending.buffer, pending.buffered = [], 0
+
+    def _apply(self, pending: _Pending) -> list[Statement]:
+        table, d = pending.table, self._warehouse.dialect
+        staged = pending.staged(self._warehouse)
+        where = f"{d.quote(BATCH)} = {staged.batch}"
+        found = self._query(f"SELECT count(*) FROM {staged.staging} WHERE {where}")
+        if int(str(found[0][0])) != staged.rows:
+            raise ChangefeedError(
+                "CF5001",
+                f"staged rows of {table.topic} are not there any more",
+                detail=f"{found[0][0]} of {staged.rows} rows",
+            )
+        statements = [table.applied.lock(self._node)]
+        if table.keeping.history is History.APPEND:
+            statements += history.append(table, staged)
+        elif table.keeping.history is History.SCD2:
+            statements += history.versions(table, staged)
+        elif not staged.shape.keyless:
+            statements += merge(table, staged)
+        elif staged.scan:
+            statements += keyless.gather(table, staged)
+        else:
+            statements += keyless.count_merge(table, staged)
+        if not staged.scan:
+            statements.append(table.applied.advance(*staged.top))
+        statements.append(f"DELETE FROM {staged.staging} WHERE {where}")
+        return [Statement(sql, table.topic) for sql in statements]
+
+    # ------------------------------------------------------------------ statements
+
+    def _define(self, statements: Sequence[str], topic: str) -> None:
+        """Run definitions: together where they are transactional."""
+        made = [Statement(sql, topic) for sql in statements]
+        if self._warehouse.dialect.transactional_ddl:
+            self._run(made)
+        else:
+            for one in made:
+                self._run([one])
+
+    def _run(self, statements: Sequence[Statement]) -> None:
+        with self._errors():
+            self._warehouse.run(statements)
+
+    def _query(self, sql: str) -> list[tuple[object, ...]]:
+        with self._errors():
+            return self._warehouse.query(sql)
+
+    def _errors(self) -> _Forgetting:
+        return _Forgetting(self)
+
+    def _forget(self) -> None:
+        """Look at everything anew: after an error nothing is sure."""
+        self._known.clear()
+        self._prepared = False
+
+    def _adapt(self, seconds: float) -> None:
+        wanted = min(SLOWEST, max(PACE, seconds * SHARE))
+        self.pace = wanted if wanted > self.pace else (self.pace + wanted) / 2
+
+
+class _Forgetting:
+    """After an error of the target what the sink believed of it is not sure any more."""
+
+    def __init__(self, sink: WarehouseSink) -> None:
+        self._sink = sink
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ChangefeedError) and error.action is Action.RETRY:
+            self._sink._forget()
+
+
+def sweep(table: Table, shape: Shape, version: int) -> list[str]:
+    """Rows of an older version than a scan are not at the source any more."""
+    d = table.d
+    if not table.has_side(shape.schema):
+        old = f"coalesce({d.quote(table.sequence)}, 0) < {version}"
+        if table.keeping.soft:
+            return [soft_delete_all(table, version, f"{old} AND NOT {live(table)}")]
+        return [f"DELETE FROM {table.name} WHERE {old}"]
+    number = d.quote(SEQUENCE)
+    older = f"t_old.{number} < {version}"
+    match = (
+        f"NOT EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE "
+        f"{d.same(shape.key, 't_old', table.name)} AND NOT {older})"
+    )
+    statements = (
+        [soft_delete_all(table, version, match)]
+        if table.keeping.soft
+        else [f"DELETE FROM {table.name} WHERE {match}"]
+    )
+    if not table.keeping.soft:
+        statements.append(f"DELETE FROM {table.side} WHERE {number} < {version}")
+    return statements
+
+
+def live(table: Table) -> str:
+    """SQL: the row is marked as deleted."""
+    return f"coalesce({table.d.quote(DELETED)}, {table.d.false})"
+
+
+def soft_delete_all(table: Table, version: int, where: str = "1 = 1") -> str:
+    """Mark rows as deleted."""
+    d = table.d
+    sets = f"{d.quote(DELETED)} = {d.true}"
+    if table.keeping.sequence:
+        sets += f", {d.quote(table.keeping.sequence)} = {version}"
+    return f"UPDATE {table.name} SET {sets} WHERE {where}"
+
+
+def read_options(options: Mapping[str, object]) -> Keeping:
+    """How the options want tables kept."""
+
+    def text(name: str, default: str) -> str:
+        value = options.get(name)
+        return default if value is None else str(getattr(value, "value", value))
+
+    sequence = text("sequence_column", SEQUENCE)
+    return Keeping(
+        soft=text("deletes", "yes") == "soft",
+        history=History(text("history", "off")),
+        sequence="" if sequence == "none" else sequence,
+        drop=text("on_drop", "keep") == "drop",
+    )
+
+
+def _above(rows: pa.Table, version: int, seq: int) -> pa.Table:
+    """The changes that were not applied yet."""
+    if not version:
+        return rows
+    number = pc.add(rows["wall"], rows["logical"].cast(pa.int64()))
+    later = pc.and_(pc.equal(number, version), pc.greater(rows["seq"], seq))
+    return rows.filter(pc.or_(pc.greater(number, version), later))
+
+
+def _top(staged: pa.Table) -> tuple[int, int]:
+    version = pc.max(staged[SEQUENCE]).as_py()
+    last = staged.filter(pc.equal(staged[SEQUENCE], version))
+    return version, pc.max(last[ORDER]).as_py()
+
+
+_last_batch = 0
+_batch_lock = threading.Lock()
+
+
+def _new_batch() -> int:
+    """Microseconds since 1970, never twice in a process."""
+    global _last_batch
+    with _batch_lock:
+        _last_batch = max(_last_batch + 1, time.time_ns() // 1_000)
+        return _last_batch

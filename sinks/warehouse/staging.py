@@ -1,0 +1,167 @@
+"""Rows of the log as rows of a staging table; whole Arrow columns, no row in Python.
+
+============== =========================================================================
+_batch_id      number of the load, microseconds since 1970, unique in a process
+_sequence_num  version of the change: rises through the source's log, one per transaction
+_ord           order of the changes of one version: the change's number in the log
+_operation     INSERT, UPDATE, DELETE, READ (of a scan)
+_missing       places of the columns whose value the source did not send, ``,3,7,``; or NULL
+_before_<c>    the row before, of key columns (of all where there is no key)
+<columns>      the row after; of a DELETE the key columns only (none where there is no key)
+============== =========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import Column, TableSchema
+from sinks.warehouse.dialect import Dialect
+
+BATCH, SEQUENCE, ORDER, OPERATION, MISSING = (
+    "_batch_id",
+    "_sequence_num",
+    "_ord",
+    "_operation",
+    "_missing",
+)
+META: dict[str, str] = {
+    BATCH: "int64",
+    SEQUENCE: "int64",
+    ORDER: "int64",
+    OPERATION: "string",
+    MISSING: "string",
+}
+BEFORE = "_before_"
+
+_OPERATIONS = pa.array(["INSERT", "UPDATE", "DELETE", "READ"])
+_CODES = pa.array(["c", "u", "d", "r"])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A table's schema version as the warehouse sees it. ``topic`` names the target table."""
+
+    schema: TableSchema
+    topic: str
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The source's columns."""
+        return self.schema.columns
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(c.name for c in self.schema.columns)
+
+    @cached_property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key's columns: all of them where there is no key."""
+        return tuple(c.name for c in self.schema.key_columns)
+
+    @property
+    def keyless(self) -> bool:
+        """The table has no key."""
+        return self.schema.keyless
+
+    @cached_property
+    def before(self) -> tuple[int, ...]:
+        """Places of the columns that have a ``_before_`` column: those of the key."""
+        known = set(self.schema.before_ordinals)
+        return tuple(i for i in sorted(self.schema.key) if i in known)
+
+    @cached_property
+    def physical(self) -> Mapping[str, str]:
+        """Columns of the staging table and their physical types in the log."""
+        found = dict(META)
+        for i in self.before:
+            found[BEFORE + self.columns[i].name] = self.columns[i].physical
+        for column in self.columns:
+            found[column.name] = column.physical
+        return found
+
+    def staging_columns(self, d: Dialect) -> dict[str, str]:
+        """Columns of the staging table and their SQL types."""
+        return {name: d.staging_types[kind] for name, kind in self.physical.items()}
+
+    def staged(self, rows: pa.Table, batch_id: int) -> pa.Table:
+        """Rows of the log as rows of the staging table."""
+        deleted = pc.equal(rows["op"], "d")
+        data = {
+            BATCH: pa.repeat(pa.scalar(batch_id, pa.int64()), rows.num_rows),
+            SEQUENCE: pc.add(rows["wall"], rows["logical"].cast(pa.int64())),
+            ORDER: rows["seq"],
+            OPERATION: _OPERATIONS.take(pc.index_in(rows["op"], _CODES).combine_chunks()),
+            MISSING: self._missing(rows["missing"]),
+        }
+        for i in self.before:
+            column = self.columns[i]
+            data[BEFORE + column.name] = _plain(column, rows[f"b{i}"])
+        keys = () if self.keyless else self.before
+        for i, column in enumerate(self.columns):
+            value = rows[f"a{i}"]
+            if i in keys:
+                value = pc.if_else(deleted, rows[f"b{i}"], value)
+            data[column.name] = _plain(column, value)
+        return pa.table(data)
+
+    def _missing(self, names: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+        """``["b","c"]`` -> ``,1,2,``; there are few different ones."""
+        if names.null_count == len(names):
+            return pa.nulls(len(names), pa.string())
+        place = {name: i for i, name in enumerate(self.names)}
+        encoded = names.dictionary_encode().combine_chunks()
+        texts = [
+            "," + "".join(f"{place[n]}," for n in json.loads(text) if n in place)
+            for text in encoded.dictionary.to_pylist()
+        ]
+        return pa.array(texts, pa.string()).take(encoded.indices)
+
+    def missing(self, staged: pa.Table) -> frozenset[int]:
+        """Places of the columns that are missing in some row."""
+        values = staged[MISSING]
+        if values.null_count == len(values):
+            return frozenset()
+        texts = pc.unique(values).drop_null().to_pylist()
+        return frozenset(int(i) for text in texts for i in text.split(",") if i)
+
+
+def _plain(column: Column, value: pa.ChunkedArray) -> pa.ChunkedArray:
+    """``"NaN"`` without the quotes that it has as JSON; anything else as it is."""
+    if column.logical.startswith(("decimal", "float")) and column.physical == "string":
+        return pc.utf8_trim(value, '"')
+    return value
+
+
+def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
+    """Every value can be kept by its target type.
+
+    Raises:
+        ChangefeedError: CF5006, naming table and column, never the value.
+    """
+    for i, column in enumerate(shape.columns):
+        rule = d.rule(column, key=i in shape.schema.key)
+        if not rule.accepts:
+            continue
+        names = [column.name] + ([BEFORE + column.name] if i in shape.before else [])
+        for name in names:
+            fits = pc.match_substring_regex(staged[name], rf"\A(?:{rule.accepts})\z")
+            refused = pc.sum(pc.invert(fits)).as_py() or 0
+            if refused:
+                raise ChangefeedError(
+                    "CF5006",
+                    f"{shape.schema.table}: column {column.name} has a value that {rule.sql} of "
+                    f"{d.name} cannot hold",
+                    detail=f"target {shape.topic}, source type {column.type_name}, "
+                    f"{refused} of {staged.num_rows} rows",
+                    hint="change the value or the column's type at the source, or leave the "
+                    "column out of the feed, then RETRY.",
+                )

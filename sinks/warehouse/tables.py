@@ -1,0 +1,181 @@
+"""One target table: its names in the warehouse, its columns, and how it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import TableSchema
+from sinks.warehouse.applied import Applied
+from sinks.warehouse.dialect import Dialect, Warehouse
+from sinks.warehouse.staging import BATCH, BEFORE, META, OPERATION, ORDER, SEQUENCE, Shape
+
+DELETED = "_deleted"
+VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
+COMMITTED_AT = "_committed_at"
+
+#: Names that statements use inside.
+_INSIDE = frozenset({"_rank", "_next", "_one", "_change", "_row", "_copies"})
+
+
+class History(StrEnum):
+    """What the target keeps of older versions."""
+
+    OFF = "off"
+    SCD2 = "scd2"
+    APPEND = "append"
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a feed wants its tables kept: the options, read.
+
+    Attributes:
+        soft: a deleted row stays, marked in ``_deleted``.
+        history: old versions stay too.
+        sequence: name of the target's column of the sequence number; empty: a side table has it.
+        drop: a table dropped at the source is dropped.
+    """
+
+    soft: bool = False
+    history: History = History.OFF
+    sequence: str = SEQUENCE
+    drop: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A target table of one feed and all that belongs to it."""
+
+    d: Dialect
+    topic: str
+    name: str
+    staging: str
+    side: str
+    scan: str
+    keeping: Keeping
+    applied: Applied
+
+    @classmethod
+    def of(cls, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
+        """The table of a topic."""
+        return cls(
+            d=warehouse.dialect,
+            topic=topic,
+            name=warehouse.name(topic),
+            staging=warehouse.name(staging_name(topic)),
+            side=warehouse.name(side_name(topic)),
+            scan=warehouse.name(scan_name(topic)),
+            keeping=keeping,
+            applied=applied,
+        )
+
+    def columns(self, schema: TableSchema) -> dict[str, str]:
+        """Columns of the target and their SQL types."""
+        d, keyed = self.d, not schema.keyless
+        found = {
+            c.name: d.rule(c, key=keyed and i in schema.key).sql
+            for i, c in enumerate(schema.columns)
+        }
+        return found | self.extra()
+
+    def extra(self) -> dict[str, str]:
+        """Columns that we add to the source's."""
+        d, number = self.d, self.d.staging_types["int64"]
+        instant, flag = d.types["timestamptz"].sql, d.staging_types["bool"]
+        if self.keeping.history is History.APPEND:
+            text = d.staging_types["string"]
+            return {self.sequence: number, ORDER: number, OPERATION: text, COMMITTED_AT: instant}
+        if self.keeping.history is History.SCD2:
+            return {
+                self.sequence: number,
+                VALID_FROM: instant,
+                VALID_TO: instant,
+                IS_CURRENT: flag,
+            }
+        found = {self.keeping.sequence: number} if self.keeping.sequence else {}
+        return found | ({DELETED: flag} if self.keeping.soft else {})
+
+    @property
+    def sequence(self) -> str:
+        """The target's column of the sequence number; history always has one."""
+        return self.keeping.sequence or SEQUENCE
+
+    def declared_key(self, schema: TableSchema) -> tuple[str, ...]:
+        """Columns that identify a row of the target; none where it keeps several of a key."""
+        if schema.keyless or self.keeping.history is not History.OFF:
+            return ()
+        return tuple(c.name for c in schema.key_columns)
+
+    def has_side(self, schema: TableSchema) -> bool:
+        """A side table keeps the sequence number of each row."""
+        return not self.keeping.sequence and not schema.keyless
+
+    def side_columns(self, schema: TableSchema) -> dict[str, str]:
+        """Columns of the side table: the key and the number."""
+        found = {c.name: self.d.rule(c, key=True).sql for c in schema.key_columns}
+        return found | {SEQUENCE: self.d.staging_types["int64"]}
+
+    def check(self, schema: TableSchema) -> None:
+        """The table can be kept as the options say.
+
+        Raises:
+            ChangefeedError: CF5006, a name is taken by us, or the options need a key.
+        """
+        names = [c.name for c in schema.columns]
+        ours = {*META, *self.extra(), *_INSIDE}
+        taken = [n for n in names if n in ours or n.startswith((BEFORE, "_keep_"))]
+        if taken:
+            raise self._refused(schema, f"the column name {taken[0]} is used by the sink itself")
+        folded = [n.casefold() for n in names]
+        if self.d.folds_case and len(set(folded)) != len(folded):
+            raise self._refused(schema, f"two columns differ only in case, {self.d.name} folds it")
+        if schema.keyless and self.keeping.soft:
+            raise self._refused(schema, "deletes = 'soft' needs a table with a key")
+        if schema.keyless and self.keeping.history is History.SCD2:
+            raise self._refused(schema, "history = 'scd2' needs a table with a key")
+
+    def _refused(self, schema: TableSchema, why: str) -> ChangefeedError:
+        return ChangefeedError("CF5006", f"{schema.table}: {why}", detail=f"target {self.topic}")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows of one table in its staging table, not applied yet.
+
+    Attributes:
+        batch: their ``_batch_id``.
+        staging: the finished name of the staging table.
+        rows: how many.
+        scan: they are of a scan.
+        missing: places of columns that the source did not send in some row.
+        top: the largest (version, seq).
+    """
+
+    shape: Shape
+    batch: int
+    staging: str
+    rows: int
+    scan: bool
+    missing: frozenset[int]
+    top: tuple[int, int]
+
+    def where(self, d: Dialect, alias: str = "s") -> str:
+        """SQL: the row is of this batch."""
+        return f"{alias}.{d.quote(BATCH)} = {self.batch}"
+
+
+def staging_name(topic: str) -> str:
+    """Of a target's staging table."""
+    return f"_staging_{topic}"
+
+
+def side_name(topic: str) -> str:
+    """Of the table that keeps the sequence numbers of a target that has no column for them."""
+    return f"_sequence_{topic}"
+
+
+def scan_name(topic: str) -> str:
+    """Of the table that gathers the scan of a target without a key."""
+    return f"_scan_{topic}"
