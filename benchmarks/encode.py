@@ -168,10 +168,10 @@ class Bench:
             ),
             "driver": lambda: encode_files(self.engine, [Segment(path)], plan, clean),
             "workers": lambda: deliver_on_executors(
-                self.engine, messages(frame(), plan, clean), Counting(), ordered=False
+                self.engine, messages(frame(), plan, clean), plan, Counting(), ordered=False
             ),
             "workers by key": lambda: deliver_on_executors(
-                self.engine, messages(frame(), plan, clean), Counting()
+                self.engine, messages(frame(), plan, clean), plan, Counting()
             ),
         }
         for name, way in ways.items():

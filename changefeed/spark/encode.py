@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.events import MESSAGE_SCHEMA
+from changefeed.formats.columns import as_messages, message_schema
 from changefeed.schema import Form
-from changefeed.shapes import Deletes, Envelope
+from changefeed.shapes import Deletes, Envelope, Format
 from changefeed.spark.plan import MessagePlan
 from changefeed.spark.text import clean_columns
 
@@ -56,7 +56,7 @@ def encode_small(
     limit = _rows_per_fold(table)
     slices = [table.slice(start, limit) for start in range(0, table.num_rows, limit)]
     if not slices:
-        return MESSAGE_SCHEMA.empty_table()
+        return message_schema(plan).empty_table()
     return pa.concat_tables(_fold(engine, part, plan, clean, now_ns) for part in slices)
 
 
@@ -88,7 +88,7 @@ def _fold(
     # Two variants of a plan, not one for each set of clean columns: building one costs more
     # than escaping saves on so few rows.
     all_clean = texts <= (clean_columns(table, texts) if clean is None else clean)
-    with engine.use() as session:
+    with engine.use(packs=plan.packs) as session:
         from changefeed.spark.fold import run
 
         prepared = engine.kept(
@@ -97,18 +97,11 @@ def _fold(
         out = run(session, prepared, _inputs(table, prepared.inputs, now_ns), engine.scratch)
     if plan.key_from or plan.key_to:
         table = table.take(out["row"])
-    return pa.table(
-        [
-            out["key"],
-            out["value"],
-            table["wall"],
-            table["logical"],
-            table["seq"],
-            table["op"],
-            out["headers"],
-        ],
-        schema=MESSAGE_SCHEMA,
-    )
+    schema = message_schema(plan)
+    made = {name: out[name] for name in ("key", "value", "headers")}
+    columns = [made[name] if name in made else table[name] for name in schema.names]
+    rows = pa.table(columns, names=schema.names).combine_chunks().to_batches()
+    return pa.Table.from_batches([as_messages(batch, schema) for batch in rows], schema)
 
 
 def encode_big(
@@ -126,15 +119,15 @@ def encode_big(
     :meth:`SparkEngine.cancel`. Costs about the messages' size in memory, twice.
     """
     if not table.num_rows:
-        return MESSAGE_SCHEMA.empty_table()
+        return message_schema(plan).empty_table()
     if clean is None:
         clean = clean_columns(table, text_inputs(plan))
-    with engine.use(group) as session:
+    with engine.use(group, packs=plan.packs) as session:
         from changefeed.spark.rows import from_table, messages
 
         with from_table(session, table, plan, engine.scratch, engine.cores) as rows:
             found = messages(rows, plan, clean, now_ns=now_ns).toArrow()
-    return _ordered(found)
+    return _ordered(found, plan)
 
 
 def encode_files(
@@ -148,20 +141,21 @@ def encode_files(
 ) -> pa.Table:
     """The messages of rows in files of the log, in the order of ``seq``; one Spark job."""
     if not segments:
-        return MESSAGE_SCHEMA.empty_table()
-    with engine.use(group) as session:
+        return message_schema(plan).empty_table()
+    with engine.use(group, packs=plan.packs) as session:
         from changefeed.spark.rows import from_segments, messages
 
         rows = from_segments(session, segments, plan)
         found = messages(rows, plan, clean, now_ns=now_ns).toArrow()
-    return _ordered(found)
+    return _ordered(found, plan)
 
 
-def _ordered(found: pa.Table) -> pa.Table:
+def _ordered(found: pa.Table, plan: MessagePlan) -> pa.Table:
     """Rows by ``seq``. Spark keeps the order inside a task, not the order of tasks."""
     batches = [batch for batch in found.to_batches() if batch.num_rows]
     batches.sort(key=lambda batch: batch.column("seq")[0].as_py())
-    table = pa.Table.from_batches(batches, found.schema).cast(MESSAGE_SCHEMA)
+    schema = message_schema(plan)
+    table = pa.Table.from_batches([as_messages(batch, schema) for batch in batches], schema)
     seq = table["seq"].to_numpy()
     if (seq[1:] < seq[:-1]).any():
         table = table.sort_by("seq")
@@ -170,6 +164,8 @@ def _ordered(found: pa.Table) -> pa.Table:
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:
     """The log columns among a plan's inputs that JSON may have to escape."""
+    if plan.format is not Format.JSON:
+        return frozenset()
     columns = plan.schema.columns
     return frozenset(n for n in plan.inputs if columns[int(n[1:])].form is Form.TEXT)
 
@@ -177,8 +173,9 @@ def text_inputs(plan: MessagePlan) -> frozenset[str]:
 def _prepare(engine: SparkEngine, plan: MessagePlan, all_clean: bool) -> Prepared:
     from pyspark.sql import functions as F
 
-    from changefeed.spark.envelope import NOW, expressions, key_range
+    from changefeed.spark.envelope import expressions, key_range
     from changefeed.spark.fold import prepare
+    from changefeed.spark.sides import NOW
 
     made = expressions(plan, text_inputs(plan) if all_clean else frozenset())
     log = plan.schema.log_schema()
@@ -188,8 +185,8 @@ def _prepare(engine: SparkEngine, plan: MessagePlan, all_clean: bool) -> Prepare
         inputs.append(pa.field(NOW, pa.int64()))
     columns = [
         F.col("row"),
-        made.key.cast("binary").alias("key"),
-        made.value.cast("binary").alias("value"),
+        made.key.alias("key"),
+        made.value.alias("value"),
         made.headers.alias("headers"),
     ]
     ranges = key_range(plan, deletes=plan.deletes is not Deletes.NO)

@@ -7,7 +7,7 @@ name, columns of a row in the table's order.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -17,12 +17,12 @@ from pyspark.sql import functions as F
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column
 from changefeed.shapes import Deletes, Envelope, Format
+from changefeed.spark.avro import avro_key, avro_value
 from changefeed.spark.failure import VALUE_PREFIX
+from changefeed.spark.parquet import parquet_value
 from changefeed.spark.plan import MessagePlan
-from changefeed.spark.tokens import Part, csv_token, joined, json_token, separated, string
-
-#: Column with the time of encoding, nanoseconds since 1970 (enriched: ``ts_ns``).
-NOW = "now"
+from changefeed.spark.sides import NOW, Rows, before_json, commit_time, upsert_op
+from changefeed.spark.tokens import Part, csv_token, joined, separated, string
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,48 +35,6 @@ class Expressions:
     where: Expression | None
 
 
-class _Rows:
-    """Which side of the log's row to read, and how clean it is."""
-
-    def __init__(self, plan: MessagePlan, clean: frozenset[str], scan: bool) -> None:
-        self.plan = plan
-        self.clean = clean
-        #: A row may be a delete: its key is on the before side.
-        self.deletes = not scan and plan.deletes is not Deletes.NO
-        # What a scan reads has no side before, whatever the log would have.
-        self.known = frozenset(() if scan else plan.schema.before_ordinals)
-
-    def token(self, side: str, i: int) -> list[Part]:
-        """The JSON token of a column; ``null`` where the log has no such column."""
-        if side == "b" and i not in self.known:
-            return ["null"]
-        name = f"{side}{i}"
-        return json_token(
-            self.plan.schema.columns[i],
-            name,
-            clean=name in self.clean,
-            null_as_object=self.plan.json_null_as_object,
-        )
-
-    def member(self, side: str, i: int) -> list[Part]:
-        """``"b": "y"``."""
-        return [f"{self.name(i)}: ", *self.token(side, i)]
-
-    def object(self, side: str, columns: Sequence[int]) -> list[Part]:
-        """``{"a": 1, "b": "y"}``."""
-        return separated([self.member(side, i) for i in columns], "{", "}")
-
-    def name(self, i: int) -> str:
-        return string(self.plan.schema.columns[i].name)
-
-    def key(self, side: str) -> list[Part]:
-        """``[1, "x"]``, or an object in the enriched envelope."""
-        columns = self.plan.message_key
-        if self.plan.envelope is Envelope.ENRICHED:
-            return self.object(side, columns)
-        return separated([self.token(side, i) for i in columns], "[", "]")
-
-
 def expressions(plan: MessagePlan, clean: frozenset[str], *, scan: bool = False) -> Expressions:
     """The expressions of a plan over rows of the log's schema.
 
@@ -85,69 +43,65 @@ def expressions(plan: MessagePlan, clean: frozenset[str], *, scan: bool = False)
         clean: log columns (``a3``, ``b0``) whose text never needs escaping in JSON.
         scan: the rows were read by a scan: none is a delete.
     """
-    rows = _Rows(plan, clean, scan)
+    rows = Rows(plan, clean, scan)
+    key, value = _FORMATS[plan.format]
     return Expressions(
-        key=_choose(rows, joined(rows.key("a")), joined(rows.key("b"))),
-        value=_value(rows),
+        key=key(rows),
+        value=value(rows),
         headers=_headers(rows),
         where=_where(rows, scan),
     )
 
 
-def _choose(rows: _Rows, change: Expression, delete: Expression) -> Expression:
-    if not rows.deletes:
-        return change
-    if rows.plan.deletes is Deletes.ONLY:
-        return delete
-    return F.when(F.col("op") == "d", delete).otherwise(change)
+def _json_key(rows: Rows) -> Expression:
+    return rows.choose(joined(rows.key("a")), joined(rows.key("b"))).cast("binary")
 
 
-def _value(rows: _Rows) -> Expression:
+def _json(rows: Rows) -> Expression:
     plan = rows.plan
-    if plan.format is Format.CSV:
-        return _csv(rows)
     if plan.envelope is Envelope.KEY_ONLY:
         return F.lit(None).cast("string")
-    return _choose(rows, _SHAPES[plan.envelope](rows, "a"), _SHAPES[plan.envelope](rows, "b"))
+    shape = _SHAPES[plan.envelope]
+    return rows.choose(shape(rows, "a"), shape(rows, "b")).cast("binary")
 
 
-def _csv(rows: _Rows) -> Expression:
+def _csv(rows: Rows) -> Expression:
     fields = [csv_token(rows.plan.schema.columns[i], f"a{i}") for i in rows.plan.columns]
     parts: list[Part] = []
     for i, field in enumerate(fields):
         parts += [",", field] if i else [field]
-    return joined(parts)
+    return joined(parts).cast("binary")
 
 
-def _wrapped(rows: _Rows, side: str) -> Expression:
+def _wrapped(rows: Rows, side: str) -> Expression:
     members = {"after": _after(rows, side), **_timestamps(rows.plan), **_placement(rows, side)}
     if rows.plan.shows_before:
-        members["before"] = _before(rows, side)
+        members["before"] = before_json(rows, side)
     return _object(members)
 
 
-def _enriched(rows: _Rows, side: str) -> Expression:
+def _enriched(rows: Rows, side: str) -> Expression:
     plan = rows.plan
     members: dict[str, list[Part]] = {
         "after": _after(rows, side),
-        "op": ['"d"'] if side == "b" else _upsert_op(),
+        "op": ['"d"'] if side == "b" else ['"', upsert_op(), '"'],
         "ts_ns": [F.col(NOW).cast("string")],
         **_placement(rows, side),
     }
     if plan.shows_before:
-        members["before"] = _before(rows, side)
+        members["before"] = before_json(rows, side)
     if plan.source is not None:
         members["source"] = _source(plan)
     return _object(members)
 
 
-def _row(rows: _Rows, side: str) -> Expression:
+def _row(rows: Rows, side: str) -> Expression:
     if side == "b":
         return F.lit(None).cast("string")
     return _flat(rows, side, _timestamps(rows.plan) | _topic(rows.plan))
 
 
-def _bare(rows: _Rows, side: str) -> Expression:
+def _bare(rows: Rows, side: str) -> Expression:
     meta = {"key": rows.key(side), **_timestamps(rows.plan), **_topic(rows.plan)}
     return _flat(rows, side, meta)
 
@@ -160,7 +114,16 @@ _SHAPES = {
 }
 
 
-def _flat(rows: _Rows, side: str, meta: dict[str, list[Part]]) -> Expression:
+#: Key and value of each format, as the columns of messages have them.
+_FORMATS: dict[Format, tuple[Callable[[Rows], Expression], Callable[[Rows], Expression]]] = {
+    Format.JSON: (_json_key, _json),
+    Format.CSV: (_json_key, _csv),
+    Format.AVRO: (avro_key, avro_value),
+    Format.PARQUET: (_json_key, parquet_value),
+}
+
+
+def _flat(rows: Rows, side: str, meta: dict[str, list[Part]]) -> Expression:
     """The row itself with the metadata as its first member; of a delete only the key is known."""
     members: list[list[Part]] = []
     if meta:
@@ -180,27 +143,11 @@ def _members(members: dict[str, list[Part]]) -> list[Part]:
     return separated([[f'"{name}": ', *members[name]] for name in sorted(members)], "{", "}")
 
 
-def _after(rows: _Rows, side: str) -> list[Part]:
+def _after(rows: Rows, side: str) -> list[Part]:
     return ["null"] if side == "b" else rows.object("a", rows.plan.columns)
 
 
-def _before(rows: _Rows, side: str) -> list[Part]:
-    """The row before: always there on a delete, absent of a scan and where the change made the row.
-
-    Its key tells: a key column of a row is never NULL. Without a key every column is asked.
-    """
-    plan = rows.plan
-    if not rows.known:
-        return ["null"]
-    image = rows.object("b", plan.before_columns)
-    if side == "b":
-        return image
-    known = [F.col(f"b{i}").isNotNull() for i in plan.schema.key if i in rows.known]
-    there = reduce(lambda one, other: one | other, known)
-    return [F.when(there, joined(image)).otherwise("null")]
-
-
-def _placement(rows: _Rows, side: str) -> dict[str, list[Part]]:
+def _placement(rows: Rows, side: str) -> dict[str, list[Part]]:
     key = {"key": rows.key(side)} if rows.plan.key_in_value else {}
     return {**key, **_topic(rows.plan)}
 
@@ -211,17 +158,7 @@ def _topic(plan: MessagePlan) -> dict[str, list[Part]]:
 
 def _timestamps(plan: MessagePlan) -> dict[str, list[Part]]:
     wanted = {"updated": plan.updated, "mvcc_timestamp": plan.mvcc_timestamp}
-    return {name: ['"', _commit_time(), '"'] for name, shown in wanted.items() if shown}
-
-
-def _commit_time() -> Expression:
-    """``1536242855577149065.0000000000``; see :class:`changefeed.clock.Timestamp`."""
-    logical = F.lpad(F.col("logical").cast("string"), 10, "0")
-    return F.concat(F.col("wall").cast("string"), F.lit("."), logical)
-
-
-def _upsert_op() -> list[Part]:
-    return ['"', F.when(F.col("op") == "u", "u").otherwise("c"), '"']
+    return {name: ['"', commit_time(), '"'] for name, shown in wanted.items() if shown}
 
 
 def _source(plan: MessagePlan) -> list[Part]:
@@ -236,14 +173,14 @@ def _source(plan: MessagePlan) -> list[Part]:
         name: [json.dumps(value, ensure_ascii=False)] for name, value in fixed.items()
     }
     if plan.mvcc_timestamp:
-        members["mvcc_timestamp"] = ['"', _commit_time(), '"']
+        members["mvcc_timestamp"] = ['"', commit_time(), '"']
     if plan.updated:
-        members["ts_hlc"] = ['"', _commit_time(), '"']
+        members["ts_hlc"] = ['"', commit_time(), '"']
         members["ts_ns"] = [F.col("wall").cast("string")]
     return separated([[f"{string(name)}: ", *members[name]] for name in sorted(members)], "{", "}")
 
 
-def _headers(rows: _Rows) -> Expression:
+def _headers(rows: Rows) -> Expression:
     """A JSON object: the fixed headers, then the column's; a name given twice counts last."""
     plan = rows.plan
     fixed = dict(plan.extra_headers)
@@ -252,9 +189,7 @@ def _headers(rows: _Rows) -> Expression:
     if i is None:
         return always
     after = _merged(plan, f"a{i}", fixed, always)
-    return _choose(
-        rows, after, _merged(plan, f"b{i}", fixed, always) if i in rows.known else always
-    )
+    return rows.choose(after, _merged(plan, f"b{i}", fixed, always) if i in rows.known else always)
 
 
 def _merged(plan: MessagePlan, name: str, fixed: dict[str, str], always: Expression) -> Expression:
@@ -269,7 +204,7 @@ def _merged(plan: MessagePlan, name: str, fixed: dict[str, str], always: Express
     )
 
 
-def _where(rows: _Rows, scan: bool) -> Expression | None:
+def _where(rows: Rows, scan: bool) -> Expression | None:
     plan = rows.plan
     conditions: list[Expression] = []
     if not scan:

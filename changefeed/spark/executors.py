@@ -16,20 +16,22 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from changefeed.errors import ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA
+from changefeed.formats.columns import as_messages, message_schema
 from changefeed.spark.failure import pack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from changefeed.spark.plan import MessagePlan
     from changefeed.spark.session import SparkEngine
 
 
 class Deliver(Protocol):
     """What takes the finished messages of one part; must pickle.
 
-    Called once for a part (again when its task is tried again) with batches of
-    :data:`changefeed.events.MESSAGE_SCHEMA`; returns rows and bytes, durably delivered.
+    Called once for a part (again when its task is tried again) with batches of the
+    plan's :func:`~changefeed.formats.columns.message_schema`; returns rows and bytes, durably
+    delivered.
     ``close`` is called in the same process after the last part.
     """
 
@@ -55,9 +57,13 @@ class Deliverer:
     """Hands the messages of a task to ``deliver``; the task's number is the part's."""
 
     def __init__(
-        self, deliver: Deliver, tell: Callable[[int, int, int], None] | None = None
+        self,
+        deliver: Deliver,
+        schema: pa.Schema,
+        tell: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self._deliver = deliver
+        self._schema = schema
         self._tell = tell
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -75,18 +81,12 @@ class Deliverer:
     def _counted(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = size = 0
         for batch in batches:
-            made = as_messages(batch)
+            made = as_messages(batch, self._schema)
             yield made
             rows += made.num_rows
             size += made.nbytes
             if self._tell is not None:
                 self._tell(part, rows, size)
-
-
-def as_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """What Spark hands over, in exactly the schema of messages."""
-    columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
 @contextmanager
@@ -101,6 +101,7 @@ def errors_packed() -> Iterator[None]:
 def deliver_on_executors(
     engine: SparkEngine,
     frame: DataFrame,
+    plan: MessagePlan,
     deliver: Deliver,
     *,
     ordered: bool = True,
@@ -111,6 +112,7 @@ def deliver_on_executors(
     Args:
         engine: whose session made ``frame``.
         frame: see :func:`changefeed.spark.rows.messages`.
+        plan: what the messages are made by.
         deliver: runs in the workers.
         ordered: rows of one key go to one task, in the order of ``seq`` (a shuffle). Without
             it each partition of ``frame`` is delivered as it is.
@@ -121,6 +123,6 @@ def deliver_on_executors(
     """
     if ordered:
         frame = frame.repartition(engine.cores, "key").sortWithinPartitions(F.col("seq"))
-    with engine.use(group):
-        receipts = frame.mapInArrow(Deliverer(deliver), RECEIPT_DDL).collect()
+    with engine.use(group, packs=plan.packs):
+        receipts = frame.mapInArrow(Deliverer(deliver, message_schema(plan)), RECEIPT_DDL).collect()
     return [Delivered(r["part"], r["rows"], r["bytes"]) for r in receipts]

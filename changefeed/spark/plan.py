@@ -17,6 +17,14 @@ from changefeed.schema import Identity, TableSchema
 from changefeed.shapes import Deletes, Envelope, Format
 
 
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The ids that a schema registry gave the schemas of a plan's keys and values."""
+
+    key: int
+    value: int
+
+
 @dataclass(frozen=True)
 class MessagePlan:
     """How the changes of one table version become messages of one feed.
@@ -43,6 +51,9 @@ class MessagePlan:
             so that it differs from a NULL.
         source: the enriched envelope's ``source`` member, beside what the schema tells;
             None leaves the member out.
+        registered: schema ids, for Avro in Confluent's wire format; None writes bare datums.
+        avro_name: what Avro's records are called after; the topic when empty.
+        avro_namespace: their namespace.
     """
 
     schema: TableSchema
@@ -64,6 +75,9 @@ class MessagePlan:
     key_column: str | None = None
     json_null_as_object: bool = False
     source: tuple[tuple[str, str | int | bool | None], ...] | None = None
+    registered: Registered | None = None
+    avro_name: str = ""
+    avro_namespace: str = ""
 
     def __post_init__(self) -> None:
         for name in (*(self.projection or ()), self.headers_column, self.key_column):
@@ -121,11 +135,16 @@ class MessagePlan:
         """The log holds the whole row before a change."""
         return self.schema.identity is Identity.FULL
 
+    @property
+    def packs(self) -> tuple[str, ...]:
+        """What Spark must have loaded to make these messages (``changefeed.spark.packs``)."""
+        return ("avro",) if self.format is Format.AVRO else ()
+
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the log's row columns that the messages are made of, in log order."""
         after = set(self.message_key) | set(self.schema.key)
-        if self.envelope is not Envelope.KEY_ONLY or self.format is Format.CSV:
+        if self.envelope is not Envelope.KEY_ONLY or self.format in (Format.CSV, Format.PARQUET):
             after |= set(self.columns)
         if self.headers_ordinal is not None:
             after.add(self.headers_ordinal)

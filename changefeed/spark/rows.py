@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from changefeed.spark.envelope import NOW, expressions
+from changefeed.spark.envelope import expressions
 from changefeed.spark.plan import MessagePlan
 from changefeed.spark.segment import Segment
+from changefeed.spark.sides import NOW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,8 +44,8 @@ def messages(
     if made.where is not None:
         frame = frame.where(made.where)
     return frame.select(
-        made.key.cast("binary").alias("key"),
-        made.value.cast("binary").alias("value"),
+        made.key.alias("key"),
+        made.value.alias("value"),
         *(F.col(name) for name in ("wall", "logical", "seq", "op")),
         made.headers.alias("headers"),
         *also,

@@ -10,11 +10,9 @@ import pytest
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column, Form, Identity
+from changefeed.shapes import Deletes, Envelope, Format
 from changefeed.spark.encode import encode_big, encode_files, encode_small
 from changefeed.spark.plan import (
-    Deletes,
-    Envelope,
-    Format,
     MessagePlan,
     resolved_payload,
     truncate_payload,

@@ -180,7 +180,7 @@ def test_changes_of_one_key_are_delivered_by_one_task_in_order(
     with spark_engine.use() as session:
         with from_table(session, log, plan, spark_engine.scratch, 3) as frame:
             done = deliver_on_executors(
-                spark_engine, messages(frame, plan, frozenset()), ToFiles(str(tmp_path))
+                spark_engine, messages(frame, plan, frozenset()), plan, ToFiles(str(tmp_path))
             )
     assert sum(d.rows for d in done) == 3_000
     found: dict[object, tuple[int, list[object]]] = {}

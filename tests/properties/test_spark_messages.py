@@ -85,7 +85,7 @@ def plans(draw: st.DrawFn, schema: TableSchema) -> MessagePlan:
         key_in_value=draw(flags),
         topic_in_value=draw(flags),
         projection=draw(st.none() | st.lists(st.sampled_from(names), max_size=3).map(tuple)),
-        deletes=draw(st.sampled_from(Deletes)),
+        deletes=draw(st.sampled_from([Deletes.YES, Deletes.NO, Deletes.ONLY])),
         collapse=draw(flags),
         key_column=draw(st.none() | st.sampled_from(names)),
         json_null_as_object=draw(flags),

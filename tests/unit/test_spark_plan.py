@@ -12,7 +12,7 @@ import pytest
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Identity
 from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.spark.plan import MessagePlan
+from changefeed.spark.plan import MessagePlan, Registered
 from tests.spark_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
@@ -38,6 +38,9 @@ DIFFERENT: dict[str, object] = {
     "key_column": "b",
     "json_null_as_object": True,
     "source": (("job_id", 1),),
+    "registered": Registered(1, 2),
+    "avro_name": "x",
+    "avro_namespace": "x",
 }
 
 

@@ -1,0 +1,8 @@
+"""Typed formats: what a value of the log is to readers that want more than text.
+
+:mod:`~changefeed.formats.types` says which type a column has outside PostgreSQL,
+:mod:`~changefeed.formats.shape` which members a typed message has,
+:mod:`~changefeed.formats.avro` writes both down as Avro schemas, and
+:mod:`~changefeed.formats.registry` makes those known to a schema registry. The values
+themselves are made by Spark (:mod:`changefeed.spark.typed`). Nothing here imports pyspark.
+"""

@@ -1,0 +1,197 @@
+"""Avro schemas of messages, named and shaped as CockroachDB's are.
+
+Two schemas describe the same bytes: :func:`key_schema` and :func:`value_schema` are for readers
+and the registry; :func:`wire_schema` has numbers for names, because Avro's binary form holds no
+names and Spark, which writes it, would confuse columns that differ only in case.
+
+Every member is a union with ``null`` first and ``null`` as default, so adding and dropping
+columns is compatible both ways. ``NaN`` of a ``numeric(p,s)``, which Avro's decimal cannot be,
+is the string branch of its union.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import fastavro
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.formats.shape import META, Leaf, Record, key_shape, value_shape
+from changefeed.formats.types import Kind, Typed
+from changefeed.shapes import Envelope
+from changefeed.spark.plan import MessagePlan
+
+Schema = dict[str, Any]
+
+#: Key of the parsed schema in the metadata of the ``value`` column of messages that carry no
+#: schema id: bare datums for an Avro object container.
+SCHEMA_KEY = b"avro.schema"
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
+
+_PRIMITIVE = {
+    Kind.BOOL: "boolean",
+    Kind.INT: "long",
+    Kind.DOUBLE: "double",
+    Kind.STRING: "string",
+    Kind.BYTES: "bytes",
+}
+_LOGICAL = {
+    Kind.DATE: {"type": "int", "logicalType": "date"},
+    Kind.TIME: {"type": "long", "logicalType": "time-micros"},
+    Kind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
+    Kind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
+}
+
+
+def avro_name(text: str) -> str:
+    """``text`` as an Avro name: what Avro forbids becomes ``_uXXXX_``, as in CockroachDB.
+
+    >>> avro_name("public.my-table")
+    'public_u002e_my_u002d_table'
+    """
+    escaped = _NOT_IN_NAMES.sub(lambda match: _escape(match[0]), text)
+    return _escape(escaped[0]) + escaped[1:] if escaped[:1].isdigit() else escaped or "_"
+
+
+def _escape(character: str) -> str:
+    return f"_u{ord(character):04x}_"
+
+
+# ------------------------------------------------------------------------------- for readers
+
+
+def key_schema(plan: MessagePlan) -> Schema:
+    """The schema of a message key, for readers."""
+    return _Names(plan).record(key_shape(plan), outermost=True)
+
+
+def value_schema(plan: MessagePlan) -> Schema | None:
+    """The schema of a message value, for readers; None where messages have no value."""
+    shape = value_shape(plan)
+    return None if shape is None else _Names(plan).record(shape, outermost=True)
+
+
+class _Names:
+    """Writes a shape down under the names readers see."""
+
+    def __init__(self, plan: MessagePlan) -> None:
+        self._base = avro_name(plan.avro_name or plan.topic)
+        self._namespace = plan.avro_namespace
+        self._table = plan.schema.table.name
+
+    def record(self, record: Record, *, outermost: bool = False) -> Schema:
+        fields, taken = [], dict[str, str]()
+        for name, member in record.members:
+            escaped = avro_name(name)
+            if escaped in taken:
+                raise ChangefeedError(
+                    "CF1302",
+                    f"columns {taken[escaped]} and {name} of {self._table} have the same name "
+                    "in Avro",
+                    hint="leave one of them out with a column list.",
+                )
+            taken[escaped] = name
+            fields.append(self._field(escaped, member))
+        made: Schema = {"type": "record", "name": self._base + record.suffix, "fields": fields}
+        if outermost and self._namespace:
+            made["namespace"] = self._namespace
+        return made
+
+    def _field(self, name: str, member: Leaf | Record) -> Schema:
+        if isinstance(member, Record):
+            return {"name": name, "type": ["null", self.record(member)], "default": None}
+        made: Schema = {"name": name, "type": union(member.type), "default": None}
+        return made | ({META: member.note} if member.note else {})
+
+
+def union(kind: Typed) -> list[Any]:
+    """The union of ``null`` and the type; a decimal may be a string too (NaN)."""
+    also = ["string"] if kind.kind is Kind.DECIMAL else []
+    return ["null", _type(kind), *also]
+
+
+def _type(kind: Typed) -> Any:
+    if kind.kind is Kind.DECIMAL:
+        return {
+            "type": "bytes",
+            "logicalType": "decimal",
+            "precision": kind.precision,
+            "scale": kind.scale,
+        }
+    if kind.element is not None:
+        return {"type": "array", "items": union(kind.element)}
+    return _PRIMITIVE.get(kind.kind) or dict(_LOGICAL[kind.kind])
+
+
+# ------------------------------------------------------------------------------- for Spark
+
+
+def wire_schema(shape: Record) -> str:
+    """The schema of the same bytes with ``f0``, ``f1``, .. for names and plain numbers."""
+    return json.dumps(_wire_record(shape, "r"))
+
+
+def _wire_record(record: Record, name: str) -> Schema:
+    fields = [
+        {"name": f"f{i}", "type": _wire_member(member, f"{name}{i}")}
+        for i, (_, member) in enumerate(record.members)
+    ]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _wire_member(member: Leaf | Record, name: str) -> list[Any]:
+    if isinstance(member, Record):
+        return ["null", _wire_record(member, name)]
+    return [_without_moments(branch) for branch in union(member.type)]
+
+
+def _without_moments(schema: Any) -> Any:
+    """Moments as the numbers they are: Spark would want its own types for them."""
+    if isinstance(schema, list):
+        return [_without_moments(branch) for branch in schema]
+    if not isinstance(schema, dict) or schema.get("logicalType") == "decimal":
+        return schema
+    if "items" in schema:
+        return schema | {"items": _without_moments(schema["items"])}
+    return schema["type"]
+
+
+# ------------------------------------------------------------------------------- marks
+
+
+def mark_schema(envelope: Envelope, name: str, namespace: str, member: str) -> Schema:
+    """The schema of a value that is no row; ``member`` is ``resolved`` or ``truncate``.
+
+    It has the name of the values' schema in the same subject, so that each can be read as the
+    other. ``name`` is what stands in :attr:`MessagePlan.avro_name` or the topic.
+    """
+    base = avro_name(name)
+    text = {"name": member, "type": ["null", "string"], "default": None}
+    if envelope is Envelope.ROW:
+        inner = {"type": "record", "name": f"{base}_crdb", "fields": [text]}
+        field = {"name": META, "type": ["null", inner], "default": None}
+        made: Schema = {"type": "record", "name": base, "fields": [field]}
+    else:
+        made = {"type": "record", "name": f"{base}_envelope", "fields": [text]}
+    return made | ({"namespace": namespace} if namespace else {})
+
+
+def mark(schema: Schema, envelope: Envelope, member: str, at: Timestamp) -> bytes:
+    """The datum of a mark in its :func:`mark_schema`."""
+    value: Mapping[str, object] = {member: str(at)}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(
+        out, schema, {META: value} if envelope is Envelope.ROW else dict(value)
+    )
+    return out.getvalue()
+
+
+def header(schema_id: int) -> bytes:
+    """What stands before a datum in Confluent's wire format: a zero byte and the schema's id."""
+    return b"\0" + schema_id.to_bytes(4, "big")
