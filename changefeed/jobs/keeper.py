@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from changefeed.catalog import Catalog
@@ -19,7 +19,7 @@ from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Frontier, Position
 from changefeed.jobs.capture import Notice
 from changefeed.jobs.identity import Known, Lost, capturable, missing, moved
-from changefeed.jobs.model import Wanted
+from changefeed.jobs.model import TableState, Wanted
 from changefeed.jobs.supervisor import CaptureSupervisor
 from changefeed.log import LogReader
 from changefeed.schema import TableName
@@ -126,14 +126,12 @@ class SourceKeeper:
         unknown = {table for table, oid in self._wanted if not oid}
         self._catalog.adopt_oids({t: seen.numbers[t] for t in unknown & seen.numbers.keys()})
         gone = missing(self._wanted, seen)
+        back = self._back(gone)
         with self._lock:
             new = gone.keys() - self._lost.keys()
         after = source.current_position() if new else ""
         with self._grown:
-            # Once lost, lost until no feed wants it: while it had another name, rows went there.
-            self._lost = {
-                known: lost for known, lost in self._lost.items() if known in self._wanted
-            }
+            self._lost = {known: lost for known, lost in self._lost.items() if known not in back}
             for known in new:
                 dropped = known[1] not in seen.names
                 self._lost[known] = Lost(gone[known], dropped, after)
@@ -142,6 +140,21 @@ class SourceKeeper:
         if new:
             self.wake()
         return seen
+
+    def _back(self, gone: Collection[Known]) -> set[Known]:
+        """What is not lost any more: nobody wants it, or it has its name again.
+
+        While it had another name its rows went there, so a feed that follows it must hear of
+        that first; one that was resumed scans it.
+        """
+        back = self._lost.keys() - self._wanted
+        again = self._lost.keys() - back - set(gone)
+        if again:
+            for job in self._catalog.source_jobs(self.name):
+                for table in self._catalog.tables(job.id):
+                    if table.state is TableState.RUNNING:
+                        again.discard((table.table, table.oid))
+        return back | again
 
     def lost(self, table: TableName, oid: int) -> Lost | None:
         """What became of a table that is not any more what a feed began with."""

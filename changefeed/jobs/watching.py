@@ -167,8 +167,8 @@ class SourceWatch:
         if self._stopping.is_set():
             return
         news = self.error is not None or self._done != wish
-        self.error, self._done = None, wish
         self._catalog.save_source_state(self.name, status="running", error="", error_code="")
+        self.error, self._done = None, wish
         if news:
             self._changed()
         if time.monotonic() >= self._next_expand:

@@ -45,7 +45,11 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     def durable() -> bool:
         context.host.wake()  # progress is saved now and then; somebody waits for it
         high_water = context.catalog.job(job.id).high_water
-        return high_water is not None and high_water >= upto
+        if high_water is None or high_water < upto:
+            return False
+        # One that was just added, or is tried again, the feed may not have taken up yet.
+        tables = context.catalog.tables(job.id)
+        return not any(t.state in (TableState.PENDING, TableState.SCANNING) for t in tables)
 
     waiting.until(durable)
     _refuse_failed_tables(job, context, statement)

@@ -1,0 +1,210 @@
+"""Sources that hang, and tables that change their name or their self while a node runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import JobSpec, TableProgress, TableState
+from changefeed.schema import TableName
+from changefeed.spark.session import SparkEngine
+from tests.e2e.feeds import Feeds, running
+from tests.nemesis.service import until
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
+
+
+class Bench:
+    """Feeds of two tables into a folder."""
+
+    def __init__(self, feeds: Feeds, database: Database, folder: Path) -> None:
+        self.feeds = feeds
+        self.database = database
+        self.folder = folder
+        feeds.connect(shop=database.uri)
+        feeds.execute("USE shop")
+        database.execute(
+            "create table a (id int primary key, note text); insert into a values (1, 'a1');"
+            "create table b (id int primary key, note text); insert into b values (1, 'b1');"
+        )
+
+    def create(self, targets: str) -> None:
+        """A feed ``f`` that has delivered what is there."""
+        self.feeds.execute(
+            f"CREATE CHANGEFEED f FOR {targets} INTO 'file://{self.folder}' WITH topic_in_value"
+        )
+        self.feeds.sync("f")
+
+    def notes(self, topic: str) -> list[str]:
+        """The notes delivered under a topic, in order, repeats once."""
+        found: dict[str, None] = {}
+        for file in sorted(self.folder.rglob("*.ndjson")):
+            for line in file.read_text().splitlines():
+                message = json.loads(line)
+                if message["topic"] == topic:
+                    found[message["after"]["note"]] = None
+        return list(found)
+
+    def table(self, name: str) -> TableProgress | None:
+        """Where a table of the feed is."""
+        tables = self.feeds.catalog.tables(self.feeds.catalog.job("f").id)
+        return next((t for t in tables if t.table.name == name), None)
+
+    def fails(self, name: str, reason: str) -> None:
+        """Wait until a table of the feed failed for that reason."""
+
+        def failed() -> bool:
+            table = self.table(name)
+            return table is not None and table.state is TableState.FAILED
+
+        until(failed, f"{name} fails", 60)
+        table = self.table(name)
+        assert table is not None and table.error is not None and reason in table.error
+        assert table.error_code == "CF2106"
+
+    def arrives(self, topic: str, notes: list[str]) -> None:
+        """Wait until exactly these were delivered under a topic."""
+        until(lambda: self.notes(topic) == notes, f"{topic}: {notes}", 60)
+
+    def synced(self, table: str, number: int) -> None:
+        """A row written to another table now is delivered: so is all before it."""
+        self.database.execute(f"insert into {table} values ({number}, '{table}{number}')")
+        until(lambda: f"{table}{number}" in self.notes(table), f"{table}{number}", 60)
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Bench]:
+    monkeypatch.setattr("changefeed.jobs.watching.LOOK_SECONDS", 0.3)
+    monkeypatch.setattr("changefeed.jobs.watching.EXPAND_SECONDS", 0.3)
+    with running(tmp_path / "state", spark_engine) as feeds:
+        yield Bench(feeds, postgres, tmp_path / "out")
+
+
+# -- a source that hangs --------------------------------------------------------------------
+
+
+@contextmanager
+def silence() -> Iterator[tuple[str, socket.socket]]:
+    """A server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        yield f"postgresql://u@127.0.0.1:{port}/d?connect_timeout=600&sslmode=disable", listener
+
+
+def test_a_source_that_hangs_holds_up_no_feed_of_another(bench: Bench) -> None:
+    feeds = bench.feeds
+    with silence() as (uri, listener):
+        feeds.connect(hung=uri)
+        table = TableName("hung", "public", "t")
+        spec = JobSpec("hung", ("TABLE t",), (TableProgress(table, "t"),), sink_uri="null://")
+        stuck = feeds.catalog.create_job(spec)
+        listener.settimeout(30)
+        connection, _ = listener.accept()  # the node is in it now
+        with connection:
+            began = time.monotonic()
+            bench.create("a")
+            bench.database.execute("insert into a values (2, 'a2')")
+            feeds.sync("f")
+            assert bench.notes("a") == ["a1", "a2"]
+            assert feeds.execute("PAUSE CHANGEFEED f").rows == [(stuck.id + 1, "f", "paused")]
+            assert feeds.execute("RESUME CHANGEFEED f").rows[0][2] in ("running", "scanning")
+            feeds.execute("ALTER CHANGEFEED f ADD b")
+            feeds.sync("f")
+            assert bench.notes("b") == ["b1"]
+            assert feeds.execute("DROP CHANGEFEED f").rows[0][2] == "dropped"
+            assert bench.database.slots() == []
+            # Its own feed can be paused and dropped, too.
+            assert feeds.execute(f"PAUSE JOB {stuck.id}").rows[0][2] == "paused"
+            assert not feeds.catalog.job(stuck.id).status.active
+            feeds.node.stop()
+            assert time.monotonic() - began < 300, "connect_timeout is 600 s: it was waited for"
+        feeds.catalog.delete_job(stuck.id)
+
+
+# -- tables that are not what they were -------------------------------------------------------
+
+
+def test_a_table_that_was_dropped_fails_alone_after_its_last_row(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.database.execute("insert into a values (2, 'a2'); drop table a")
+    bench.fails("a", "was dropped")
+    assert bench.notes("a") == ["a1", "a2"]
+    bench.synced("b", 2)
+    assert bench.feeds.catalog.job("f").status.active
+    bench.feeds.execute("ALTER CHANGEFEED f DROP a")
+    bench.feeds.sync("f")
+    assert bench.notes("b") == ["b1", "b2"]
+
+
+def test_a_table_made_anew_is_another_table_until_it_is_added(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.database.execute(
+        "begin; drop table a; create table a (id int primary key, note text);"
+        "insert into a values (7, 'new'); commit"
+    )
+    bench.fails("a", "was dropped and made anew")
+    bench.database.execute("insert into a values (8, 'newer')")
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    bench.fails("a", "was dropped and made anew")
+    bench.synced("b", 2)
+    assert bench.notes("a") == ["a1"], "nothing of the other table"
+
+    bench.feeds.execute("ALTER CHANGEFEED f DROP a")
+    bench.feeds.execute("ALTER CHANGEFEED f ADD a")
+    bench.database.execute("insert into a values (9, 'newest')")
+    bench.feeds.sync("f")
+    assert bench.notes("a") == ["a1", "new", "newer", "newest"]
+
+
+def test_names_that_were_swapped_mix_no_rows(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.database.execute(
+        "begin; alter table a rename to x; alter table b rename to a; alter table x rename to b;"
+        "commit; insert into a values (3, 'of b'); insert into b values (3, 'of a')"
+    )
+    bench.fails("a", "another table has")
+    bench.fails("b", "another table has")
+    until(lambda: not bench.feeds.catalog.job("f").status.active, "the feed ends")
+    assert (bench.notes("a"), bench.notes("b")) == (["a1"], ["b1"])
+
+
+def test_a_table_that_got_its_name_back_is_resumed_with_a_scan(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.database.execute("alter table a rename to x; insert into x values (2, 'a2')")
+    bench.fails("a", 'was renamed to "public.x"')
+    bench.synced("b", 2)
+    assert bench.notes("a") == ["a1"]
+    bench.database.execute("alter table x rename to a; insert into a values (3, 'a3')")
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    bench.feeds.sync("f")
+    assert sorted(bench.notes("a")) == ["a1", "a2", "a3"]
+
+
+def test_a_schema_feed_follows_its_tables(bench: Bench) -> None:
+    bench.create("SCHEMA public")
+    bench.database.execute(
+        "alter table a rename to x; insert into x values (2, 'x2'); drop table b;"
+        "create table b (id int primary key, note text); insert into b values (5, 'b5')"
+    )
+    bench.arrives("x", ["a1", "x2"])
+    bench.arrives("b", ["b1", "b5"])
+    bench.database.execute("drop table x")
+    until(lambda: bench.table("x") is None, "x leaves", 60)
+    bench.feeds.sync("f")
+    assert bench.table("a") is None and bench.table("b") is not None
+    events = bench.feeds.catalog.events(bench.feeds.catalog.job("f").id, kinds=("table",))
+    left = [event.text for event in events if event.text.startswith("left")]
+    assert any('was renamed to "public.x"' in text for text in left), left
+    assert any("was dropped" in text for text in left), left

@@ -1,0 +1,177 @@
+"""A source's own thread: what it was told last holds, and a source that hangs holds up nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.catalog import Catalog, Job, Status, Wanted
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.identity import Known
+from changefeed.jobs.model import JobSpec, TableProgress, TableState
+from changefeed.jobs.watching import SourceWatch, Wish
+from changefeed.schema import TableName
+
+TABLE = TableName("shop", "public", "t")
+
+
+class FakeKeeper:
+    """Notes what it is asked; ``gate`` closed makes it hang, ``refuses`` makes it fail."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.refuses: ChangefeedError | None = None
+        self.watched: list[frozenset[Known]] = []
+        self.forgot = 0
+        self.clean = True
+
+    def follow_connection(self) -> None:
+        """Connections do not change here."""
+
+    def watch(self, wanted: Iterable[Known]) -> None:
+        self.watched.append(frozenset(wanted))
+        self.gate.wait(30)
+        if self.refuses is not None:
+            raise self.refuses
+
+    def forget(self) -> bool:
+        self.forgot += 1
+        self.gate.wait(30)
+        return self.clean
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+
+
+class Bench:
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.keeper = FakeKeeper()
+        self.running: set[int] = set()
+        self.changes = 0
+        self.watch = SourceWatch(
+            catalog,
+            "shop",
+            lambda: self.keeper,  # type: ignore[arg-type,return-value]
+            runs=lambda job: job in self.running,
+            changed=self._changed,
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def job(self, name: str) -> Job:
+        spec = JobSpec("shop", ("TABLE t",), (TableProgress(TABLE, "t", oid=7),), name=name)
+        return self.catalog.create_job(spec)
+
+    def want(self, *jobs: Job) -> bool:
+        return self.watch.want(Wish.of((job, self.catalog.tables(job.id)) for job in jobs))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr("changefeed.jobs.watching.LOOK_SECONDS", 0.02)
+    catalog = Catalog.open(tmp_path)
+    bench = Bench(catalog)
+    yield bench
+    bench.watch.stop()
+    bench.keeper.gate.set()
+    bench.watch.join(10)
+    catalog.close()
+
+
+def test_a_feed_is_covered_once_the_source_has_agreed(bench: Bench) -> None:
+    first = bench.job("a")
+    bench.want(first)
+    bench.watch.start()
+    until(lambda: bench.watch.covers(first))
+    assert bench.keeper.watched[0] == {(TABLE, 7)}
+    until(lambda: bench.changes == 1)
+
+    asked = len(bench.keeper.watched)
+    bench.keeper.gate.clear()
+    second = bench.job("b")
+    bench.want(first, second)  # returns though the source hangs
+    until(lambda: len(bench.keeper.watched) > asked)
+    assert not bench.watch.covers(second)
+    assert bench.watch.covers(first), "a feed that was ready stays ready"
+    bench.keeper.gate.set()
+    until(lambda: bench.watch.covers(second))
+
+
+def test_an_altered_feed_is_covered_anew(bench: Bench) -> None:
+    job = bench.job("a")
+    bench.want(job)
+    bench.watch.start()
+    until(lambda: bench.watch.covers(job))
+    added = TableProgress(TableName("shop", "public", "u"), "u")
+    altered = bench.catalog.alter_job(job.id, add=[added])
+    assert not bench.watch.covers(altered)
+    bench.want(altered)
+    until(lambda: bench.watch.covers(altered))
+    assert bench.keeper.watched[-1] == {(TABLE, 7), (added.table, 0)}
+
+
+def test_those_that_wait_are_told_why_and_go_on_afterwards(bench: Bench) -> None:
+    waiting, running = bench.job("a"), bench.job("b")
+    bench.running.add(running.id)
+    bench.keeper.refuses = ChangefeedError("CF2001", "cannot connect")
+    bench.want(waiting, running)
+    bench.watch.start()
+    until(lambda: bench.catalog.job("a").status is Status.RETRYING)
+    assert bench.catalog.job("a").error == "cannot connect"
+    assert bench.catalog.job("b").status is Status.PENDING, "its runner tells"
+    assert bench.catalog.source_state("shop").error == "cannot connect"
+    bench.keeper.refuses = None
+    until(lambda: bench.watch.covers(waiting))
+    assert bench.catalog.source_state("shop").error == ""
+
+
+def test_it_ends_with_the_last_feed_and_nothing_is_left(bench: Bench) -> None:
+    job = bench.job("a")
+    bench.want(job)
+    bench.watch.start()
+    until(lambda: bench.watch.covers(job))
+    bench.keeper.clean = False  # a feed came while it was leaving
+    bench.want()
+    until(lambda: bench.keeper.forgot)
+    assert not bench.watch.over
+    bench.keeper.clean = True
+    until(lambda: bench.watch.over)
+    assert bench.want(job) is False, "the node begins another thread"
+
+
+def test_what_was_wanted_while_it_was_leaving_is_not_lost(bench: Bench) -> None:
+    job = bench.job("a")
+    bench.keeper.gate.clear()
+    bench.watch.start()
+    until(lambda: bench.keeper.forgot)
+    assert bench.want(job)
+    bench.keeper.gate.set()
+    until(lambda: bench.watch.covers(job))
+
+
+def test_a_table_that_was_lost_is_wanted_again_after_resume() -> None:
+    lost = TableProgress(TABLE, "t", oid=7, state=TableState.FAILED, error_code="CF2106")
+    refused = TableProgress(TABLE, "t", oid=8, state=TableState.FAILED, error_code="CF5003")
+    joined = TableProgress(
+        TABLE, "t", oid=9, state=TableState.FAILED, error_code="CF2106", joined=True
+    )
+    assert Wish.of([(_job(), [lost, refused, joined])]).tables == {(TABLE, 8), (TABLE, 9)}
+
+
+def _job() -> Job:
+    return Job(
+        1, "f", "shop", None, "", (), {}, "", Status.RUNNING, Wanted.RUNNING, "", None, None,
+        None, 0, None, 0, None, None, None, None, 1, False,
+    )  # fmt: skip
