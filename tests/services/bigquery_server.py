@@ -1,8 +1,9 @@
 """Runs the emulator `local-bigquery`, on the interpreter and packages :mod:`.bigquery` gives it.
 
-One defect of it is mended: MERGE learns that a transaction is open by asking DuckDB for another
-one, and the very question breaks the open one off. BigQuery allows MERGE in a transaction of
-several statements.
+Two defects of it are mended, both of MERGE, which BigQuery allows in a transaction and with any
+function: the emulator's learns that a transaction is open by asking DuckDB for another one, and
+the very question breaks the open one off; and it writes and reads the statement once more, which
+the named argument of PARSE_JSON does not survive.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import duckdb
 from local_bigquery.cli import main  # type: ignore[import-not-found]
 from local_bigquery.jobs import merge  # type: ignore[import-not-found]
+from local_bigquery.sql.rules.json import wide_number_mode  # type: ignore[import-not-found]
 from local_bigquery.sql.script import Interpreter  # type: ignore[import-not-found]
 
 _OPENS = ("BEGIN",)
@@ -38,6 +40,7 @@ _run_merge, _run_sql = merge.run, Interpreter.sql
 
 def _merge(cursor: duckdb.DuckDBPyConnection, tree: Any, context: Any) -> Any:
     open_one = getattr(context, "transaction_is_open", False)
+    tree = tree.transform(wide_number_mode, context)
     return _run_merge(_InTransaction(cursor) if open_one else cursor, tree, context)
 
 

@@ -1,0 +1,316 @@
+"""A BigQuery dataset: Parquet load jobs into staging, and scripts that are one transaction.
+
+* A load job has an id made of what it loads. When its answer was lost it is asked for again,
+  and BigQuery says that there is such a job (409): nothing is loaded twice.
+* A script is rolled back as a whole when a statement of it fails or it ends early.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+import google.auth
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+from google.api_core import exceptions as api
+from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.transport.requests import Request
+from google.cloud import bigquery
+from google.cloud.bigquery.job.load import ColumnNameCharacterMap
+from google.cloud.bigquery.retry import DEFAULT_RETRY
+from google.oauth2 import service_account
+
+from changefeed.errors import ChangefeedError
+from sinks.warehouse.bigquery_errors import sorted_out, translated
+from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
+from sinks.warehouse.dialect import Statement, Warehouse
+
+#: Limits of one script and of one transaction, with some room.
+_SCRIPT_BYTES, _TRANSACTION_TABLES = 900_000, 30
+#: A call that is answered by nobody is given up after so long; the feed tries again.
+_CALL = DEFAULT_RETRY.with_timeout(20.0)
+_TIMEOUT = 60.0
+_UPLOAD_RETRIES = 2
+#: Load jobs of one content that may have failed before.
+_ATTEMPTS = 100
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+#: Type names of the API that the language spells otherwise.
+_SPELLING = {"INTEGER": "INT64", "FLOAT": "FLOAT64", "BOOLEAN": "BOOL", "STRUCT": "RECORD"}
+
+
+class BigQueryWarehouse(Warehouse):
+    """A dataset. Not connected until :meth:`connect`.
+
+    Args:
+        project, dataset: where the tables are.
+        location: of a dataset that has to be made; else BigQuery's default.
+        credentials: a service account's key as JSON text; None is what the machine is given
+            (application default credentials).
+        endpoint: of an emulator, without a login where it is plain ``http``.
+        bucket: ``bucket/prefix`` in Cloud Storage that loads go through; empty is directly.
+    """
+
+    dialect: BigQueryDialect
+
+    def __init__(
+        self,
+        project: str,
+        dataset: str,
+        *,
+        location: str | None = None,
+        credentials: str | None = None,
+        endpoint: str | None = None,
+        bucket: str = "",
+    ) -> None:
+        self.dialect = BigQueryDialect()
+        self.schema = dataset
+        self.place = f"BigQuery dataset {project}.{dataset}"
+        self._project = project
+        self._location = location
+        self._key = credentials
+        self._endpoint = endpoint
+        self._bucket = bucket.strip("/")
+        self._credentials: Credentials | None = None
+        self._client: bigquery.Client | None = None
+
+    # ------------------------------------------------------------------ connection
+
+    def connect(self) -> None:
+        if self._client is not None:
+            return
+        with translated(self.place, "connecting"):
+            self._credentials = self._login()
+            client = bigquery.Client(
+                project=self._project,
+                credentials=self._credentials,
+                client_options={"api_endpoint": self._endpoint} if self._endpoint else None,
+            )
+            try:
+                self._location = self._find_dataset(client)
+            except BaseException:
+                client.close()  # type: ignore[no-untyped-call]
+                raise
+        self._client = client
+
+    def _login(self) -> Credentials:
+        if self._key is not None:
+            made: Credentials = service_account.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
+                json.loads(self._key), scopes=_SCOPES
+            )
+            return made
+        if self._endpoint and self._endpoint.startswith("http://"):
+            return AnonymousCredentials()  # type: ignore[no-untyped-call]
+        found, _ = google.auth.default(scopes=_SCOPES)
+        return found
+
+    def _find_dataset(self, client: bigquery.Client) -> str | None:
+        """Its location; it is made where it is missing."""
+        name = f"{self._project}.{self.schema}"
+        try:
+            found = client.get_dataset(name, retry=_CALL, timeout=_TIMEOUT)
+        except api.NotFound:
+            wanted = bigquery.Dataset(name)
+            if self._location:
+                wanted.location = self._location
+            found = client.create_dataset(wanted, exists_ok=True, retry=_CALL, timeout=_TIMEOUT)
+        location: str | None = found.location
+        return location
+
+    @property
+    def _connected(self) -> bigquery.Client:
+        if self._client is None:
+            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+        return self._client
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()  # type: ignore[no-untyped-call]
+
+    # ------------------------------------------------------------------ statements
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        """All of it is one transaction, but for rounds of very many tables: then the tables of
+        a script are, and the next script goes on with others."""
+        for script in _scripts(statements):
+            self._script(script)
+
+    def _script(self, statements: Sequence[Statement]) -> None:
+        lines = [_one_line(statement.sql) for statement in statements]
+        if len(lines) > 1:
+            lines = ["BEGIN TRANSACTION", *lines, "COMMIT TRANSACTION"]
+        sql = ";\n".join(lines)
+        topics = {statement.topic for statement in statements}
+        job: bigquery.QueryJob | None = None
+        try:
+            job = self._start(sql, "merge")
+            job.result(retry=_CALL, job_retry=None)
+        except api.GoogleAPICallError as error:
+            topic = topics.pop() if len(topics) == 1 else self._blamed(job, statements)
+            raise sorted_out(error, self.place, _named("statements", job), topic) from None
+        except Exception as error:
+            with translated(self.place, _named("statements", job)):
+                raise error
+
+    def _start(self, sql: str, label: str) -> bigquery.QueryJob:
+        config = bigquery.QueryJobConfig(labels={"changefeed": label})
+        return self._connected.query(
+            sql, config, location=self._location, retry=_CALL, timeout=_TIMEOUT, job_retry=None
+        )
+
+    def _blamed(self, job: bigquery.QueryJob | None, statements: Sequence[Statement]) -> str:
+        """The table of the statement that failed; empty when BigQuery does not tell."""
+        if job is None:
+            return ""
+        by_text = {_one_line(statement.sql): statement.topic for statement in statements}
+        with translated(self.place, _named("looking for the failed statement of", job)):
+            children = self._connected.list_jobs(parent_job=job.job_id, retry=_CALL)
+            for child in children:
+                if child.error_result and isinstance(child, bigquery.QueryJob):
+                    return by_text.get(child.query.strip().rstrip(";"), "")
+        return ""
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        job: bigquery.QueryJob | None = None
+        with translated(self.place, "a query"):
+            job = self._start(sql, "look")
+            return [tuple(row.values()) for row in job.result(retry=_CALL, job_retry=None)]
+
+    def columns(self, table: str) -> dict[str, str]:
+        reference = self._reference(table)
+        with translated(self.place, "looking at a table", table):
+            try:
+                found = self._connected.get_table(reference, retry=_CALL, timeout=_TIMEOUT)
+            except api.NotFound:
+                return {}
+        return {plain_name(field.name): _type_name(field) for field in found.schema}
+
+    def _reference(self, table: str) -> str:
+        return f"{self._project}.{self.schema}.{escape_name(table)}"
+
+    # ------------------------------------------------------------------ loads
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        renamed = rows.rename_columns([escape_name(name) for name in rows.column_names])
+        first = "changefeed_" + hashlib.sha256(f"{table} {load_id}".encode()).hexdigest()[:40]
+        with translated(self.place, "a load", table), self._file(renamed, first) as source:
+            for attempt in range(1, _ATTEMPTS):
+                # A job that failed keeps its id: the next attempt has another one.
+                job, is_new = self._load_job(table, source, f"{first}_{attempt}")
+                try:
+                    job.result(retry=_CALL)
+                    return
+                except api.GoogleAPICallError:
+                    if is_new or job.error_result is None:
+                        raise
+
+    def _load_job(
+        self, table: str, source: IO[bytes] | str, job_id: str
+    ) -> tuple[bigquery.LoadJob, bool]:
+        """The job of this id, and whether it is new."""
+        config = bigquery.LoadJobConfig(
+            source_format=bigquery.SourceFormat.PARQUET,
+            write_disposition=bigquery.WriteDisposition.WRITE_APPEND,
+            create_disposition=bigquery.CreateDisposition.CREATE_NEVER,
+            column_name_character_map=ColumnNameCharacterMap.V2,
+            labels={"changefeed": "load"},
+        )
+        client, target = self._connected, self._reference(table)
+        try:
+            if isinstance(source, str):
+                made = client.load_table_from_uri(
+                    source,
+                    target,
+                    job_id=job_id,
+                    location=self._location,
+                    job_config=config,
+                    retry=_CALL,
+                    timeout=_TIMEOUT,
+                )
+            else:
+                made = client.load_table_from_file(
+                    source,
+                    target,
+                    rewind=True,
+                    num_retries=_UPLOAD_RETRIES,
+                    job_id=job_id,
+                    location=self._location,
+                    job_config=config,
+                    timeout=_TIMEOUT,
+                )
+            return made, True
+        except api.Conflict:
+            found = client.get_job(job_id, location=self._location, retry=_CALL)
+            return cast(bigquery.LoadJob, found), False
+
+    @contextmanager
+    def _file(self, rows: pa.Table, name: str) -> Iterator[IO[bytes] | str]:
+        """The rows as Parquet: a local file, or an object in the bucket and its URI."""
+        if not self._bucket:
+            with tempfile.TemporaryFile() as file:
+                pq.write_table(rows, file, compression="zstd")
+                file.seek(0)
+                yield file
+            return
+        path = f"{self._bucket}/{name}.parquet"
+        files = self._filesystem()
+        try:
+            pq.write_table(rows, path, compression="zstd", filesystem=files)
+            yield f"gs://{path}"
+        finally:
+            try:
+                files.delete_file(path)
+            except FileNotFoundError:
+                pass  # the write itself failed
+
+    def _filesystem(self) -> Any:
+        """Cloud Storage with the login of the client (its tokens last an hour, a load minutes)."""
+        login = self._credentials
+        if login is None or isinstance(login, AnonymousCredentials):
+            return pyarrow.fs.GcsFileSystem(anonymous=True)
+        login.refresh(Request())  # type: ignore[no-untyped-call]
+        return pyarrow.fs.GcsFileSystem(
+            access_token=login.token, credential_token_expiration=login.expiry
+        )
+
+
+def _scripts(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
+    """Statements in groups that fit a script; those of one table stay together."""
+    group: list[Statement] = []
+    size, topics = 0, 0
+    for i, statement in enumerate(statements):
+        new_topic = i == 0 or statement.topic != statements[i - 1].topic
+        if new_topic and group and (size > _SCRIPT_BYTES // 2 or topics >= _TRANSACTION_TABLES):
+            yield group
+            group, size, topics = [], 0, 0
+        group.append(statement)
+        size += len(statement.sql.encode())
+        topics += new_topic
+    if group:
+        yield group
+
+
+def _one_line(sql: str) -> str:
+    return sql.strip().rstrip(";")
+
+
+def _named(what: str, job: Any) -> str:
+    return f"{what}, job {job.job_id} in {job.location}" if job is not None else what
+
+
+def _type_name(field: bigquery.SchemaField) -> str:
+    """A column's type as CREATE TABLE spells it."""
+    written = str(field.field_type).replace(" ", "")
+    name, parenthesis, rest = written.partition("(")
+    spelled = _SPELLING.get(name, name) + parenthesis + rest
+    if field.precision and not parenthesis:
+        scale = f",{field.scale}" if field.scale else ""
+        spelled += f"({field.precision}{scale})"
+    return f"ARRAY<{spelled}>" if field.mode == "REPEATED" else spelled
