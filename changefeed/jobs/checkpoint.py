@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from changefeed.clock import Timestamp
 from changefeed.faults import fault_point
@@ -23,12 +24,19 @@ SAVE_IDLE_SECONDS = 2.0
 class Checkpoint:
     """Saves the progress of one feed and emits its resolved timestamps."""
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: Outlet, joining: Callable[[], bool]) -> None:
+        """``joining``: a statement has given the feed a table that it does not know yet."""
         self._outlet = outlet
+        self._joining = joining
         self._wanted = threading.Event()
         self._saved_at = 0.0
         self._resolved_at = 0.0
         self._resolved: Timestamp | None = None
+
+    @property
+    def resolved(self) -> Timestamp | None:
+        """What consumers were told last, by this run."""
+        return self._resolved
 
     def want(self) -> None:
         """Save at the next chance, whatever the time; safe from any thread."""
@@ -59,13 +67,20 @@ class Checkpoint:
         every = feed.options[RESOLVED]
         if every is None or now - self._resolved_at < every:
             return False
-        high = feed.high_water()
+        high = self._reached(feed)
         return high is not None and high != self._resolved and self._outlet.resolves
 
     def _resolve(self, feed: Feed) -> None:
-        high = feed.high_water()
+        high = self._reached(feed)
         if high is None or (self._resolved is not None and high <= self._resolved):
+            return
+        # Asked after the place is known: what commits in a table after the statement that
+        # added it has answered is above all that was resolved without it.
+        if self._joining():
             return
         self._outlet.resolved(high)
         self._resolved = high
         self._resolved_at = time.monotonic()
+
+    def _reached(self, feed: Feed) -> Timestamp | None:
+        return feed.resolved(by_topic=self._outlet.resolves_by_topic)

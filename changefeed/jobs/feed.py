@@ -5,7 +5,7 @@ Owned by the runner's thread; nothing here waits or does I/O except :meth:`Feed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from changefeed.catalog import Catalog, Lease
@@ -150,6 +150,29 @@ class Feed:
             if done is None or done < upto:
                 self.tables[name] = replace(self.tables[name], done_upto=upto)
 
+    def take_places(self, places: Mapping[str, Timestamp], *, scans: bool) -> None:
+        """Go on from what the sink says was committed; never back.
+
+        ``scans``: a whole scan that it knows of need not come again.
+        """
+        for name, table in list(self.tables.items()):
+            if table.state is TableState.FAILED:
+                continue
+            scanned = places.get(scan_place(name))
+            owed = table.scan_wanted and table.scan_at is not None
+            if scans and owed and scanned is not None and scanned >= (table.scan_at or scanned):
+                table = self.update(
+                    name,
+                    state=TableState.RUNNING,
+                    scan_wanted=False,
+                    scan_at=scanned,
+                    done_upto=max(table.done_upto or scanned, scanned),
+                )
+            # Changes of a table follow its start; before that there is nothing to go on from.
+            since, upto = table.done_upto or table.scan_at, places.get(str(name))
+            if since is not None and upto is not None and upto > since:
+                self.update(name, done_upto=upto)
+
     def count(self, table: TableName, rows: int, size: int) -> None:
         """Add delivered rows and bytes."""
         old = self.tables[table]
@@ -166,16 +189,23 @@ class Feed:
         """
         if self.in_state(TableState.SCANNING):
             return None
-        live = [
-            t.scan_at.previous()
-            if t.scan_wanted and t.scan_at and t.done_upto and t.done_upto >= t.scan_at
-            else t.done_upto
+        live = [_complete(t) for t in self.tables.values() if t.state is not TableState.FAILED]
+        return _least(live)
+
+    def resolved(self, *, by_topic: bool) -> Timestamp | None:
+        """No change at or below it will be sent to anybody who is told so.
+
+        A table that failed goes on one day from where it stopped, so it holds up what covers it:
+        a mark for the whole feed, or for a topic that it shares with a table which goes on.
+        ``by_topic``: a mark covers the topics of the other tables alone.
+        """
+        topics = {t.topic for t in self.tables.values() if t.state is not TableState.FAILED}
+        failed = [
+            _complete(t)
             for t in self.tables.values()
-            if t.state is not TableState.FAILED
+            if t.state is TableState.FAILED and (not by_topic or t.topic in topics)
         ]
-        if not live or any(done is None for done in live):
-            return None
-        return min(done for done in live if done is not None)
+        return _least([self.high_water(), *failed])
 
     def save(self) -> Timestamp | None:
         """Make progress durable; returns the high-water it wrote.
@@ -198,3 +228,22 @@ class Feed:
         )
         self._changed.clear()
         return high_water
+
+
+def _complete(table: TableProgress) -> Timestamp | None:
+    """Everything of the table at or below is durable and as it should be."""
+    done, since = table.done_upto, table.scan_at
+    if table.scan_wanted and since and done and done >= since:
+        return since.previous()
+    return done
+
+
+def _least(places: Sequence[Timestamp | None]) -> Timestamp | None:
+    """The smallest; None when one is not known, or there is none."""
+    known = [place for place in places if place is not None]
+    return min(known) if known and len(known) == len(places) else None
+
+
+def scan_place(table: TableName) -> str:
+    """Under what name a sink that keeps progress knows the last whole scan of a table."""
+    return f"{table}#scan"

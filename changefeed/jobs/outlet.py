@@ -28,6 +28,7 @@ from sinks.base import (
     Accepts,
     Batch,
     Delivery,
+    EndsScans,
     Epoch,
     Evolves,
     KeepsProgress,
@@ -111,6 +112,10 @@ class Outlet:
         if self._sink is None:
             sink = self._prepared(scan=False)
             sink.open(self.context())
+            if isinstance(sink, KeepsProgress) and self.keeps(sink):
+                # What was committed before a crash, whether we have heard of it or not. A scan
+                # that has to be ended at the sink is repeated: it may not have been.
+                self._feed.take_places(sink.progress(), scans=not isinstance(sink, EndsScans))
             self._sink = sink
         elif feed is not None:
             self._sink.open(self.context())
@@ -224,13 +229,6 @@ class Outlet:
         """Forget what was written and not committed, half a write too."""
         if self._sink is not None:
             self._sink.abort(epoch, receipts)
-
-    def progress(self) -> Mapping[str, Timestamp]:
-        """The places the sink was told by what it committed; empty where it keeps none."""
-        sink = self.open()
-        if isinstance(sink, KeepsProgress) and keeps_progress(sink, self._feed):
-            return sink.progress()
-        return {}
 
     # -- marks ------------------------------------------------------------------------------
 

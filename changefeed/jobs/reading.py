@@ -28,9 +28,10 @@ import pyarrow as pa
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.faults import fault_point
+from changefeed.jobs.feed import scan_place
 from changefeed.jobs.fence import Fence, ScanStopped
 from changefeed.jobs.outlet import durable, takes_rows
-from changefeed.schema import TableName, TableSchema
+from changefeed.schema import TableSchema
 from changefeed.shapes import Deletes
 from changefeed.spark.fence import Ticket
 from changefeed.spark.scan import row_frame, run_scan, scan_rows
@@ -59,11 +60,6 @@ TYPED_ROWS = 50_000
 ROUND_ROWS = 500_000
 #: Parts read at the same time here.
 READERS = 4
-
-
-def scan_place(table: TableName) -> str:
-    """Under what name a sink that keeps progress knows the last whole scan of a table."""
-    return f"{table}#scan"
 
 
 @dataclass

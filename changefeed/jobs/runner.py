@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: How long an idle feed sleeps before it looks around by itself.
 IDLE_SECONDS = 0.5
+#: How often the progress of a scan is written down.
+SHOW_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 
@@ -70,16 +72,22 @@ class FeedRunner:
         self._feed = Feed(self.catalog, job, lease)
         self.outlet = Outlet(self.catalog, self._feed, node.id, node.engine, sink)
         self._delivery = Delivery(job.name, self.keeper, self.engine, node.shared, self.outlet)
-        self._checkpoint = Checkpoint(self.outlet)
+        self._checkpoint = Checkpoint(self.outlet, self._joining)
         self._leaving = Leaving(self.catalog, self.keeper, self.outlet.dropped)
         self._scanning = Scanning(
-            self.catalog, self.keeper, self._stopping, lambda tables: Scan(self, tables)
+            self.catalog,
+            self.keeper,
+            self._stopping,
+            lambda tables: Scan(self, tables),
+            lambda: self._checkpoint.resolved,
         )
         self._next_round = 0.0
         self._state_version: object = None
+        self._unknown: set[TableName] = set()
         self._seen = Timestamp.ZERO
         self._retry = RetryClock()
         self._shown: tuple[Status, str] | None = None
+        self._shown_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"feed-{job.name}", daemon=True)
 
     # -- from other threads ---------------------------------------------------------------
@@ -248,6 +256,7 @@ class FeedRunner:
             self.outlet.close()
         self.generation, self.name = job.generation, job.name
         self._feed = Feed(self.catalog, job, self._lease)
+        self._state_version = None
         self.outlet.open(self._feed)
         self._shown = None
 
@@ -287,7 +296,14 @@ class FeedRunner:
         version = self.catalog.version()
         if version != self._state_version:
             self._state_version = version
-            self._feed.keep_only({t.table for t in self.catalog.tables(self.job_id)})
+            names = {t.table for t in self.catalog.tables(self.job_id)}
+            self._feed.keep_only(names)
+            self._unknown = names - self._feed.tables.keys()
+
+    def _joining(self) -> bool:
+        """The feed has got a table that only the reload will bring."""
+        self._leave_dropped_tables()
+        return bool(self._unknown)
 
     def _groups(
         self, frontier: Timestamp
@@ -352,7 +368,13 @@ class FeedRunner:
             self._show(Status.RUNNING, "running")
 
     def _show(self, status: Status, reason: str, error: ChangefeedError | None = None) -> None:
-        if self._shown != (status, reason):
+        if self._shown == (status, reason):
+            return
+        now = time.monotonic()
+        moved = self._shown is None or self._shown[0] is not status
+        # The text of a scan tells how far it is: nobody reads it more often.
+        if moved or status is not Status.SCANNING or now - self._shown_at >= SHOW_SECONDS:
+            self._shown_at = now
             self.catalog.transition(
                 self.job_id, status, reason=reason, error=error, lease=self._lease
             )

@@ -29,7 +29,10 @@ class Scanning:
         keeper: SourceKeeper,
         stopping: threading.Event,
         start: Callable[[list[TableProgress]], Scan],
+        resolved: Callable[[], Timestamp | None] = lambda: None,
     ) -> None:
+        """``resolved``: what consumers were told last."""
+        self._resolved = resolved
         self._catalog = catalog
         self._keeper = keeper
         self._stopping = stopping
@@ -175,6 +178,8 @@ class Scanning:
             self._keeper.wait_captured([table.table], self._stopping)
             position = table.start or self._keeper.source.current_position()
             at = self._keeper.wait_position(position, self._stopping)
+            # What was resolved meanwhile was committed before the statement answered.
+            at = max(at, self._resolved() or at)
         feed.update(table.table, state=TableState.RUNNING, done_upto=at)
 
     def _check_cursor(self, table: TableName, cursor: Timestamp) -> None:

@@ -136,14 +136,30 @@ def test_a_change_of_shape_is_followed_and_backfilled(
 
 def test_a_table_that_cannot_follow_fails_alone(bench: Bench) -> None:
     bench.db.execute("create table u (a int primary key, b text)")
-    store = bench.create("f", "t, u")
+    store = bench.create("f", "t, u", "resolved = '50ms'")
     bench.feeds.sync("f")
+    until(lambda: store.resolved)
     store.faults["evolve"].append(ChangefeedError("CF5006", "no such type"))
     bench.db.execute("insert into u values (1, 'last'); alter table u add column c int")
     bench.db.execute("insert into u values (2, 'never', 1); insert into t values (80, 'goes on')")
     until(lambda: (80,) in store.table("t"))
     until(lambda: bench.states("f") == {"t": "running", "u": "failed"})
     assert set(store.table("u")) == {(1,)}
+    # A mark covers all tables, and rows of this one will come.
+    [stopped] = [
+        t.done_upto
+        for t in bench.feeds.catalog.tables(bench.feeds.catalog.job("f").id)
+        if t.table.name == "u"
+    ]
+    bench.db.execute("insert into t values (81, 'goes on')")
+    until(lambda: (81,) in store.table("t"))
+    assert stopped is not None
+    assert store.resolved[-1] <= stopped
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    until(lambda: set(store.table("u")) == {(1,), (2,)})
+    bench.feeds.sync("f")
+    until(lambda: store.resolved[-1] > stopped)
+    assert store.resolved == sorted(store.resolved)
 
 
 def test_a_backlog_is_committed_in_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +206,77 @@ def test_a_crash_around_a_commit_repeats_and_harms_nothing(bench: Bench, place: 
     bench.feeds.open()
     bench.feeds.sync("f")
     assert store.table("t") == bench.truth()
+
+
+# ------------------------------------------------------------------------------- exactly once
+
+
+def test_exactly_once_is_refused_where_the_sink_cannot(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(ChangefeedError) as refused:
+        bench.feeds.execute(
+            f"CREATE CHANGEFEED f FOR t INTO 'file://{tmp_path}' WITH delivery = 'exactly_once'"
+        )
+    assert refused.value.code.number == "CF1206"
+    assert "delivery=exactly_once" in refused.value.message
+
+
+def once(store: Store, bench: Bench) -> None:
+    """Every row of the source arrived exactly once."""
+    keys = [key for topic, key, _ in store.messages if topic == "t"]
+    assert sorted(keys) == sorted(f"[{a}]" for (a,) in bench.db.execute("select a from t"))
+
+
+def fill(db: Database, since: int) -> None:
+    for n in range(5):
+        db.execute("insert into t values (%s, 'x')", [since + n])
+
+
+@pytest.mark.parametrize("place", ["runner.after_commit", "runner.after_save"])
+def test_exactly_once_goes_on_from_what_the_sink_says(bench: Bench, place: str) -> None:
+    store = bench.create("f", options="delivery = 'exactly_once'", scheme="keeping")
+    bench.feeds.sync("f")
+    with armed(f"{place}@1:error"):
+        fill(bench.db, 100)
+        bench.feeds.sync("f")
+    once(store, bench)
+    # The commit arrived, its answer did not.
+    store.lost_answers += 1
+    fill(bench.db, 200)
+    bench.feeds.sync("f")
+    assert not store.lost_answers
+    bench.feeds.close()
+    fill(bench.db, 300)
+    bench.feeds.open()
+    bench.feeds.sync("f")
+    once(store, bench)
+
+
+@pytest.mark.parametrize("place", ["scan.before_end@1", "scan.table_saved@1"])
+def test_a_scan_is_exactly_once(bench: Bench, large: None, place: str) -> None:
+    with armed(f"{place}:error"):
+        store = bench.create("f", options="delivery = 'exactly_once'", scheme="keeping")
+        bench.feeds.sync("f")
+    once(store, bench)
+    assert {"shop.public.t#scan"} <= store.progress.keys()
+    fill(bench.db, 100)
+    bench.feeds.sync("f")
+    once(store, bench)
+    # A scan again after a change of shape: again each row once.
+    store.messages.clear()
+    with armed(f"{place}:error"):
+        bench.db.execute("alter table t add column c int default 7")
+        bench.db.execute("insert into t values (400, 'after', 1)")
+        bench.feeds.sync("f")
+        until(lambda: len(store.messages) >= 16)
+    bench.feeds.sync("f")
+    keys = sorted(key for _, key, _ in store.messages)
+    truth = [f"[{a}]" for (a,) in bench.db.execute("select a from t")]
+    assert keys in (sorted(truth), sorted([*truth, "[400]"])), "the new row may be a change, too"
+
+
+def test_a_scan_that_fails_before_its_commit_left_nothing(bench: Bench, large: None) -> None:
+    STORES["f"].faults["commit_with"].append(ChangefeedError("CF5001", "away"))
+    store = bench.create("f", options="delivery = 'exactly_once'", scheme="keeping")
+    bench.feeds.sync("f")
+    assert store.calls.count("commit_with") >= 2
+    once(store, bench)
