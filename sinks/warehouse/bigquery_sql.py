@@ -114,14 +114,20 @@ class BigQueryDialect(Dialect):
 
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         """JSON cannot be compared, and a join needs an equality: the rows as JSON text."""
-        return f"{self._row_text(columns, f'{left}.')} = {self._row_text(columns, f'{right}.')}"
+        return f"{self._row_text(columns, left)} = {self._row_text(columns, right)}"
 
-    def _row_text(self, columns: Sequence[str], prefix: str = "") -> str:
-        listed = ", ".join(f"{prefix}{self.quote(c)}" for c in columns)
+    def _row_text(self, columns: Sequence[str], source: str) -> str:
+        listed = ", ".join(f"{source}.{self.quote(c)}" for c in columns)
         return f"TO_JSON_STRING(STRUCT({listed}))"
 
+    def distinct(self, columns: Sequence[str], source: str) -> tuple[str, str]:
+        """JSON cannot be grouped either."""
+        q = self.quote
+        listed = ", ".join(f"ANY_VALUE({source}.{q(c)}) AS {q(c)}" for c in columns)
+        return listed, self._row_text(columns, source)
+
     def copies(self, count: str) -> str:
-        return f"CROSS JOIN UNNEST(GENERATE_ARRAY(1, {count})) AS _copy"
+        return f"CROSS JOIN UNNEST(GENERATE_ARRAY(1, CAST({count} AS INT64))) AS _copy"
 
     def instant(self, version: str) -> str:
         return f"TIMESTAMP_MICROS(DIV({version}, 1000))"

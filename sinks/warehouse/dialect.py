@@ -179,6 +179,11 @@ class Dialect:
             f"{left}.{self.quote(c)} IS NOT DISTINCT FROM {right}.{self.quote(c)}" for c in columns
         )
 
+    def distinct(self, columns: Sequence[str], source: str) -> tuple[str, str]:
+        """SELECT list and GROUP BY list that make one row of equal rows of ``source``."""
+        listed = ", ".join(f"{source}.{self.quote(c)}" for c in columns)
+        return listed, listed
+
     def copies(self, count: str) -> str:
         """A join that repeats each row of a FROM clause ``count`` times, an expression."""
         return f"CROSS JOIN LATERAL generate_series(1, {count}) AS _copy(n)"

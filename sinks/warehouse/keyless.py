@@ -51,14 +51,15 @@ def _net(table: Table, staged: Staged) -> str:
     d, shape = table.d, staged.shape
     q = d.quote
     row = ", ".join(map(q, shape.names))
+    one_row, equal_rows = d.distinct(shape.names, "b")
     both = (
         f"{_side(table, staged, '', 1, ('INSERT', 'UPDATE'))} UNION ALL "
         f"{_side(table, staged, BEFORE, -1, ('DELETE', 'UPDATE'))}"
     )
     return (
         f"SELECT {row}, {q('_change')}, {q(SEQUENCE)}, row_number() OVER (ORDER BY {q(SEQUENCE)}) "
-        f"AS {q('_row')} FROM (SELECT {row}, sum({q('_one')}) AS {q('_change')}, "
-        f"max({q(SEQUENCE)}) AS {q(SEQUENCE)} FROM ({both}) AS b GROUP BY {row}) AS g "
+        f"AS {q('_row')} FROM (SELECT {one_row}, sum({q('_one')}) AS {q('_change')}, "
+        f"max({q(SEQUENCE)}) AS {q(SEQUENCE)} FROM ({both}) AS b GROUP BY {equal_rows}) AS g "
         f"WHERE {q('_change')} <> 0"
     )
 
