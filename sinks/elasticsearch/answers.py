@@ -52,14 +52,18 @@ class Outcome:
         return Verdict.REFUSED
 
     @property
-    def field(self) -> str:
-        """The column that refused a value. The reason has it beside the value, which stays here;
-        so do the names inside a json column."""
+    def shown(self) -> str:
+        """The error, and the column and mapping that refused a value.
+
+        The reason has them beside the value, which stays here; so do names inside a json column.
+        """
         found = _FIELD.search(self.reason)
-        return found[1] if found else ""
+        return f"{self.kind} (field {found[1]} of type {found[2]})" if found else self.kind
 
 
-_FIELD = re.compile(r"failed to parse field \[((?:after\.|before\.)?[^\].]{1,200})")
+_FIELD = re.compile(
+    r"failed to parse field \[((?:after\.|before\.)?[^\].]{1,200})[^\]]*\] of type \[(\w+)\]"
+)
 
 
 def outcomes(answer: Mapping[str, Any]) -> list[Outcome]:

@@ -255,10 +255,8 @@ def _what(parts: Sequence[Part]) -> str:
 
 
 def counted(found: Iterable[Outcome]) -> str:
-    """``12 documents: 12 x document_parsing_exception (field total)``; no values."""
-    kinds = Counter(
-        outcome.kind + (f" (field {outcome.field})" if outcome.field else "") for outcome in found
-    )
+    """``12 documents: 12 x document_parsing_exception (field total of type long)``; no values."""
+    kinds = Counter(outcome.shown for outcome in found)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(5))
     return f"{kinds.total()} documents: {listed}"
 

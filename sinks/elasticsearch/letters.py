@@ -55,8 +55,9 @@ class DeadLetters:
                 "CF5003",
                 f"index {target.topic} refused documents of table {target.table}",
                 detail=what,
-                hint="the field's mapping does not take the value: change the mapping or the row "
-                "and RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
+                hint="the field does not take the value: change its mapping (json=stored in the "
+                "sink URI suits json columns that hold more than objects) or the row, and "
+                "RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
                 "documents there and goes on.",
             )
         letters = [self._letter(refused.part, i, o) for i, o in refused.outcomes.items()]

@@ -1,0 +1,135 @@
+"""An HTTP server between a client and another server, which does wrong on purpose.
+
+with FaultyProxy(target_port) as proxy:
+    proxy.script.append(Fault.BUSY)     # for the next request that matches
+    connect(f"127.0.0.1:{proxy.port}")
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Status, body and headers of an answer."""
+
+    status: int
+    body: bytes = b"{}"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the client asked."""
+
+    method: str
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+
+#: Gets the request and a function that forwards one; None cuts the connection.
+Fault = Callable[[Request, Callable[[Request], Reply]], Reply | None]
+
+
+def answer(status: int, body: bytes = b"{}", **headers: str) -> Fault:
+    """This answer, and the request goes nowhere."""
+    return lambda request, forward: Reply(status, body, headers)
+
+
+def cut(request: Request, forward: Callable[[Request], Reply]) -> Reply | None:
+    """The connection breaks before the server heard of the request."""
+    return None
+
+
+def lose_answer(request: Request, forward: Callable[[Request], Reply]) -> Reply | None:
+    """The server does it, and nobody hears of that."""
+    forward(request)
+    return None
+
+
+class FaultyProxy:
+    """Forwards requests to ``127.0.0.1:port``.
+
+    Attributes:
+        script: faults for the next requests to a path that holds ``matching``, one each.
+        always: a fault for every other such request.
+        seen: every such request.
+    """
+
+    def __init__(self, port: int, matching: str = "/_bulk") -> None:
+        self.script: deque[Fault] = deque()
+        self.always: Fault | None = None
+        self.seen: list[Request] = []
+        self._matching = matching
+        self._target = port
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                length = int(self.headers.get("content-length") or 0)
+                request = Request(
+                    self.command, self.path, self.rfile.read(length), dict(self.headers.items())
+                )
+                reply = proxy.reply(request)
+                if reply is None:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.send_header("content-length", str(len(reply.body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(reply.body)
+
+            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> FaultyProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def reply(self, request: Request) -> Reply | None:
+        """What the client gets."""
+        fault = None
+        if self._matching in request.path:
+            self.seen.append(request)
+            fault = self.script.popleft() if self.script else self.always
+        return fault(request, self._forward) if fault else self._forward(request)
+
+    def _forward(self, request: Request) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self._target, timeout=60)
+        try:
+            headers = {k: v for k, v in request.headers.items() if k.lower() != "content-length"}
+            connection.request(request.method, request.path, request.body or None, headers)
+            answered = connection.getresponse()
+            body = answered.read()
+            kept = ("content-type", "x-elastic-product", "retry-after")
+            headers = {n: v for n in kept if (v := answered.getheader(n))}
+            return Reply(answered.status, body, headers)
+        finally:
+            connection.close()
