@@ -42,6 +42,7 @@ class Entry:
     hidden: bool = False
 
 
+_FILES = "sinks.files.sink:FilesSink"
 _KAFKA = "sinks.kafka.sink:KafkaSink"
 _ELASTICSEARCH = "sinks.elasticsearch.sink:ElasticsearchSink"
 _WEBHOOK = "sinks.webhook.sink:WebhookSink"
@@ -82,10 +83,44 @@ BUILT_IN: dict[str, Entry] = {
         extra="elasticsearch",
     ),
     "file": Entry(
-        "sinks.files.sink:FilesSink",
+        _FILES,
         "files in a directory, sorted by name in time order",
         "file:///var/lib/feeds?partition_format=hourly",
     ),
+    "s3": Entry(
+        _FILES,
+        "the same in Amazon S3 or a store like it",
+        "s3://bucket/prefix?AWS_ACCESS_KEY_ID=K&AWS_SECRET_ACCESS_KEY=S&AWS_REGION=eu-west-1",
+    ),
+    "gs": Entry(
+        _FILES,
+        "the same in Google Cloud Storage",
+        "gs://bucket/prefix?AUTH=implicit",
+    ),
+    "azure": Entry(
+        _FILES,
+        "the same in Azure Blob Storage",
+        "azure://container/prefix?AZURE_ACCOUNT_NAME=N&AZURE_ACCOUNT_KEY=K",
+    ),
+    "azure-blob": Entry(_FILES, "the same as azure", "", hidden=True),
+    "azure-storage": Entry(_FILES, "the same as azure", "", hidden=True),
+    "hdfs": Entry(_FILES, "the same in HDFS", "hdfs://namenode:8020/feeds"),
+    "https": Entry(
+        _FILES,
+        "the same on a server that takes files by PUT",
+        "https://user:password@example.com/feeds",
+        ("httpx",),
+        "webhook",
+    ),
+    "http": Entry(
+        _FILES,
+        "the same without TLS",
+        "http://localhost:8080/feeds",
+        ("httpx",),
+        "webhook",
+    ),
+    "file-https": Entry(_FILES, "the same as https", "", ("httpx",), "webhook", hidden=True),
+    "file-http": Entry(_FILES, "the same as http", "", ("httpx",), "webhook", hidden=True),
     "webhook-https": Entry(
         _WEBHOOK,
         "batches of messages to an HTTPS endpoint",
@@ -113,11 +148,37 @@ BUILT_IN: dict[str, Entry] = {
         "postgresql://user:password@host/database?schema=shop",
         ("psycopg",),
     ),
+    "bigquery": Entry(
+        "sinks.warehouse.bigquery:BigQuerySink",
+        "tables of a BigQuery dataset, kept equal by staged merge",
+        "bigquery://project/dataset?location=EU",
+        ("google.cloud.bigquery",),
+        "bigquery",
+    ),
+    "snowflake": Entry(
+        "sinks.warehouse.snowflake:SnowflakeSink",
+        "tables of a Snowflake schema, kept equal by staged merge",
+        "snowflake://user:password@account/database/schema?warehouse=W&role=R",
+        ("snowflake.connector",),
+        "snowflake",
+    ),
     "experimental-sql": Entry(
         "sinks.table.sink:TableSink",
         "a table of messages in a SQL database",
         "experimental-sql:///postgresql://user@host/db",
         ("sqlalchemy",),
+    ),
+    "delta": Entry(
+        "sinks.lake.sink:DeltaSink",
+        "Delta tables kept by Spark's MERGE, on any filesystem Spark reaches",
+        "delta:///srv/lake",
+        ("pyspark",),
+    ),
+    "iceberg": Entry(
+        "sinks.lake.sink:IcebergSink",
+        "Iceberg tables kept by Spark's MERGE, in a hadoop, REST or JDBC catalog",
+        "iceberg://lake/shop?type=hadoop&warehouse=/srv/lake",
+        ("pyspark",),
     ),
     "null": Entry("sinks.null.sink:NullSink", "nothing: for measuring", "null://"),
     "sinkless": Entry(
@@ -246,9 +307,16 @@ def _load(scheme: str) -> Any:
 def _missing(scheme: str) -> ChangefeedError | None:
     found = entry(scheme)
     for package in found.packages:
-        if importlib.util.find_spec(package) is None:
+        if not _installed(package):
             return _needs(scheme, found, package)
     return None
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even what it is a part of
+        return False
 
 
 def _needs(scheme: str, found: Entry, package: str) -> ChangefeedError:

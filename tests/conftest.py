@@ -64,6 +64,7 @@ from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 from tests.services.python import Unavailable
+from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
 
 PostgresFactory = Callable[..., PostgresCluster]
@@ -181,6 +182,15 @@ def elasticsearch() -> Iterator[Elasticsearch]:
     """The run's shared Elasticsearch. Do not stop it: others use it."""
     with server_folder("elasticsearch") as folder:
         server = Elasticsearch(folder).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """The run's shared S3 server (moto); make a bucket or use a prefix of your own."""
+    with server_folder("s3") as folder:
+        server = S3Server(folder).start()
         yield server
         server.stop()
 

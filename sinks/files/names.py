@@ -4,37 +4,92 @@
     /[date]/[timestamp].RESOLVED
 
 The timestamp of a data file is the smallest one its rows can have: one above the frontier of the
-feed when the rows were delivered. So for a mark R
+feed when the rows were delivered, or the beginning of their bucket where that is later. So for a
+mark R
 
-* a file that R covers was delivered with a frontier below R, its stamp is at most R, and on a tie
-  ``-`` sorts before ``.``;
+* a file with rows that R covers was delivered with a frontier below R, and its stamp is at most
+  that of the rows, so at most R; on a tie ``-`` sorts before ``.``;
 * a file delivered after R has a frontier of at least R, so its stamp is above R.
+
+A bucket (the minutes of ``partition_format=minute``, say) holds the rows of that time and no
+others, and once a mark is beyond its end nothing is added to it. Its manifests are
+
+    /[bucket]/[last instant of the bucket]-[job]-[topic]-[schema-id].manifest
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from dataclasses import dataclass
 
 from changefeed.clock import Timestamp
 from sinks.naming import kafka_topic_name
 
-#: ``partition_format`` -> strftime pattern of the folder.
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Folders by time. ``pattern`` is for strftime, ``nanos`` is how much time one has."""
+
+    pattern: str
+    nanos: int
+
+    def start(self, wall: int) -> int:
+        """When the bucket that ``wall`` falls into begins."""
+        return wall - wall % self.nanos if self.nanos else 0
+
+    def folder(self, stamp: Timestamp) -> str:
+        """Folder of an instant; empty for ``flat``."""
+        return f"{stamp.datetime():{self.pattern}}" if self.pattern else ""
+
+    def begin(self, folder: str) -> int | None:
+        """When the bucket of a folder begins; None for a folder that is none of ours."""
+        try:
+            moment = dt.datetime.strptime(folder, self.pattern).replace(tzinfo=dt.UTC)
+        except ValueError:
+            return None
+        return round(moment.timestamp()) * 1_000_000_000
+
+
+_MINUTE = 60 * 1_000_000_000
+
+#: ``partition_format`` -> its buckets.
 PARTITION_FORMATS = {
-    "daily": "%Y-%m-%d",
-    "hourly": "%Y-%m-%d/%H",
-    "minute": "%Y-%m-%d/%H/%M",
-    "flat": "",
+    "daily": Buckets("%Y-%m-%d", 24 * 60 * _MINUTE),
+    "hourly": Buckets("%Y-%m-%d/%H", 60 * _MINUTE),
+    "minute": Buckets("%Y-%m-%d/%H/%M", _MINUTE),
+    "flat": Buckets("", 0),
 }
 
 MAX_LABEL = 150
 """Characters of the topic in a file name; with the rest it stays below 255, the usual limit."""
+
+_DATA = re.compile(
+    r"(?P<stamp>\d{33})-[0-9a-f]{16}-(?P<job>\d+)-\d{10}-\d{5}-\w+-(?P<topic>.+)-(?P<schema>\d+)"
+    r"\.(?:ndjson|csv|avro|parquet)(?:\.\w+)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DataName:
+    """What the name of a data file says. ``topic`` is the label: escaped, and cut when long."""
+
+    job: int
+    topic: str
+    schema: int
+
+
+def parse_name(name: str) -> DataName | None:
+    """Read the last part of a path; None for anything that is no data file of ours."""
+    found = _DATA.fullmatch(name)
+    return found and DataName(int(found["job"]), found["topic"], int(found["schema"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Namer:
     """Names for one writer. ``session`` is unique to it, so no other reuses its names."""
 
-    partition_format: str
+    buckets: Buckets
     extension: str
     session: str
 
@@ -64,6 +119,12 @@ class Namer:
         """Path of the marker that everything at or below ``at`` is there."""
         return self._in_folder(at, f"{at.file_stamp()}.RESOLVED")
 
+    def manifest(self, start: int, data: DataName) -> str:
+        """Path of the list of a table's files in the bucket that begins at ``start``."""
+        last = Timestamp(start + self.buckets.nanos - 1)
+        name = f"{last.file_stamp()}-{data.job}-{data.topic}-{data.schema}.manifest"
+        return self._in_folder(last, name)
+
     def _in_folder(self, stamp: Timestamp, name: str) -> str:
-        pattern = PARTITION_FORMATS[self.partition_format]
-        return f"{stamp.datetime():{pattern}}/{name}" if pattern else name
+        folder = self.buckets.folder(stamp)
+        return f"{folder}/{name}" if folder else name

@@ -1,64 +1,126 @@
-"""Parameters of ``file://`` and the options that concern files."""
+"""Parameters of the files sinks' URIs, and the options that concern files.
+
+Names of the stores' parameters are CockroachDB's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from changefeed.errors import ChangefeedError
+from changefeed.errors import ChangefeedError, raise_all
 from changefeed.option_types import parse_size
 from changefeed.uri import SinkURL
-from sinks.files.names import PARTITION_FORMATS
-from sinks.files.staged import SUFFIXES
+from sinks.files.names import PARTITION_FORMATS, Buckets
+from sinks.files.places.spec import PlaceSpec, place_of
+from sinks.files.writers import EXTENSIONS, PACKINGS
 
 DEFAULT_FILE_SIZE = 16_000_000
 """Bytes before compression after which a file is closed (CockroachDB's default, 16MB)."""
 
-_EXTENSIONS = {"json": "ndjson", "csv": "csv"}
+MANIFEST = ("yes", "no")
 
 
 @dataclass(frozen=True, slots=True)
 class FilesSettings:
-    """A checked sink URI with its options."""
+    """A checked sink URI with its options.
 
-    directory: Path
-    partition_format: str
+    Attributes:
+        place: where the files are.
+        buckets: folders by time.
+        manifests: a bucket gets its manifests when it is closed.
+        file_size: bytes before compression at which a file ends.
+        format: ``json``, ``csv``, ``avro`` or ``parquet``.
+    """
+
+    place: PlaceSpec
+    buckets: Buckets
+    manifests: bool
     file_size: int
     topic_prefix: str
-    extension: str
+    format: str
     compression: str
+
+    @property
+    def extension(self) -> str:
+        """What follows the dot in the names of data files."""
+        packed = PACKINGS[self.format][self.compression]
+        return EXTENSIONS[self.format] + packed
 
 
 def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
-    """Check a ``file://`` URI; touches nothing.
+    """Check the URI and options of a files sink; touches nothing.
 
     Raises:
-        ChangefeedError: the path is not absolute, or a parameter is unknown or wrong.
+        ChangefeedError: all problems found (``Problems`` when there are several).
     """
     url = SinkURL(uri)
-    if url.hosts or not url.path.startswith("/"):
-        raise ChangefeedError(
-            "CF1201",
-            "a file sink needs an absolute path and no host",
-            hint="write file:///directory, with three slashes.",
-        )
-    partition_format = url.take_choice("partition_format", tuple(PARTITION_FORMATS)) or "daily"
-    size = url.take_str("file_size")
+    found: list[ChangefeedError] = []
+    place = place_of(url, found)
+    partition, manifests, size = "daily", None, DEFAULT_FILE_SIZE
+    try:
+        partition = url.take_choice("partition_format", tuple(PARTITION_FORMATS)) or partition
+        manifests = url.take_choice("manifest", MANIFEST)
+        size = _size(url.take_str("file_size"))
+    except ChangefeedError as error:
+        found.append(error)
     prefix = url.take_str("topic_prefix", "") or ""
-    url.finish()
+    try:
+        url.finish()
+    except ChangefeedError as error:
+        found.append(error)
+    form = str(options.get("format") or "json")
     compression = str(options.get("compression") or "none")
+    if compression not in PACKINGS[form]:
+        able = " or ".join(f"'{name}'" for name in PACKINGS[form] if name != "none")
+        problem = f"files of format={form} are incompatible with compression={compression}"
+        found.append(ChangefeedError("CF1206", problem, hint=f"they take {able}."))
+    buckets = PARTITION_FORMATS[partition]
+    if manifests == "yes":
+        found += _against_manifests(place, partition, options)
+    raise_all(found)
+    wanted = manifests == "yes" or (manifests is None and partition == "minute")
     return FilesSettings(
-        directory=Path(url.path),
-        partition_format=partition_format,
-        file_size=DEFAULT_FILE_SIZE if size is None else _size(size),
+        place=place,
+        buckets=buckets,
+        manifests=wanted and place.lists,
+        file_size=size,
         topic_prefix=prefix,
-        extension=_EXTENSIONS[str(options.get("format") or "json")] + SUFFIXES[compression],
+        format=form,
         compression=compression,
     )
 
 
-def _size(text: str) -> int:
+def _against_manifests(
+    place: PlaceSpec, partition: str, options: Mapping[str, object]
+) -> list[ChangefeedError]:
+    found = []
+    if partition == "flat":
+        found.append(
+            ChangefeedError(
+                "CF1207",
+                "param manifest needs buckets, and partition_format=flat has none",
+                hint="use partition_format=minute, hourly or daily.",
+            )
+        )
+    if not place.lists:
+        problem = f"param manifest needs a listing of the files, which {place.scheme} has not"
+        found.append(ChangefeedError("CF1207", problem))
+    if "resolved" in options and options["resolved"] is None:
+        found.append(
+            ChangefeedError(
+                "CF1205",
+                "param manifest needs the option resolved: a bucket is closed by a resolved "
+                "timestamp",
+                hint="add resolved = '10s'.",
+            )
+        )
+    return found
+
+
+def _size(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_FILE_SIZE
     try:
         size = parse_size(text)
     except ValueError:

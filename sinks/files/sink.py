@@ -1,20 +1,20 @@
-"""``file:///dir``: newline-delimited JSON (or CSV of a scan), marked with RESOLVED files.
+"""Files: newline-delimited JSON, CSV, Avro or Parquet, marked with RESOLVED files.
 
-A file is visible only when it is complete and durable: it is written below ``.tmp``, synced, and
-renamed by ``commit``; a crash leaves nothing but names a reader never looks at. The key is part
-of the value, because a line has no other place for it; rows without a value (tombstones) say
+A file is visible only as a whole: on a local disk it is written below ``.tmp``, synced, and
+renamed by ``commit``; to an object store it is put whole (:mod:`sinks.files.places`). The key is
+part of the value, because a file has no other place for it; rows without a value (tombstones) say
 nothing a file could hold and are left out.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
-import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,41 +22,44 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
-from sinks.files.names import Namer
+from sinks.files.manifest import Closer
+from sinks.files.names import Buckets, Namer
 from sinks.files.options import FilesSettings, parse
+from sinks.files.places.base import Move, Place, explained
+from sinks.files.places.opening import open_place
 from sinks.files.stage import Stage
-from sinks.files.staged import SUFFIXES, StagedFile, explained, publish, rows_within
+from sinks.files.staged import StagedFile
+from sinks.files.writers import COMPRESSIONS, rows_within
 from sinks.naming import kafka_topic_name
 
-TEMPORARY = ".tmp"
-ORPHAN_SECONDS = 3600.0
-"""Age at which a temporary file of another run is nobody's any more."""
+PUBLISHED = ""
+"""Stands in a receipt for the temporary name of a file that has its final name already."""
 
 
 class FilesSink:
-    """Messages as lines of files in a local directory."""
+    """Messages in files."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        formats=("json", "csv"),
+        formats=("json", "csv", "avro", "parquet"),
         envelopes=("wrapped", "bare", "diff", "enriched", "debezium"),
         executor=True,
         key_in_value=True,
-        compressions=tuple(SUFFIXES),
+        compressions=COMPRESSIONS,
         pace=1.0,
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: FilesSettings = parse(uri, options or {})
         self._job = 0
-        self._namer = Namer(
-            self.settings.partition_format, self.settings.extension, secrets.token_hex(8)
-        )
+        self._namer = Namer(self.settings.buckets, self.settings.extension, secrets.token_hex(8))
         self._remote = False
         self._reset()
 
     def _reset(self) -> None:
-        self._stage = Stage(self.settings.compression)
+        self._stage = Stage()
         self._number = itertools.count()
+        self._place: Place = open_place(self.settings.place)
+        self._closer: Closer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self.settings, "_job": self._job, "_namer": self._namer}
@@ -73,79 +76,82 @@ class FilesSink:
 
     # ------------------------------------------------------------------ life
 
-    @property
-    def _temporary(self) -> Path:
-        return self.settings.directory / TEMPORARY
-
     def open(self, context: SinkContext) -> None:
         self._remote = False  # a copy that is opened where it runs is committed there too
         self._job = context.job_id
-        with explained(self.settings.directory):
-            self._temporary.mkdir(parents=True, exist_ok=True)
-            probe = self._temporary / f"{self._mine()}.probe"
-            probe.touch()
-            probe.unlink()
-            self._sweep()
+        with self._explained():
+            self._place.prepare(self._job, self._namer.session)
+        if self.settings.manifests and self._closer is None:
+            self._closer = Closer(self._place, self._namer, self._job)
 
-    def _mine(self) -> str:
-        return f"{self._job}-{self._namer.session}"
-
-    def _new_temporary(self) -> Path:
-        return self._temporary / f"{self._mine()}-{secrets.token_hex(8)}"
-
-    def _sweep(self) -> None:
-        """Remove what an earlier run of this job left behind."""
-        for path in self._temporary.glob(f"{self._job}-*"):
-            if path.name.startswith(self._mine()):
-                continue
-            try:
-                if time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # another run of the job swept it first
+    def _explained(self) -> Any:
+        return explained(self.settings.place.shown)
 
     def close(self) -> None:
         # What another process wrote for the driver is the driver's to commit or abort.
         self._stage.close(keep=self._remote)
+        self._place.close()
 
     # ------------------------------------------------------------------ rows
 
     def write(self, batch: Batch) -> Receipt:
         receipt = self._append(batch)
         if self._remote:
-            with explained(self.settings.directory):
-                self._stage.finish()
+            (receipt,) = self._hand_over([receipt])
         return receipt
 
     def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
-        """One executor task: small batches of a table share a file; synced once at the end."""
-        receipts = [self._append(batch) for batch in batches]
-        with explained(self.settings.directory):
+        """One executor task: small batches of a table share a file; settled once at the end."""
+        receipts = []
+        for batch in batches:
+            receipts.append(self._append(batch))
+        yield from self._hand_over(receipts)
+
+    def _hand_over(self, receipts: list[Receipt]) -> list[Receipt]:
+        """Make what the receipts stand for the driver's: durable files, published or not."""
+        with self._explained():
             self._stage.finish()
-        yield from receipts
+            if self._place.shared or not self._remote:
+                return receipts
+            staged = _staged(receipts)
+            self._publish(staged)
+        return [
+            Receipt(r.partition, r.rows, r.bytes, _pairs((PUBLISHED, n) for _, n in _named(r)))
+            for r in receipts
+        ]
 
     def _append(self, batch: Batch) -> Receipt:
-        key = (
-            *(batch.epoch.number, batch.partition, batch.target),
-            *(batch.schema.version, batch.frontier),
-        )
         staged: dict[str, str] = {}
         size = 0
-        try:
-            with explained(self.settings.directory):
-                for values in _values(batch.rows):
-                    size += self._add(key, batch, values, staged)
-        except ChangefeedError:
-            self._stage.spoil(key)
-            raise
-        pairs = itertools.chain.from_iterable(staged.items())
-        return Receipt(batch.partition, batch.rows.num_rows, size, tuple(pairs))
+        field = batch.rows.schema.field("value")
+        for stamp, rows in in_buckets(batch, self.settings.buckets):
+            key = (
+                *(batch.epoch.number, batch.partition, batch.target),
+                *(batch.schema.version, batch.frontier, self.settings.buckets.start(stamp.wall)),
+                *(field.type, tuple((field.metadata or {}).items())),
+            )
+            try:
+                with self._explained():
+                    for values in _values(rows):
+                        size += self._add(key, batch, stamp, field, values, staged)
+            except ChangefeedError:
+                self._stage.spoil(key)
+                raise
+        return Receipt(batch.partition, batch.rows.num_rows, size, _pairs(staged.items()))
 
-    def _add(self, key: Hashable, batch: Batch, values: pa.Array, staged: dict[str, str]) -> int:
+    def _add(
+        self,
+        key: Hashable,
+        batch: Batch,
+        stamp: Timestamp,
+        field: pa.Field,
+        values: pa.Array,
+        staged: dict[str, str],
+    ) -> int:
         """Append to the file of ``key``, and to the next where it is full; returns bytes."""
         size = 0
         while len(values):
-            file = self._stage.file(key, lambda: self._names(batch))
+            file = self._stage.file(key, lambda: self._new(batch, stamp, field))
             count = rows_within(values, self.settings.file_size - file.bytes)
             if not count and file.bytes:
                 self._stage.roll(key)
@@ -158,9 +164,9 @@ class FilesSink:
             values = values.slice(max(1, count))
         return size
 
-    def _names(self, batch: Batch) -> tuple[Path, str]:
+    def _new(self, batch: Batch, stamp: Timestamp, field: pa.Field) -> StagedFile:
         name = self._namer.data(
-            _lower_bound(batch),
+            stamp,
             job=self._job,
             epoch=batch.epoch.number,
             partition=batch.partition,
@@ -169,31 +175,51 @@ class FilesSink:
             topic=batch.target.topic,
             schema=batch.schema.version,
         )
-        return self._new_temporary(), name
+        temporary = f"{self._job}-{self._namer.session}-{secrets.token_hex(8)}"
+        return StagedFile(
+            self._place.staging() / temporary,
+            name,
+            field,
+            self.settings.format,
+            self.settings.compression,
+            keep=self._place.shared,
+        )
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
         staged = _staged(receipts)
-        folder = self._temporary
-        with explained(self.settings.directory):
+        with self._explained():
             self._stage.finish(staged)
-            publish(self.settings.directory, [(folder / t, name) for t, name in staged.items()])
-        self._stage.published(staged)
+            self._publish(staged)
         return Delivery.DURABLE
+
+    def _publish(self, staged: Mapping[str, str]) -> None:
+        moves = [Move(t, name, self._stage.get(t)) for t, name in staged.items()]
+        if moves:
+            self._place.publish(moves)
+        self._stage.published(staged)
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._stage.close()
-        for temporary in _staged(receipts):
-            (self._temporary / temporary).unlink(missing_ok=True)
+        if self._place.shared:
+            for temporary in _staged(receipts):
+                (self._place.staging() / temporary).unlink(missing_ok=True)
+        else:
+            self._place.remove([name for r in receipts for _, name in _named(r)])
 
     # ----------------------------------------------------------------- marks
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
-        self._publish_one(payload, self._namer.resolved(mark.at))
+        """A marker; the buckets that end before it are closed first."""
+        with self._explained():
+            if self._closer is not None:
+                self._closer.close_before(mark.at.wall)
+            self._place.put(self._namer.resolved(mark.at), self._text(payload, "resolved", mark.at))
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         """A line of its own file, stamped with the instant: behind all it empties.
 
-        Rows of the same instant that came before it are in files with an older stamp.
+        Rows of the same instant that came before it are in files with an older stamp. Beside
+        files that hold no lines it is a file with the extension TRUNCATE.
         """
         name = self._namer.data(
             event.at.previous().next(),  # the stamp of what came after it
@@ -205,16 +231,30 @@ class FilesSink:
             topic=target.topic,
             schema=event.schema.version,
         )
-        self._publish_one(payload, name)
+        text = self._text(payload, "truncate", event.at)
+        if self.settings.format == "json":
+            content = _packed(text + b"\n", self.settings.compression)
+        else:
+            name = name.removesuffix(self.settings.extension) + "TRUNCATE"
+            content = text
+        with self._explained():
+            self._place.put(name, content)
 
-    def _publish_one(self, payload: bytes, name: str) -> None:
-        compression = "none" if name.endswith(".RESOLVED") else self.settings.compression
-        with explained(self.settings.directory):
-            temporary = self._new_temporary()
-            file = StagedFile(temporary, name, compression)
-            file.write(pa.array([payload], pa.binary()))
-            file.finish()
-            publish(self.settings.directory, [(temporary, name)])
+    def _text(self, payload: bytes, member: str, at: Timestamp) -> bytes:
+        """A mark as JSON: the payload where the messages are JSON, else one like it."""
+        if self.settings.format == "json":
+            return payload + (b"\n" if member == "resolved" else b"")
+        return json.dumps({member: str(at)}).encode() + b"\n"
+
+
+def _packed(text: bytes, compression: str) -> bytes:
+    if compression == "none":
+        return text
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, compression) as stream:
+        stream.write(text)
+    packed: bytes = out.getvalue().to_pybytes()
+    return packed
 
 
 def _values(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.Array]:
@@ -224,13 +264,45 @@ def _values(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.Array]:
         yield chunk.drop_null()
 
 
+def _named(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    """Temporary and final name of each file."""
+    return zip(receipt.staged[::2], receipt.staged[1::2], strict=True)
+
+
+def _pairs(names: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(itertools.chain.from_iterable(names))
+
+
 def _staged(receipts: Sequence[Receipt]) -> dict[str, str]:
-    """Temporary name -> final name of every file the receipts stand for."""
-    return {
-        temporary: name
-        for receipt in receipts
-        for temporary, name in zip(receipt.staged[::2], receipt.staged[1::2], strict=True)
-    }
+    """Temporary name -> final name of every file that is still to be published."""
+    pairs = (pair for receipt in receipts for pair in _named(receipt))
+    return {temporary: name for temporary, name in pairs if temporary != PUBLISHED}
+
+
+def in_buckets(
+    batch: Batch, buckets: Buckets
+) -> Iterator[tuple[Timestamp, pa.Table | pa.RecordBatch]]:
+    """The rows by bucket of their own time, in order, each with the stamp of its file.
+
+    Rows of a time that is over (a scan delivered behind the changes) go into the bucket of the
+    frontier: one that a mark has closed never gets more.
+    """
+    least = _lower_bound(batch)
+    rows = batch.rows
+    if not rows.num_rows:
+        return
+    if not buckets.nanos:
+        yield least, rows
+        return
+    bounds = pc.min_max(rows.column("wall")).as_py()
+    first, last = (buckets.start(max(least.wall, bounds[end])) for end in ("min", "max"))
+    if first == last:
+        yield max(least, Timestamp(first)), rows
+        return
+    walls = rows.column("wall").to_numpy()
+    starts = np.maximum(walls - walls % buckets.nanos, buckets.start(least.wall))
+    for start in np.unique(starts):
+        yield max(least, Timestamp(int(start))), rows.filter(pa.array(starts == start))
 
 
 def _lower_bound(batch: Batch) -> Timestamp:

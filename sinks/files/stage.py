@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from pathlib import Path
 
 from sinks.files.staged import StagedFile
 
@@ -15,21 +14,24 @@ class Stage:
     Several threads may use it as long as each writes into files of its own.
     """
 
-    def __init__(self, compression: str) -> None:
-        self._compression = compression
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[Hashable, StagedFile] = {}
         self._unpublished: dict[str, StagedFile] = {}
 
-    def file(self, key: Hashable, names: Callable[[], tuple[Path, str]]) -> StagedFile:
-        """The open file of ``key``; a new one is called what ``names`` says (now, finally)."""
+    def file(self, key: Hashable, make: Callable[[], StagedFile]) -> StagedFile:
+        """The open file of ``key``, made when there is none."""
         with self._lock:
             file = self._open.get(key)
             if file is None:
-                temporary, name = names()
-                file = StagedFile(temporary, name, self._compression)
-                self._open[key] = self._unpublished[temporary.name] = file
+                file = self._open[key] = make()
+                self._unpublished[file.path.name] = file
             return file
+
+    def get(self, temporary: str) -> StagedFile | None:
+        """The unpublished file of this temporary name, where this process wrote it."""
+        with self._lock:
+            return self._unpublished.get(temporary)
 
     def roll(self, key: Hashable) -> None:
         """The open file of ``key`` takes no more; the next row begins another."""
@@ -63,8 +65,10 @@ class Stage:
     def published(self, names: Iterable[str]) -> None:
         """These have their final names; forget them."""
         with self._lock:
-            for name in names:
-                self._unpublished.pop(name, None)
+            files = [self._unpublished.pop(name, None) for name in names]
+        for file in files:
+            if file is not None:
+                file.release()
 
     def close(self, *, keep: bool = False) -> None:
         """Remove everything unpublished; with ``keep`` only what is still open."""

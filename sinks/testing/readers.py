@@ -33,19 +33,28 @@ def file_bytes(path: Path) -> bytes:
     if path.suffix == ".gz":
         return gzip.decompress(data)
     if path.suffix == ".zst":
-        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
-            return bytes(stream.read())
+        return _unpacked(data, "zstd")
+    if path.suffix == ".lz4":
+        return _unpacked(data, "lz4")
     return data
+
+
+def _unpacked(data: bytes, codec: str) -> bytes:
+    with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
+        return bytes(stream.read())
 
 
 def read_files(directory: Path, topics: Iterable[str]) -> list[Message]:
     """The messages of a files sink in the order of the names; a marker reaches every topic.
 
+    Manifests are left out: they repeat names.
+
     Raises:
         ValueError: a file has a name no writer of ours gives.
     """
     names = tuple(topics)
-    return [message for path in visible_files(directory) for message in _of_file(path, names)]
+    paths = [path for path in visible_files(directory) if path.suffix != ".manifest"]
+    return [message for path in paths for message in _of_file(path, names)]
 
 
 def _of_file(path: Path, topics: tuple[str, ...]) -> Iterator[Message]:

@@ -16,8 +16,11 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import MESSAGE_SCHEMA
 from sinks.base import Batch, Sink
-from sinks.files.sink import TEMPORARY, FilesSink
-from sinks.files.staged import StagedFile, explained, rows_within
+from sinks.files.places.base import explained
+from sinks.files.places.local import TEMPORARY
+from sinks.files.sink import FilesSink
+from sinks.files.staged import StagedFile
+from sinks.files.writers import rows_within
 from sinks.registry import open_sink
 from sinks.testing.feed import Feed, at, put, table_schema
 from sinks.testing.readers import file_bytes, visible_files
@@ -217,7 +220,7 @@ def test_two_writers_never_share_a_name(out: Path) -> None:
     ],
 )
 def test_system_errors(number: int, code: str) -> None:
-    with pytest.raises(ChangefeedError) as caught, explained(Path("/out")):
+    with pytest.raises(ChangefeedError) as caught, explained("/out"):
         raise OSError(number, "no")
     assert caught.value.code.number == code
     assert os.strerror(number) in caught.value.message
@@ -232,7 +235,8 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()], ids=str)
 def test_lines_of_every_column_type(tmp_path: Path, kind: pa.DataType) -> None:
-    file = StagedFile(tmp_path / "x", "x", "none")
+    field = pa.field("value", kind)
+    file = StagedFile(tmp_path / "x", "x", field, "json", "none", keep=True)
     column = pa.array(["a", "", "ü"], pa.string()).cast(kind)
     file.write(column.slice(1))
     file.write(column.slice(0, 0))

@@ -58,7 +58,7 @@ def test_marks_stand_between_what_they_cover_and_what_follows(
     partition_format: str, frontier: Timestamp, step: int, mark: Timestamp
 ) -> None:
     """A file delivered at a frontier below the mark sorts before it, at or above it after."""
-    namer = Namer(partition_format, "ndjson", "0123456789abcdef")
+    namer = Namer(PARTITION_FORMATS[partition_format], "ndjson", "0123456789abcdef")
     data = data_name(namer, frontier.next())
     resolved = namer.resolved(mark)
     if frontier < mark:
@@ -73,7 +73,7 @@ def test_marks_stand_between_what_they_cover_and_what_follows(
 @given(st.lists(stamps, min_size=2, max_size=6))
 @pytest.mark.parametrize("partition_format", PARTITION_FORMATS)
 def test_names_sort_by_time(partition_format: str, found: list[Timestamp]) -> None:
-    namer = Namer(partition_format, "ndjson", "0123456789abcdef")
+    namer = Namer(PARTITION_FORMATS[partition_format], "ndjson", "0123456789abcdef")
     ordered = sorted(set(found))
     names = [data_name(namer, stamp) for stamp in ordered]
     assert names == sorted(names)
@@ -81,16 +81,20 @@ def test_names_sort_by_time(partition_format: str, found: list[Timestamp]) -> No
 
 def test_names_look_as_promised() -> None:
     stamp = Timestamp(1585800327107214000, 0)
-    namer = Namer("daily", "ndjson", "56087568dba1e6b8")
+    namer = Namer(PARTITION_FORMATS["daily"], "ndjson", "56087568dba1e6b8")
     assert data_name(namer, stamp, 3, "test_table") == (
         "2020-04-02/202004020405271072140000000000000-56087568dba1e6b8-1-0000000001-00000-"
         "000003abc-test_table-1.ndjson"
     )
     assert namer.resolved(stamp) == "2020-04-02/202004020405271072140000000000000.RESOLVED"
-    assert Namer("flat", "csv", "0").resolved(stamp).startswith("20200402")
-    assert Namer("minute", "csv", "0").resolved(stamp).startswith("2020-04-02/04/05/2020")
+    assert Namer(PARTITION_FORMATS["flat"], "csv", "0").resolved(stamp).startswith("20200402")
+    assert (
+        Namer(PARTITION_FORMATS["minute"], "csv", "0")
+        .resolved(stamp)
+        .startswith("2020-04-02/04/05/2020")
+    )
 
 
 def test_long_topics_leave_room_for_the_rest() -> None:
-    namer = Namer("flat", "ndjson.zst", "56087568dba1e6b8")
+    namer = Namer(PARTITION_FORMATS["flat"], "ndjson.zst", "56087568dba1e6b8")
     assert len(data_name(namer, Timestamp(1), topic="x" * 249)) <= 255

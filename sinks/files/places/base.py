@@ -1,0 +1,164 @@
+"""What a place of files can do, and what its errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError
+from sinks.files.staged import StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A finished file gets its name. ``file`` is None where another process wrote it."""
+
+    temporary: str
+    name: str
+    file: StagedFile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that is there: the last part of its path, and its bytes."""
+
+    name: str
+    bytes: int
+
+
+class Place(Protocol):
+    """Where the files of a sink are. Methods raise OSError or ChangefeedError.
+
+    Attributes:
+        shared: what is staged can be published by another process, so executors leave it to
+            the driver; else they publish themselves.
+    """
+
+    shared: bool
+
+    def staging(self) -> Path:
+        """The local folder where files are written first."""
+        ...
+
+    def prepare(self, job: int, session: str) -> None:
+        """See that files can be written, and remove what earlier runs of the job left."""
+        ...
+
+    def publish(self, moves: Sequence[Move]) -> None:
+        """Make the files visible under their names, each as a whole; durable on return.
+
+        Files of one table appear in the order of their names.
+        """
+        ...
+
+    def put(self, name: str, content: bytes) -> None:
+        """A small file, visible as a whole, durable on return; replaces one of this name."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove published files where that is possible; never raises."""
+        ...
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders in ``folder`` (empty: the root)."""
+        ...
+
+    def files(self, folder: str) -> list[Listed]:
+        """The files in ``folder``, not below."""
+        ...
+
+    def url(self, name: str) -> str:
+        """How another program finds the file."""
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+# ------------------------------------------------------------------------------- errors
+
+#: Errors of the system that no repetition mends, by number.
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+#: Words of the stores' own names for errors, in the texts of ``pyarrow.fs``.
+_STORE_ERROR = re.compile(
+    r"AWS Error (\w+)|Error code: (\w+)|\b(PERMISSION_DENIED|NOT_FOUND|"
+    r"UNAUTHENTICATED|INVALID_ARGUMENT|RESOURCE_EXHAUSTED|UNAVAILABLE)\b"
+)
+_STORE_HTTP = re.compile(r"HTTP status (\d{3})|status code:? ?(\d{3})", re.IGNORECASE)
+_LOGIN_WORDS = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN|"
+    r"UNRECOGNIZED_CLIENT|PERMISSION_DENIED|UNAUTHENTICATED|AUTHENTICATION|AUTHORIZATION|"
+    r"INVALID_SIGNATURE|MISSING_AUTHENTICATION|OPT_IN_REQUIRED",
+    re.IGNORECASE,
+)
+_MISSING_WORDS = re.compile(r"NO_SUCH_BUCKET|ContainerNotFound|NOT_FOUND", re.IGNORECASE)
+_BUSY_WORDS = re.compile(r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED|ServerBusy", re.IGNORECASE)
+
+
+@contextmanager
+def explained(shown: str) -> Iterator[None]:
+    """Errors of the system and of stores as ours; ``shown`` names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(shown, error) from error
+    except pa.ArrowException as error:
+        # Of a client that knows no better; its text may repeat anything.
+        text = f"{shown} cannot be written: {type(error).__name__}"
+        raise ChangefeedError("CF5001", text) from error
+
+
+def explain(shown: str, error: OSError) -> ChangefeedError:
+    """One error in our terms."""
+    if error.errno in _FULL:
+        return ChangefeedError(
+            "CF5004",
+            f"no room for {shown}: {os.strerror(error.errno)}",
+            hint="free space on that filesystem; the feed goes on by itself.",
+        )
+    if error.errno in _REFUSED:
+        return ChangefeedError(
+            "CF5002",
+            f"{shown} cannot be written: {os.strerror(error.errno)}",
+            hint="check the owner and rights of the directory, then RESUME.",
+        )
+    said = _said(error)
+    if error.errno and not said:
+        return ChangefeedError("CF5001", f"{shown} cannot be written: {os.strerror(error.errno)}")
+    if _BUSY_WORDS.search(said):
+        return ChangefeedError("CF5004", f"{shown} is busy: {said}")
+    if _LOGIN_WORDS.search(said):
+        return ChangefeedError(
+            "CF5002",
+            f"{shown} refused the login: {said}",
+            hint="check the keys in the URI and their rights, then RESUME.",
+        )
+    if _MISSING_WORDS.search(said):
+        return ChangefeedError(
+            "CF5002",
+            f"{shown} cannot be written: {said}",
+            hint="make the bucket, or check its name in the URI, then RESUME.",
+        )
+    return ChangefeedError("CF5001", f"{shown} cannot be written: {said or type(error).__name__}")
+
+
+def _said(error: OSError) -> str:
+    """What the store calls the error, without the rest of the text, which may hold anything."""
+    text = str(error)
+    found = _STORE_ERROR.search(text)
+    name = next((group for group in found.groups() if group), "") if found else ""
+    status = _STORE_HTTP.search(text)
+    number = next((group for group in status.groups() if group), "") if status else ""
+    reason = re.search(r"curlCode: \d+, ([\w' ]+)", text)
+    return ", ".join(part for part in (name, number, reason[1] if reason else "") if part)

@@ -1,0 +1,96 @@
+"""A directory of this machine: files are written below ``.tmp``, synced, and renamed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sinks.files.places.base import Listed, Move
+from sinks.files.staged import sync
+
+TEMPORARY = ".tmp"
+ORPHAN_SECONDS = 3600.0
+"""Age at which a temporary file of another run is nobody's any more."""
+
+
+class LocalPlace:
+    """A directory; what another process staged can be published here."""
+
+    shared = True
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def staging(self) -> Path:
+        return self._root / TEMPORARY
+
+    def prepare(self, job: int, session: str) -> None:
+        folder = self.staging()
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f"{job}-{session}.probe"
+        probe.touch()
+        probe.unlink()
+        self._sweep(job, f"{job}-{session}")
+
+    def _sweep(self, job: int, mine: str) -> None:
+        """Remove what an earlier run of this job left behind."""
+        for path in self.staging().glob(f"{job}-*"):
+            if path.name.startswith(mine):
+                continue
+            try:
+                if time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # another run of the job swept it first
+
+    def publish(self, moves: Sequence[Move]) -> None:
+        touched: set[Path] = set()
+        for move in sorted(moves, key=lambda move: move.name):
+            final = self._root / move.name
+            if final.parent not in touched:
+                touched |= _make(self._root, final.parent)
+            os.rename(self.staging() / move.temporary, final)
+        for folder in sorted(touched):
+            sync(folder)
+
+    def put(self, name: str, content: bytes) -> None:
+        temporary = f"put-{os.getpid()}-{os.urandom(8).hex()}"
+        path = self.staging() / temporary
+        path.write_bytes(content)
+        sync(path)
+        self.publish([Move(temporary, name, None)])
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Nothing: what is published here was committed."""
+
+    def folders(self, folder: str) -> list[str]:
+        return [entry.name for entry in self._entries(folder) if entry.is_dir()]
+
+    def files(self, folder: str) -> list[Listed]:
+        found = [entry for entry in self._entries(folder) if entry.is_file()]
+        return [Listed(entry.name, entry.stat().st_size) for entry in found]
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            return list(os.scandir(self._root / folder))
+        except FileNotFoundError:
+            return []
+
+    def url(self, name: str) -> str:
+        return (self._root / name).absolute().as_uri()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _make(root: Path, folder: Path) -> set[Path]:
+    """Make ``folder``; every folder whose entries changed or will."""
+    changed = {folder}
+    while folder != root and not folder.exists():
+        folder = folder.parent
+        changed.add(folder)
+    for path in sorted(changed):
+        path.mkdir(exist_ok=True)
+    return changed

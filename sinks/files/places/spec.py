@@ -1,0 +1,231 @@
+"""What a URI says of a place: the scheme's parameters, checked. Connects to nothing.
+
+Parameters are those CockroachDB's cloud storage takes, as far as the client library
+(``pyarrow.fs``) has the same; another one is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import SinkURL
+
+LOCAL, OBJECTS, WEB = "local", "objects", "web"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceSpec:
+    """A place, enough to open it in any process.
+
+    Attributes:
+        kind: ``local``, ``objects`` or ``web``.
+        scheme: as the user wrote it.
+        root: a local directory, or bucket and prefix without slashes around them.
+        shown: the place for people: scheme, host or bucket, path.
+        arguments: of the client; may hold secrets.
+    """
+
+    kind: str
+    scheme: str
+    root: str
+    shown: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def lists(self) -> bool:
+        """Files can be listed there."""
+        return self.kind != WEB
+
+
+def place_of(url: SinkURL, found: list[ChangefeedError]) -> PlaceSpec:
+    """The place of a URI; what is wrong with its parameters goes to ``found``.
+
+    Raises:
+        ChangefeedError: CF1201, the URI does not say where.
+    """
+    return _READERS[url.scheme](url, _Taker(url, found))
+
+
+class _Taker:
+    """Takes parameters and keeps every problem, so that all are shown at once."""
+
+    def __init__(self, url: SinkURL, found: list[ChangefeedError]) -> None:
+        self.url = url
+        self._found = found
+
+    def problem(self, message: str, hint: str = "") -> None:
+        self._found.append(ChangefeedError("CF1207", message, hint=hint))
+
+    def text(self, name: str) -> str | None:
+        return self.url.take_str(name) or None
+
+    def implicit(self, *needed: str) -> bool:
+        """``AUTH``: false when the URI holds the login, which then needs these parameters."""
+        try:
+            auth = self.url.take_choice("AUTH", ("specified", "implicit"))
+        except ChangefeedError as error:
+            self._found.append(error)
+            return True
+        if auth == "implicit":
+            return True
+        for name in needed:
+            if not self.url.has(name):
+                self.problem(
+                    f"AUTH is set to 'specified', but {name} is not set",
+                    f"add {name}, or AUTH=implicit to use what the machine is logged in with.",
+                )
+        return False
+
+    def base64(self, name: str) -> bytes | None:
+        try:
+            return self.url.take_base64(name)
+        except ChangefeedError as error:
+            self._found.append(error)
+            return None
+
+
+def _local(url: SinkURL, taker: _Taker) -> PlaceSpec:
+    if url.hosts or not url.path.startswith("/"):
+        raise ChangefeedError(
+            "CF1201",
+            "a file sink needs an absolute path and no host",
+            hint="write file:///directory, with three slashes.",
+        )
+    return PlaceSpec(LOCAL, url.scheme, url.path, url.path)
+
+
+def _bucket(url: SinkURL) -> tuple[str, str]:
+    """``bucket/prefix`` and how it is shown."""
+    if len(url.hosts) != 1 or not url.host:
+        raise ChangefeedError(
+            "CF1201",
+            f"a {url.scheme} sink needs a bucket",
+            hint=f"write {url.scheme}://bucket/prefix",
+        )
+    root = f"{url.host}/{url.path.strip('/')}".rstrip("/")
+    return root, f"{url.scheme}://{root}"
+
+
+def _s3(url: SinkURL, taker: _Taker) -> PlaceSpec:
+    root, shown = _bucket(url)
+    implicit = taker.implicit("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    login = {
+        "access_key": taker.text("AWS_ACCESS_KEY_ID"),
+        "secret_key": taker.text("AWS_SECRET_ACCESS_KEY"),
+        "session_token": taker.text("AWS_SESSION_TOKEN"),
+    }
+    role = taker.text("ASSUME_ROLE")
+    if implicit and any(login.values()):
+        taker.problem("AUTH=implicit does not go with a key in the URI")
+    if role and not implicit:
+        taker.problem("ASSUME_ROLE needs AUTH=implicit: the key of the machine takes the role")
+    arguments: dict[str, Any] = {} if implicit else login
+    arguments |= {"role_arn": role, "region": taker.text("AWS_REGION")}
+    endpoint = taker.text("AWS_ENDPOINT")
+    if endpoint is not None:
+        scheme, mark, host = endpoint.rpartition("://")
+        arguments |= {"endpoint_override": host.rstrip("/"), "scheme": scheme if mark else "https"}
+        if mark and scheme not in ("http", "https"):
+            taker.problem("param AWS_ENDPOINT must be an http or https address")
+    return PlaceSpec(OBJECTS, url.scheme, root, shown, _given(arguments))
+
+
+def _gs(url: SinkURL, taker: _Taker) -> PlaceSpec:
+    root, shown = _bucket(url)
+    token, key = taker.text("BEARER_TOKEN"), taker.base64("CREDENTIALS")
+    if url.has("AUTH") or (token is None and key is None):
+        implicit = taker.implicit()
+        if implicit and (token or key):
+            taker.problem("AUTH=implicit does not go with CREDENTIALS or BEARER_TOKEN")
+        if not implicit and not (token or key):
+            taker.problem(
+                "AUTH is set to 'specified', but CREDENTIALS is not set",
+                "add CREDENTIALS, or AUTH=implicit to use what the machine is logged in with.",
+            )
+    service_account = None
+    if key is not None:
+        try:
+            service_account = json.loads(key)
+        except ValueError:
+            taker.problem("param CREDENTIALS must be the JSON key of a service account in base 64")
+    arguments = {
+        "service_account": service_account,
+        "access_token": token,
+        "target_service_account": taker.text("ASSUME_ROLE"),
+    }
+    return PlaceSpec(OBJECTS, "gs", root, shown, _given(arguments))
+
+
+def _azure(url: SinkURL, taker: _Taker) -> PlaceSpec:
+    root, shown = _bucket(url)
+    client = ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID")
+    needed = client if any(url.has(name) for name in client) else ("AZURE_ACCOUNT_KEY",)
+    implicit = taker.implicit(*needed)
+    arguments = {
+        "account_name": taker.text("AZURE_ACCOUNT_NAME"),
+        "account_key": taker.text("AZURE_ACCOUNT_KEY"),
+        "client_id": taker.text("AZURE_CLIENT_ID"),
+        "client_secret": taker.text("AZURE_CLIENT_SECRET"),
+        "tenant_id": taker.text("AZURE_TENANT_ID"),
+    }
+    if arguments["account_name"] is None:
+        taker.problem("param AZURE_ACCOUNT_NAME must be provided")
+    if implicit and any(value for name, value in arguments.items() if name != "account_name"):
+        taker.problem("AUTH=implicit does not go with a key in the URI")
+    return PlaceSpec(OBJECTS, "azure", root, shown, _given(arguments))
+
+
+def _hdfs(url: SinkURL, taker: _Taker) -> PlaceSpec:
+    if len(url.hosts) != 1 or not url.host:
+        raise ChangefeedError(
+            "CF1201",
+            "an hdfs sink needs the name node",
+            hint="write hdfs://namenode:8020/directory",
+        )
+    arguments: dict[str, Any] = {
+        "host": url.host,
+        "port": url.port or 8020,
+        "user": url.user,
+        "kerb_ticket": taker.text("kerb_ticket"),
+    }
+    root = "/" + url.path.strip("/")
+    return PlaceSpec(OBJECTS, "hdfs", root, f"hdfs://{url.host}{root}", _given(arguments))
+
+
+def _web(url: SinkURL, taker: _Taker) -> PlaceSpec:
+    if len(url.hosts) != 1 or not url.host:
+        raise ChangefeedError(
+            "CF1201", f"a {url.scheme} sink needs one host", hint=f"write {url.scheme}://host/path"
+        )
+    scheme = url.scheme.removeprefix("file-")
+    address = f"{scheme}://{url.hosts[0]}{url.path.rstrip('/')}"
+    ca = taker.base64("ca_cert")
+    arguments = {
+        "user": url.user,
+        "password": url.password,
+        "ca": None if ca is None else ca.decode("latin-1"),
+    }
+    return PlaceSpec(WEB, url.scheme, address, address, _given(arguments))
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+_READERS: Mapping[str, Callable[[SinkURL, _Taker], PlaceSpec]] = {
+    "file": _local,
+    "s3": _s3,
+    "gs": _gs,
+    "azure": _azure,
+    "azure-blob": _azure,
+    "azure-storage": _azure,
+    "hdfs": _hdfs,
+    "http": _web,
+    "https": _web,
+    "file-http": _web,
+    "file-https": _web,
+}

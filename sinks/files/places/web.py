@@ -1,0 +1,129 @@
+"""``http(s)://host/path``: each file by PUT, as WebDAV servers and artifact stores take them.
+
+There is no listing, so there are no manifests.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError
+from sinks.files.places import remote
+from sinks.files.places.base import Listed, Move
+from sinks.files.places.spec import PlaceSpec
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT = 30.0
+"""Seconds without a byte after which a PUT has failed."""
+_BUSY = {408, 425, 429, 503}
+
+
+class WebPlace:
+    """A folder on a server."""
+
+    shared = False
+
+    def __init__(self, spec: PlaceSpec) -> None:
+        self._root = spec.root
+        self._spec = spec
+        self._client: httpx.Client | None = None
+
+    def _connected(self) -> httpx.Client:
+        if self._client is None:
+            import httpx
+
+            # At INFO it logs every URL.
+            logging.getLogger("httpx").setLevel(logging.WARNING)
+            arguments = self._spec.arguments
+            login = arguments.get("user")
+            self._client = httpx.Client(
+                verify=_context(arguments.get("ca")),
+                auth=None if login is None else (login, arguments.get("password", "")),
+                timeout=TIMEOUT,
+            )
+        return self._client
+
+    def staging(self) -> Path:
+        return remote.staging()
+
+    def prepare(self, job: int, session: str) -> None:
+        """Nothing is asked: the first PUT shows whether the server takes files."""
+        self._connected()
+
+    def publish(self, moves: Sequence[Move]) -> None:
+        remote.publish(moves, self._put)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._put(name, pa.py_buffer(content))
+
+    def _put(self, name: str, content: pa.Buffer) -> None:
+        import httpx
+
+        try:
+            answer = self._connected().put(self.url(name), content=content.to_pybytes())
+        except httpx.HTTPError as error:
+            text = str(error) or type(error).__name__
+            raise ChangefeedError("CF5001", f"cannot reach {self._root}: {text}") from error
+        if not answer.is_success:
+            raise _judged(self._root, answer.status_code)
+
+    def remove(self, names: Sequence[str]) -> None:
+        import httpx
+
+        for name in names:
+            try:
+                self._connected().delete(self.url(name))
+            except httpx.HTTPError:
+                continue  # the file does no harm
+
+    def folders(self, folder: str) -> list[str]:
+        raise NotImplementedError("a server that takes PUT has no listing")
+
+    def files(self, folder: str) -> list[Listed]:
+        raise NotImplementedError("a server that takes PUT has no listing")
+
+    def url(self, name: str) -> str:
+        scheme, _, rest = self._root.partition("://")
+        return f"{scheme}://{quote(rest + '/' + name, safe='/:[]')}"
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _judged(shown: str, status: int) -> ChangefeedError:
+    """What an answer other than success means. Its body is not looked at."""
+    try:
+        said = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        said = str(status)
+    if status in (401, 403, 407):
+        hint = "check user and password in the URI, then RESUME."
+        return ChangefeedError("CF5002", f"{shown} refused the login: {said}", hint=hint)
+    if status == 507:
+        return ChangefeedError("CF5004", f"no room at {shown}: {said}")
+    if status in _BUSY:
+        return ChangefeedError("CF5004", f"{shown} is busy: {said}")
+    if status >= 500:
+        return ChangefeedError("CF5001", f"{shown} failed: {said}")
+    hint = "the server must take PUT below this path and make folders by itself; then RESUME."
+    return ChangefeedError("CF5002", f"{shown} does not take files: {said}", hint=hint)
+
+
+def _context(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cadata=ca)
+    except (ssl.SSLError, ValueError) as error:
+        problem = "ca_cert holds no usable PEM text"
+        raise ChangefeedError("CF1207", problem, hint="encode the PEM file in base 64.") from error
