@@ -121,6 +121,7 @@ class DuckDB(Warehouse):
         self.schema = schema
         self.place = f"DuckDB file {Path(path).name}"
         self._path = path
+        self._catalog = ""
         self._cursor: duckdb.DuckDBPyConnection | None = None
         self._file: _File | None = None
 
@@ -137,8 +138,28 @@ class DuckDB(Warehouse):
             self._cursor = file.connection.cursor()
             file.users += 1
             self._file = file
-        if self.schema:
-            self.run([Statement(self.dialect.create_schema(self.schema))])
+        if not self._catalog:
+            self._catalog = str(self.query("SELECT current_database()")[0][0])
+        if self.schema and not self._has_schema():
+            self.run([Statement(f"CREATE SCHEMA IF NOT EXISTS {self._prefix}")])
+
+    @property
+    def _prefix(self) -> str:
+        # With the catalog: a schema called like the file would be ambiguous.
+        q = self.dialect.quote
+        return f"{q(self._catalog)}.{q(self.schema or 'main')}"
+
+    def name(self, table: str) -> str:
+        return f"{self._prefix}.{self.dialect.quote(self.dialect.fit(table))}"
+
+    def _has_schema(self) -> bool:
+        text = self.dialect.literal
+        return bool(
+            self.query(
+                "SELECT 1 FROM information_schema.schemata WHERE schema_name = "
+                f"{text(self.schema)} AND catalog_name = {text(self._catalog)}"
+            )
+        )
 
     def run(self, statements: Sequence[Statement]) -> None:
         cursor = self._opened()
@@ -171,7 +192,7 @@ class DuckDB(Warehouse):
         where = f"table_schema = {text(self.schema or 'main')} AND table_name = {text(table)}"
         rows = self.query(
             "SELECT column_name, data_type FROM information_schema.columns "
-            f"WHERE {where} AND table_catalog = current_database() ORDER BY ordinal_position"
+            f"WHERE {where} AND table_catalog = {text(self._catalog)} ORDER BY ordinal_position"
         )
         return {str(name): str(kind) for name, kind in rows}
 
@@ -237,7 +258,9 @@ class DuckDB(Warehouse):
         if isinstance(error, duckdb.DataError | duckdb.NotSupportedError | duckdb.IntegrityError):
             return ChangefeedError("CF5006", f"{where} refused the data: {topic}", detail=kind)
         if isinstance(error, duckdb.ProgrammingError):
-            return ChangefeedError("CF5003", f"{where} refused a statement", detail=kind)
+            # About names and types: the statements hold no values of rows.
+            reason = str(error).splitlines()[0]
+            return ChangefeedError("CF5003", f"{where} refused a statement", detail=reason)
         if isinstance(error, duckdb.Error):
             return ChangefeedError("CF5001", f"{where} failed", detail=kind)
         raise error

@@ -1,0 +1,714 @@
+"""What every sink that merges typed rows must do, as a list of cases over a harness.
+
+As :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with tables of their own:
+
+    class MyHarness(MergeHarness):
+        def sink(self, options=None): return open_sink(uri, options)
+        def rows(self, topic): return everything the table holds, as dicts
+
+    @pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+    def test_my_sink(case: MergeCase, my_harness: MyHarness) -> None:
+        if reason := run_merge_case(case, my_harness):
+            pytest.skip(reason)
+
+The truth is the table of a :class:`sinks.testing.rows.Source`. Columns that a sink adds begin with
+an underscore; all others must be the source's, with its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import Resolved
+from changefeed.schema import TableSchema
+from sinks.base import Batch, LeavesTables, Sink, SinkContext
+from sinks.testing.rows import (
+    Change,
+    Row,
+    RowFeed,
+    Source,
+    column_of,
+    delete,
+    insert,
+    ordered,
+    table_of,
+    truncate,
+    update,
+)
+
+
+class MergeHarness:
+    """One target to test a sink against; a fresh one for each case.
+
+    Attributes:
+        never: cases the sink cannot pass by its nature, with the reason.
+        secret: a password inside the URI; empty when its URIs hold none.
+    """
+
+    never: Mapping[str, str] = {}
+    secret = ""
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        """A new, unopened sink on the target, as after a restart of the process."""
+        raise NotImplementedError
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        """All rows a reader sees in a target table; none where there is no such table."""
+        raise NotImplementedError
+
+    def topic(self, table: str) -> str:
+        """The target of a source table."""
+        return table
+
+    def context(self, context: SinkContext) -> SinkContext:
+        """What ``open`` is given: Spark, a scratch directory, where the sink needs them."""
+        return context
+
+    def write_scan(self, sink: Sink, batch: Batch) -> None:
+        """Hand over and commit rows of a scan; another way for sinks that have one."""
+        receipt = sink.write(batch)
+        sink.commit(batch.epoch, [receipt])
+
+    def raw(self) -> bytes:
+        """All bytes of the target a reader can see, for searching."""
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCase:
+    """One thing a merging sink must do; ``run`` fails by an assertion."""
+
+    name: str
+    run: Callable[[MergeHarness], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def run_merge_case(case: MergeCase, harness: MergeHarness) -> str:
+    """Run a case; returns why it was not run, or nothing."""
+    unknown = set(harness.never) - {known.name for known in MERGE_CASES}
+    assert not unknown, f"never names unknown cases: {unknown}"
+    if case.name in harness.never:
+        return harness.never[case.name]
+    case.run(harness)
+    return ""
+
+
+# ------------------------------------------------------------------------------- what cases use
+
+
+def _keyed(name: str = "t") -> TableSchema:
+    return table_of(name, key=("a",), a="int32", b="text")
+
+
+def _keyless(name: str = "t") -> TableSchema:
+    return table_of(name, a="int32", b="text")
+
+
+def _feed(
+    harness: MergeHarness, source: Source, options: Mapping[str, object] | None = None
+) -> RowFeed:
+    return RowFeed(
+        source,
+        harness.topic,
+        options=options,
+        write_scan=harness.write_scan,
+        context=harness.context,
+    )
+
+
+def visible(rows: Sequence[Mapping[str, object]]) -> list[Row]:
+    """Rows without the columns a sink adds, in an order of their own."""
+    return ordered({n: v for n, v in row.items() if not n.startswith("_")} for row in rows)
+
+
+def _check(harness: MergeHarness, source: Source, *tables: str) -> None:
+    for table in tables or tuple(source.schemas):
+        found, truth = visible(harness.rows(harness.topic(table))), source.rows(table)
+        assert found == truth, f"{table} is {found}, the source has {truth}"
+
+
+# ------------------------------------------------------------------------------- plain merges
+
+
+def merges(harness: MergeHarness) -> None:
+    """Inserts, updates and deletes over many rounds, several of a key in one round."""
+    source = Source(_keyed())
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    for step in range(1, 7):
+        source.commit(*(insert("t", a=step * 10 + i, b=f"new {step}") for i in range(3)))
+        source.commit(update("t", {"a": step * 10}, b=f"changed {step}"))
+        source.commit(update("t", {"a": step * 10}, b=None), delete("t", a=step * 10 + 1))
+        feed.deliver(sink)
+        _check(harness, source)
+    sink.close()
+
+
+def merges_changed_keys(harness: MergeHarness) -> None:
+    """A key that changes, again and again (0 to 1 to 2), in one transaction and over several."""
+    source = Source(_keyed())
+    source.commit(insert("t", a=0, b="alice"), insert("t", a=7, b="other"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    source.commit(update("t", {"a": 0}, a=1))
+    source.commit(update("t", {"a": 1}, a=2))
+    feed.deliver(sink)
+    _check(harness, source)
+    source.commit(update("t", {"a": 2}, a=3), update("t", {"a": 3}, a=0, b="moved"))
+    source.commit(update("t", {"a": 7}, a=2))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def merges_swapped_keys(harness: MergeHarness) -> None:
+    """Two rows change keys with each other in one transaction."""
+    source = Source(_keyed())
+    source.commit(insert("t", a=1, b="one"), insert("t", a=2, b="two"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    swap = (update("t", {"b": "one"}, a=3), update("t", {"b": "two"}, a=1))
+    source.commit(*swap, update("t", {"b": "one"}, a=2))
+    feed.deliver(sink)
+    _check(harness, source)
+    feed.deliver(sink, 0)
+    _check(harness, source)
+    sink.close()
+
+
+def merges_reused_keys(harness: MergeHarness) -> None:
+    """A row is deleted and its key inserted again: in one transaction, one round, over rounds."""
+    source = Source(_keyed())
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="first"), insert("t", a=2, b="kept"))
+    feed.deliver(sink)
+    source.commit(delete("t", a=1), insert("t", a=1, b="second"))
+    feed.deliver(sink)
+    _check(harness, source)
+    source.commit(delete("t", a=1))
+    source.commit(insert("t", a=1, b="third"))
+    source.commit(insert("t", a=3, b="brief"), delete("t", a=3))
+    feed.deliver(sink)
+    _check(harness, source)
+    source.commit(delete("t", a=1))
+    feed.deliver(sink)
+    source.commit(insert("t", a=1, b="fourth"))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def merges_wide_keys(harness: MergeHarness) -> None:
+    """A key of several columns that are not the first ones."""
+    schema = table_of("t", key=("c", "a"), a="text", b="text", c="int64")
+    source = Source(schema)
+    source.commit(insert("t", a="x", b="1", c=1), insert("t", a="y", b="2", c=1))
+    source.commit(insert("t", a="x", b="3", c=2), update("t", {"b": "2"}, b="4"))
+    source.commit(update("t", {"b": "1"}, a="z"), delete("t", a="x", c=2))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def merges_awkward_text(harness: MergeHarness) -> None:
+    """NULL is not the empty text; quotes, separators, line breaks and emoji come through."""
+    source = Source(_keyed())
+    texts = [None, "", '"', "'", "\\", "a,b", "line\nbreak", "\ttab", "\U0001f600 ☃", "NULL", "\\N"]
+    source.commit(*(insert("t", a=i, b=text) for i, text in enumerate(texts)))
+    source.commit(insert("t", a=99, b="x" * 100_000))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def merges_several_tables(harness: MergeHarness) -> None:
+    """Tables of one round do not mix."""
+    source = Source(_keyed("t"), _keyed("u"), _keyless("v"))
+    source.commit(insert("t", a=1, b="t"), insert("u", a=1, b="u"), insert("v", a=1, b="v"))
+    source.commit(update("t", {"a": 1}, b="t2"), delete("u", a=1), insert("v", a=1, b="v"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def commits_nothing(harness: MergeHarness) -> None:
+    """A round without rows is legal, and a resolved timestamp may follow it."""
+    source = Source(_keyed())
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    sink.resolved(Resolved(source.now()), b"")
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    sink.resolved(Resolved(source.now()), b"")
+    _check(harness, source)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------- again
+
+
+def replays_a_round(harness: MergeHarness) -> None:
+    """Every round comes twice, the second time from another run: nothing changes."""
+    source = Source(_keyed(), _keyless("v"))
+    feed = _feed(harness, source)
+    rounds: list[tuple[Change, ...]] = [
+        (insert("t", a=0, b="alice"), insert("v", a=1, b="x"), insert("v", a=1, b="x")),
+        (update("t", {"a": 0}, a=1), update("v", {"a": 1}, b="y")),
+        (update("t", {"a": 1}, a=2), insert("v", a=1, b="x")),
+        (delete("t", a=2), delete("v", a=1, b="x")),
+        (insert("t", a=0, b="Alice"), insert("t", a=1, b="blob"), delete("v", b="y")),
+        (update("t", {"a": 1}, b="Bob"), insert("v", a=None, b=None)),
+    ]
+    for changes in rounds:
+        start = len(source.log)
+        source.commit(*changes)
+        for _ in range(2):
+            sink = feed.open(harness.sink())
+            feed.deliver(sink, start)
+            _check(harness, source)
+            sink.close()
+
+
+def replays_old_rounds(harness: MergeHarness) -> None:
+    """The whole log comes again after everything was applied, in one piece and in small ones."""
+    source = Source(_keyed(), _keyless("v"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    for step in range(4):
+        source.commit(insert("t", a=step, b="x"), insert("v", a=7, b="same"))
+        source.commit(update("t", {"a": step}, b="y"))
+    source.commit(delete("t", a=1), delete("v", a=7), update("t", {"a": 3}, a=9))
+    feed.deliver(sink)
+    _check(harness, source)
+    feed.deliver(sink, 0)
+    _check(harness, source)
+    sink.close()
+    again = feed.open(harness.sink())
+    for start in range(0, len(source.log), 5):
+        feed.deliver(again, start, min(start + 5, len(source.log)))
+    _check(harness, source)
+    again.close()
+
+
+def never_resurrects(harness: MergeHarness) -> None:
+    """The insert of a row that was deleted since comes again: it stays deleted."""
+    source = Source(_keyed())
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
+    first = len(source.log)
+    feed.deliver(sink)
+    source.commit(delete("t", a=1))
+    feed.deliver(sink)
+    feed.deliver(sink, 0, first)
+    _check(harness, source)
+    sink.close()
+    again = feed.open(harness.sink())
+    feed.deliver(again, 0, first)
+    _check(harness, source)
+    again.close()
+
+
+def survives_crash_before_commit(harness: MergeHarness) -> None:
+    """A run dies between write and commit; the next one begins the round anew, longer."""
+    source = Source(_keyed(), _keyless("v"))
+    source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
+    feed = _feed(harness, source)
+    first = feed.open(harness.sink())
+    feed.write(first, 0, len(source.log))
+    first.close()
+    source.commit(update("t", {"a": 1}, b="y"), insert("v", a=1, b="x"))
+    second = feed.open(harness.sink())
+    feed.deliver(second, 0)
+    _check(harness, source)
+    second.close()
+
+
+def aborts(harness: MergeHarness) -> None:
+    """After ``abort`` the round comes again, longer, to the same sink object."""
+    source = Source(_keyed(), _keyless("v"))
+    source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    epoch, receipts = feed.write(sink, 0, len(source.log))
+    sink.abort(epoch, receipts)
+    source.commit(update("t", {"a": 1}, b="y"), insert("v", a=1, b="x"))
+    feed.deliver(sink, 0)
+    _check(harness, source)
+    sink.close()
+
+
+def opens_again(harness: MergeHarness) -> None:
+    """``open`` is idempotent, and takes tables that joined later."""
+    source = Source(_keyed(), _keyed("u"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.open(sink)
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    feed.open(sink)
+    source.commit(insert("u", a=1, b="u"), update("t", {"a": 1}, b="y"))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------- truncation
+
+
+def truncates(harness: MergeHarness) -> None:
+    """A TRUNCATE between transactions and inside one; replayed, it removes nothing newer."""
+    source = Source(_keyed(), _keyless("v"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="x"), insert("v", a=1, b="x"))
+    source.commit(truncate("t"), truncate("v"))
+    source.commit(insert("t", a=1, b="y"), insert("v", a=1, b="x"))
+    feed.deliver(sink)
+    _check(harness, source)
+    source.commit(
+        update("t", {"a": 1}, b="gone"), truncate("t"), insert("t", a=5, b="after"), truncate("v")
+    )
+    feed.deliver(sink)
+    _check(harness, source)
+    feed.deliver(sink, 0)
+    _check(harness, source)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------- scans
+
+
+def scans(harness: MergeHarness) -> None:
+    """A scan, then changes; ``end_scan`` may come twice, and takes nothing that is there."""
+    source = Source(_keyed(), _keyless("v"))
+    source.load("t", [{"a": i, "b": f"old {i}"} for i in range(5)])
+    source.load("v", [{"a": i // 2, "b": None} for i in range(5)])
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    for table in ("t", "v"):
+        feed.open(sink)
+        at = feed.scan(sink, table)
+        sink.end_scan(feed.targets[table], source.schemas[table], at)  # type: ignore[attr-defined]
+    _check(harness, source)
+    source.commit(update("t", {"a": 0}, b="new"), delete("t", a=1), insert("v", a=0, b=None))
+    source.commit(delete("v", a=1), insert("t", a=9, b="new"))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def scans_anew(harness: MergeHarness) -> None:
+    """A scan breaks off. The changes since come, then a whole scan: rows that are gone go."""
+    source = Source(_keyed(), _keyless("v"))
+    source.load("t", [{"a": i, "b": f"old {i}"} for i in range(6)])
+    source.load("v", [{"a": 1, "b": "x"} for _ in range(3)] + [{"a": 2, "b": "y"}])
+    feed = _feed(harness, source)
+    for table in ("t", "v"):
+        first = feed.open(harness.sink())
+        feed.scan(first, table, upto=3, end=False)
+        first.close()
+    source.commit(delete("t", a=0), update("t", {"a": 1}, b="new"), delete("v", a=1))
+    source.commit(insert("t", a=7, b="new"), insert("v", a=3, b="z"))
+    second = feed.open(harness.sink())
+    feed.deliver(second)
+    for table in ("t", "v"):
+        feed.open(second)
+        feed.scan(second, table)
+    _check(harness, source)
+    source.commit(delete("v", a=1), update("t", {"a": 2}, b="last"))
+    feed.deliver(second)
+    _check(harness, source)
+    second.close()
+
+
+def scans_over_leftovers(harness: MergeHarness) -> None:
+    """The target has rows of earlier, deleted at the source while nobody watched."""
+    source = Source(_keyed(), _keyless("v"))
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="gone"), insert("v", a=1, b="gone"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    source.commit(delete("t", a=2), delete("v", a=1), insert("v", a=2, b="new"))
+    feed.place = len(source.log)  # never delivered
+    for table in ("t", "v"):
+        feed.open(sink)
+        feed.scan(sink, table)
+    _check(harness, source)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------- no key, no value
+
+
+def counts_duplicates(harness: MergeHarness) -> None:
+    """A table without a key: as many copies of each row as the source has."""
+    source = Source(_keyless())
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(*(insert("t", a=1, b="x") for _ in range(4)), insert("t", a=None, b=None))
+    source.commit(insert("t", a=None, b=None), insert("t", a=2, b=None))
+    feed.deliver(sink)
+    _check(harness, source)
+    source.commit(delete("t", a=1), delete("t", a=None), update("t", {"a": 1}, b="y"))
+    feed.deliver(sink)
+    _check(harness, source)
+    source.commit(insert("t", a=3, b="brief"), delete("t", a=3))
+    source.commit(delete("t", b="x"), delete("t", b="x"), insert("t", a=1, b="y"))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+def keeps_unsent_values(harness: MergeHarness) -> None:
+    """A column whose value the source did not send keeps what it has."""
+    schema = table_of("t", key=("a",), a="int32", b="text", c="text")
+    source = Source(schema)
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="x", c="large"), insert("t", a=2, b="x", c="large"))
+    feed.deliver(sink)
+    source.commit(update("t", {"a": 1}, ["c"], b="y"))
+    source.commit(update("t", {"a": 2}, c="new"))
+    source.commit(update("t", {"a": 2}, ["c"], b="z"))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+
+
+# ------------------------------------------------------------------------------- shape
+
+
+def evolves(harness: MergeHarness) -> None:
+    """Columns are added, renamed, widened and dropped in order with the rows; and all again."""
+    source = Source(_keyed())
+    old = source.schemas["t"]
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="x"))
+    a, b = old.columns
+    c = column_of("c", "int32", 3)
+    source.alter("t", replace(old, columns=(a, b, c)))
+    source.commit(insert("t", a=2, b="y", c=5))
+    source.commit(update("t", {"a": 1}, c=6))
+    feed.deliver(sink)
+    _check(harness, source)
+    wide = replace(c, logical="int64", physical="int64", type_name="bigint")
+    source.alter("t", replace(old, columns=(a, replace(b, name="label"), wide)))
+    source.commit(insert("t", a=3, label="z", c=5_000_000_000))
+    feed.deliver(sink)
+    _check(harness, source)
+    sink.close()
+    again = feed.open(harness.sink())
+    feed.deliver(again, 0)
+    _check(harness, source)
+    again.close()
+
+
+def keeps_dropped_columns(harness: MergeHarness) -> None:
+    """A dropped column stays, new rows have no value in it; one of its name may come again."""
+    schema = table_of("t", key=("a",), a="int32", b="text", c="text")
+    source = Source(schema)
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="x", c="old"))
+    source.alter("t", replace(schema, columns=schema.columns[:2]))
+    source.commit(insert("t", a=2, b="y"))
+    feed.deliver(sink)
+    found = ordered(visible(harness.rows(harness.topic("t"))))
+    assert found == ordered([{"a": 1, "b": "x", "c": "old"}, {"a": 2, "b": "y", "c": None}])
+    source.alter("t", replace(schema, columns=(*schema.columns[:2], column_of("c", "int32", 4))))
+    source.commit(insert("t", a=3, b="z", c=7))
+    feed.deliver(sink)
+    found = visible(harness.rows(harness.topic("t")))
+    shown = ordered({name: row[name] for name in ("a", "b", "c")} for row in found)
+    assert shown == source.rows("t")
+    sink.close()
+
+
+def refuses_other_shapes(harness: MergeHarness) -> None:
+    """A change of shape it cannot follow stops the table, with the reason; the rows stay."""
+    source = Source(_keyed())
+    old = source.schemas["t"]
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    source.alter("t", replace(old, key=(1,)))
+    try:
+        feed.deliver(sink)
+    except ChangefeedError as error:
+        assert error.code.number == "CF5006", error.code.number
+        assert error.action is Action.STOP
+        assert "key" in f"{error.message} {error.detail}", error.message
+    else:
+        raise AssertionError("a changed key was taken without a word")
+    assert visible(harness.rows(harness.topic("t"))) == [{"a": 1, "b": "x"}]
+    sink.close()
+
+
+def leaves_dropped_tables(harness: MergeHarness) -> None:
+    """A table dropped at the source stays, and goes with ``on_drop = 'drop'``."""
+    for options, left in (({}, 1), ({"on_drop": "drop"}, 0)):
+        source = Source(_keyed())
+        feed = _feed(harness, source, options)
+        source.commit(insert("t", a=1, b="x"))
+        sink = feed.open(harness.sink(options))
+        feed.deliver(sink, 0)
+        assert isinstance(sink, LeavesTables)
+        for _ in range(2):
+            sink.dropped(feed.targets["t"])
+        assert len(harness.rows(harness.topic("t"))) == left
+        sink.close()
+
+
+# ------------------------------------------------------------------------------- history
+
+
+def deletes_softly(harness: MergeHarness) -> None:
+    """``deletes = 'soft'``: a deleted row stays, marked; it can come back."""
+    options = {"deletes": "soft"}
+    source = Source(_keyed())
+    feed = _feed(harness, source, options)
+    sink = feed.open(harness.sink(options))
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"), insert("t", a=3, b="z"))
+    feed.deliver(sink)
+    source.commit(delete("t", a=1), delete("t", a=2))
+    feed.deliver(sink)
+    source.commit(insert("t", a=2, b="back"))
+    feed.deliver(sink)
+    feed.deliver(sink, 0)
+    found = {(row["a"], row["b"]): row["_deleted"] for row in harness.rows(harness.topic("t"))}
+    assert found == {(1, "x"): True, (2, "back"): False, (3, "z"): False}
+    sink.close()
+
+
+def keeps_versions(harness: MergeHarness) -> None:
+    """``history = 'scd2'``: every version with its time; the current ones are the source's."""
+    options = {"history": "scd2"}
+    source = Source(_keyed())
+    source.load("t", [{"a": 1, "b": "scanned"}, {"a": 2, "b": "scanned"}])
+    feed = _feed(harness, source, options)
+    sink = feed.open(harness.sink(options))
+    feed.scan(sink, "t")
+    source.commit(update("t", {"a": 1}, b="second"))
+    source.commit(update("t", {"a": 1}, b="third"), insert("t", a=3, b="new"))
+    feed.deliver(sink)
+    source.commit(delete("t", a=2), update("t", {"a": 3}, a=4))
+    feed.deliver(sink)
+    feed.deliver(sink, 0)
+    rows = harness.rows(harness.topic("t"))
+    assert visible([row for row in rows if row["_is_current"]]) == source.rows("t")
+    assert sorted((row["a"], row["b"]) for row in rows) == [
+        (1, "scanned"), (1, "second"), (1, "third"), (2, "scanned"), (3, "new"), (4, "new"),
+    ]  # fmt: skip
+    for row in rows:
+        assert (row["_valid_to"] is None) == row["_is_current"]
+        later = [r for r in rows if r["a"] == row["a"] and r["_valid_from"] > row["_valid_from"]]  # type: ignore[operator]
+        if later:
+            assert row["_valid_to"] == min(r["_valid_from"] for r in later)  # type: ignore[type-var]
+    sink.close()
+
+
+def appends_changes(harness: MergeHarness) -> None:
+    """``history = 'append'``: a row for each change, none twice."""
+    options = {"history": "append"}
+    source = Source(_keyed())
+    feed = _feed(harness, source, options)
+    sink = feed.open(harness.sink(options))
+    source.commit(insert("t", a=1, b="x"))
+    source.commit(update("t", {"a": 1}, b="y"), insert("t", a=2, b="x"))
+    feed.deliver(sink)
+    source.commit(delete("t", a=1))
+    feed.deliver(sink)
+    feed.deliver(sink, 0)
+    found = [(row["a"], row["b"]) for row in harness.rows(harness.topic("t"))]
+    assert sorted(found, key=repr) == sorted([(1, "x"), (1, "y"), (2, "x"), (1, None)], key=repr)
+    sink.close()
+
+
+def keeps_sequence_beside(harness: MergeHarness) -> None:
+    """``sequence_column = 'none'``: the target has the source's columns and no other."""
+    options = {"sequence_column": "none"}
+    source = Source(_keyed(), _keyless("v"))
+    source.load("t", [{"a": i, "b": "old"} for i in range(4)])
+    source.load("v", [{"a": 1, "b": "old"}, {"a": 1, "b": "old"}])
+    feed = _feed(harness, source, options)
+    first = feed.open(harness.sink(options))
+    feed.scan(first, "t", upto=3, end=False)
+    first.close()
+    source.commit(delete("t", a=0), update("t", {"a": 3}, a=5))
+    sink = feed.open(harness.sink(options))
+    feed.deliver(sink)
+    for table in ("t", "v"):
+        feed.open(sink)
+        feed.scan(sink, table)
+    source.commit(insert("t", a=9, b="new"), delete("v", a=1), update("t", {"a": 1}, b="new"))
+    feed.deliver(sink)
+    feed.deliver(sink, 0)
+    for table in ("t", "v"):
+        assert ordered(harness.rows(harness.topic(table))) == source.rows(table)
+    sink.close()
+
+
+def hides_secrets(harness: MergeHarness) -> None:
+    """Nothing a sink says of itself, and nothing it writes, holds the password of its URI."""
+    source = Source(_keyed())
+    source.commit(insert("t", a=1, b="x"))
+    feed = _feed(harness, source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    assert harness.secret not in repr(sink) + str(sink)
+    assert harness.secret.encode() not in harness.raw()
+    sink.close()
+
+
+#: Every case, in the order of the documentation.
+MERGE_CASES: tuple[MergeCase, ...] = tuple(
+    MergeCase(run.__name__, run)
+    for run in (
+        merges,
+        merges_changed_keys,
+        merges_swapped_keys,
+        merges_reused_keys,
+        merges_wide_keys,
+        merges_awkward_text,
+        merges_several_tables,
+        commits_nothing,
+        replays_a_round,
+        replays_old_rounds,
+        never_resurrects,
+        survives_crash_before_commit,
+        aborts,
+        opens_again,
+        truncates,
+        scans,
+        scans_anew,
+        scans_over_leftovers,
+        counts_duplicates,
+        keeps_unsent_values,
+        evolves,
+        keeps_dropped_columns,
+        refuses_other_shapes,
+        leaves_dropped_tables,
+        deletes_softly,
+        keeps_versions,
+        appends_changes,
+        keeps_sequence_beside,
+        hides_secrets,
+    )
+)

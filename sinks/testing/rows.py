@@ -1,0 +1,413 @@
+"""A source without a database, for sinks of typed rows: transactions in, rows of the log out.
+
+:class:`Source` keeps tables, takes transactions, and writes the log rows that capture would
+write (``changefeed/schema.py``): a changed key is a delete and an insert, ``last`` is false where
+a later change of the key in the transaction supersedes one. :class:`RowFeed` delivers its log to
+a sink in the engine's order of calls, from any place, as often as a test likes; the tables of the
+source are the truth to compare with.
+
+    source = Source(table_of("t", a="int32", b="text", key=("a",)))
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
+    source.commit(update("t", {"a": 1}, a=3), delete("t", a=2))
+    feed = RowFeed(source)
+    feed.deliver(feed.open(sink))
+    assert source.rows("t") == [{"a": 3, "b": "x"}]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from changefeed.clock import Timestamp
+from changefeed.events import SchemaChange, Truncate
+from changefeed.schema import Column, Form, Identity, TableName, TableSchema
+from sinks.base import (
+    Batch,
+    Delivery,
+    EndsScans,
+    Epoch,
+    Evolves,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
+from sinks.testing.feed import START
+
+Row = dict[str, object]
+"""A row of a table: column name -> value in log form."""
+
+_PHYSICAL = {"bool": "bool", "int16": "int16", "int32": "int32", "int64": "int64"}
+_RAW = ("decimal", "float", "json", "array")
+_SQL = {"int16": "smallint", "int32": "integer", "int64": "bigint", "bool": "boolean"}
+
+
+# ------------------------------------------------------------------------------- shapes
+
+
+def column_of(name: str, logical: str, number: int, *, nullable: bool = True) -> Column:
+    """A column of a logical type, kept in the log as its source would."""
+    physical = _PHYSICAL.get(logical, "string")
+    form = Form.NATIVE if physical != "string" else Form.TEXT
+    if logical.startswith(_RAW):
+        form = Form.RAW
+    return Column(name, _SQL.get(logical, logical), physical, form, logical, nullable, number)
+
+
+def table_of(name: str, *, key: Sequence[str] = (), **columns: str) -> TableSchema:
+    """A table by its columns' logical types; without ``key`` it has none and sends full rows."""
+    made = [
+        column_of(column, logical, number, nullable=column not in key)
+        for number, (column, logical) in enumerate(columns.items(), start=1)
+    ]
+    places = tuple(list(columns).index(column) for column in key)
+    return TableSchema(
+        table=TableName("shop", "public", name),
+        columns=tuple(made),
+        key=places or tuple(range(len(made))),
+        identity=Identity.DEFAULT if key else Identity.FULL,
+        keyless=not key,
+        oid=sum(map(ord, name)),
+        version=1,
+    )
+
+
+# ------------------------------------------------------------------------------- transactions
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One statement of a transaction: ``c``, ``u``, ``d`` or ``t`` (truncate)."""
+
+    op: str
+    table: str
+    where: Row
+    row: Row
+    missing: tuple[str, ...] = ()
+
+
+def insert(table: str, **row: object) -> Change:
+    """A new row."""
+    return Change("c", table, {}, row)
+
+
+def update(table: str, where: Row, missing: Sequence[str] = (), **row: object) -> Change:
+    """The first row that has the values ``where`` gets those of ``row``. Of the columns
+    ``missing`` the source sends no value: they are unchanged."""
+    return Change("u", table, where, row, tuple(missing))
+
+
+def delete(table: str, **where: object) -> Change:
+    """The first row that has these values goes."""
+    return Change("d", table, where, {})
+
+
+def truncate(table: str) -> Change:
+    """All rows go."""
+    return Change("t", table, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place in the log: a row of :meth:`TableSchema.log_schema`, or a mark."""
+
+    at: Timestamp
+    schema: TableSchema
+    row: Row | None = None
+    mark: Truncate | SchemaChange | None = None
+
+
+class Source:
+    """Tables and the log of their changes.
+
+    Attributes:
+        schemas: the present shape of each table.
+        log: everything that happened, in order; a transaction is a run of one timestamp.
+    """
+
+    def __init__(self, *tables: TableSchema) -> None:
+        self.schemas = {schema.table.name: schema for schema in tables}
+        self.log: list[Entry] = []
+        self._rows: dict[str, list[Row]] = {name: [] for name in self.schemas}
+        self._step = 0
+        self._seq = 0
+
+    def now(self) -> Timestamp:
+        """The timestamp of the last transaction."""
+        return Timestamp(START.wall + self._step * 1_000_000_000)
+
+    def rows(self, table: str) -> list[Row]:
+        """What the table holds now, sorted."""
+        return ordered(self._rows[table])
+
+    def load(self, table: str, rows: Iterable[Row]) -> None:
+        """Rows from before the log began: only a scan tells them."""
+        self._rows[table] += [dict(row) for row in rows]
+
+    def commit(self, *changes: Change) -> Timestamp:
+        """One transaction."""
+        self._step += 1
+        began = len(self.log)
+        for change in changes:
+            self._change(change)
+        self._supersede(began)
+        return self.now()
+
+    def alter(self, table: str, new: TableSchema, *, rewritten: bool = False) -> Timestamp:
+        """The table gets another shape: columns are matched by number, new ones are NULL."""
+        self._step += 1
+        old = self.schemas[table]
+        new = replace(new, version=old.version + 1, oid=old.oid, table=old.table)
+        was = {c.number: c.name for c in old.columns}
+        self._rows[table] = [
+            {c.name: row.get(was.get(c.number, "")) for c in new.columns}
+            for row in self._rows[table]
+        ]
+        self.schemas[table] = new
+        event = SchemaChange(old, new, self.now(), self._next(), rewritten)
+        self.log.append(Entry(self.now(), new, mark=event))
+        return self.now()
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _change(self, change: Change) -> None:
+        schema, rows = self.schemas[change.table], self._rows[change.table]
+        if change.op == "t":
+            rows.clear()
+            event = Truncate(schema, self.now(), self._next())
+            self.log.append(Entry(self.now(), schema, mark=event))
+            return
+        if change.op == "c":
+            after: Row = {c.name: change.row.get(c.name) for c in schema.columns}
+            rows.append(after)
+            self._tell("c", schema, None, after)
+            return
+        place = next(i for i, row in enumerate(rows) if change.where.items() <= row.items())
+        before = rows[place]
+        if change.op == "d":
+            del rows[place]
+            self._tell("d", schema, before, None)
+            return
+        after = before | change.row
+        rows[place] = after
+        if _key(schema, before) == _key(schema, after):
+            self._tell("u", schema, before, after, change.missing)
+        else:
+            self._tell("d", schema, before, None)
+            self._tell("c", schema, None, after, change.missing)
+
+    def _tell(
+        self,
+        op: str,
+        schema: TableSchema,
+        before: Row | None,
+        after: Row | None,
+        missing: tuple[str, ...] = (),
+    ) -> None:
+        seq = self._next()
+        row: Row = {
+            "op": op,
+            "wall": self.now().wall,
+            "logical": self.now().logical,
+            "seq": seq,
+            "ord": seq,
+            "xid": self._step,
+            "commit_us": self.now().wall // 1_000,
+            "last": True,
+            "missing": json.dumps(list(missing)) if missing else None,
+        }
+        for i, column in enumerate(schema.columns):
+            sent = after is not None and column.name not in missing
+            row[f"a{i}"] = after[column.name] if after is not None and sent else None
+        for i in schema.before_ordinals:
+            row[f"b{i}"] = before[schema.columns[i].name] if before is not None else None
+        self.log.append(Entry(self.now(), schema, row=row))
+
+    def _supersede(self, began: int) -> None:
+        """Of several changes of a key in a transaction the final one is ``last``."""
+        seen: set[tuple[object, ...]] = set()
+        for entry in reversed(self.log[began:]):
+            if entry.row is None or entry.schema.keyless:
+                continue
+            side = "b" if entry.row["op"] == "d" else "a"
+            key = (entry.schema.table, *(entry.row[f"{side}{i}"] for i in entry.schema.key))
+            entry.row["last"] = key not in seen
+            seen.add(key)
+
+
+def _key(schema: TableSchema, row: Row) -> list[object]:
+    return [row[c.name] for c in schema.key_columns]
+
+
+def ordered(rows: Iterable[Mapping[str, object]]) -> list[Row]:
+    """Rows in an order of their own, for comparing."""
+    return sorted((dict(row) for row in rows), key=lambda row: repr(sorted(row.items())))
+
+
+# ------------------------------------------------------------------------------- delivery
+
+WriteScan = Callable[[Sink, Batch], None]
+"""Hands a batch of a scan to a sink: for sinks that take scans in a way of their own."""
+
+
+class RowFeed:
+    """Delivers a source's log to one sink object after another, as a job does over restarts."""
+
+    def __init__(
+        self,
+        source: Source,
+        topic: Callable[[str], str] = str,
+        *,
+        options: Mapping[str, object] | None = None,
+        write_scan: WriteScan | None = None,
+        context: Callable[[SinkContext], SinkContext] = lambda context: context,
+    ) -> None:
+        """``topic`` names the target of a table; ``context`` may add what the sink needs."""
+        self.source = source
+        self.targets = {
+            name: Target(schema.table, topic(name)) for name, schema in source.schemas.items()
+        }
+        self.place = 0
+        self._options = dict(options or {})
+        self._write_scan = write_scan
+        self._made_context = context
+        self._epoch = 0
+        self._nodes = 0
+
+    def context(self) -> SinkContext:
+        """For a sink opened by a new run of the job."""
+        self._nodes += 1
+        made = SinkContext(
+            feed="conformance",
+            job_id=17,
+            targets=tuple(self.targets.values()),
+            options=self._options,
+            node=f"node{self._nodes}",
+            resolved=True,
+            state="conformance-state",
+        )
+        return self._made_context(made)
+
+    def open(self, sink: Sink) -> Sink:
+        """Open a sink as a new run."""
+        sink.open(self.context())
+        return sink
+
+    # ------------------------------------------------------------------ changes
+
+    def deliver(self, sink: Sink, start: int | None = None, stop: int | None = None) -> None:
+        """The log from ``start`` (where delivery stands) up to ``stop`` (the end), committed.
+
+        Places are those of ``source.log``; going back is a replay.
+        """
+        begin = self.place if start is None else start
+        end = len(self.source.log) if stop is None else stop
+        epoch, receipts = self.write(sink, begin, end)
+        self.commit(sink, epoch, receipts)
+        self.place = max(self.place, end)
+
+    def write(self, sink: Sink, start: int, stop: int) -> tuple[Epoch, list[Receipt]]:
+        """Hand rows over without committing the last of them; marks commit what is before."""
+        log = self.source.log[start:stop]
+        epoch = self._next(log[-1].at if log else self.source.now())
+        receipts: list[Receipt] = []
+        run: list[Entry] = []
+        for entry in log:
+            same = run and entry.mark is None and entry.schema == run[0].schema
+            if run and not same:
+                receipts.append(sink.write(self._batch(epoch, run, len(receipts))))
+                run = []
+            if entry.mark is None:
+                run.append(entry)
+            else:
+                self.commit(sink, epoch, receipts)
+                receipts = []
+                self._mark(sink, entry.mark)
+        if run:
+            receipts.append(sink.write(self._batch(epoch, run, len(receipts))))
+        return epoch, receipts
+
+    def commit(self, sink: Sink, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """All of the receipts is durable."""
+        if sink.commit(epoch, receipts) is not Delivery.DURABLE:
+            raise AssertionError("commit returned before the rows were durable")
+
+    def _next(self, upto: Timestamp) -> Epoch:
+        self._epoch += 1
+        return Epoch(self._epoch, upto)
+
+    def _batch(self, epoch: Epoch, run: Sequence[Entry], number: int) -> Batch:
+        schema = run[0].schema
+        rows = [entry.row for entry in run]
+        return Batch(
+            feed="conformance",
+            epoch=epoch,
+            partition=number,
+            target=self.targets[schema.table.name],
+            schema=schema,
+            rows=pa.Table.from_pylist(rows, schema=schema.log_schema()),
+            frontier=run[0].at.previous(),
+        )
+
+    def _mark(self, sink: Sink, mark: Truncate | SchemaChange) -> None:
+        if isinstance(mark, Truncate):
+            sink.truncate(mark, self.targets[mark.schema.table.name], b"")
+        else:
+            assert isinstance(sink, Evolves), "the sink does not follow changes of shape"
+            sink.evolve(mark, self.targets[mark.new.table.name])
+
+    # ------------------------------------------------------------------ scans
+
+    def scan(
+        self, sink: Sink, table: str, *, upto: int | None = None, end: bool = True
+    ) -> Timestamp:
+        """The table as it is now, as rows of a scan; only the first ``upto`` where it breaks off.
+
+        The log counts as delivered up to here for that table: deliver what comes after.
+        """
+        schema, target = self.source.schemas[table], self.targets[table]
+        at = self.source.now()
+        epoch = self._next(at)
+        rows = self.source.rows(table)[:upto]
+        for start in range(0, len(rows), 2):
+            found = [_scanned(schema, row, at) for row in rows[start : start + 2]]
+            batch = Batch(
+                feed="conformance",
+                epoch=epoch,
+                partition=start // 2,
+                target=target,
+                schema=schema,
+                rows=pa.Table.from_pylist(found, schema=schema.log_schema()),
+                frontier=at.previous(),
+                scan=True,
+            )
+            if self._write_scan is not None:
+                self._write_scan(sink, batch)
+            else:
+                self.commit(sink, epoch, [sink.write(batch)])
+        if end:
+            assert isinstance(sink, EndsScans), "the sink does not end scans"
+            sink.end_scan(target, schema, at)
+        return at
+
+
+def _scanned(schema: TableSchema, row: Row, at: Timestamp) -> Row:
+    found: Row = {
+        "op": "r",
+        "wall": at.wall,
+        "logical": at.logical,
+        "seq": 0,
+        "ord": 0,
+        "xid": 0,
+        "commit_us": at.wall // 1_000,
+        "last": True,
+        "missing": None,
+    }
+    found |= {f"a{i}": row[c.name] for i, c in enumerate(schema.columns)}
+    return found | {f"b{i}": None for i in schema.before_ordinals}

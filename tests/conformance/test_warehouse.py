@@ -1,0 +1,76 @@
+"""SQL warehouses against the list of what a merging sink must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from sinks.base import Sink
+from sinks.registry import open_sink
+from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from tests.services.postgres import Database
+
+
+def _run(case: MergeCase, harness: MergeHarness) -> None:
+    reason = run_merge_case(case, harness)
+    if reason:
+        pytest.skip(f"never: {reason}")
+
+
+class DuckDBHarness(MergeHarness):
+    never: Mapping[str, str] = {"hides_secrets": "the path of a file holds no secret"}
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        return open_sink(f"duckdb://{self._path}?schema=shop", options)
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        with duckdb.connect(str(self._path)) as connection:
+            try:
+                found = connection.execute(f'SELECT * FROM shop.shop."{topic}"')
+            except duckdb.CatalogException:
+                return []
+            names = [column[0] for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_duckdb(case: MergeCase, tmp_path: Path) -> None:
+    _run(case, DuckDBHarness(tmp_path / "shop.duckdb"))
+
+
+class PostgreSQLHarness(MergeHarness):
+    secret = "pa55word-of-the-sink"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        uri = self._database.uri.replace("postgres@", f"postgres:{self.secret}@")
+        return open_sink(f"{uri}?schema=copy&sslmode=disable", options)
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        with self._database.connect() as connection:
+            there = connection.execute("SELECT to_regclass(%s)", [f'copy."{topic}"']).fetchone()
+            if there is None or there[0] is None:
+                return []
+            found = connection.execute(f'SELECT * FROM copy."{topic}"'.encode())
+            names = [column.name for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def raw(self) -> bytes:
+        tables = ("t", "_changefeed_applied")
+        return repr([self.rows(table) for table in tables]).encode()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("postgres", [14, 16], indirect=True)
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_postgresql(case: MergeCase, postgres: Database) -> None:
+    """14 has no MERGE: rows are deleted and inserted there."""
+    _run(case, PostgreSQLHarness(postgres))
