@@ -24,6 +24,7 @@ from changefeed.clock import Clock, SystemClock
 from changefeed.errors import ChangefeedError, Problems, Span
 from changefeed.options import mask_statement
 from changefeed.plan.names import scheme_of, source_connections
+from changefeed.plan.sinking import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
 from changefeed.schema import TableSchema
 from changefeed.sources.base import Source, TableInfo
@@ -131,6 +132,7 @@ class Engine:
         host: FeedHost | None = None,
         open_source: Callable[[str, str], Source] = open_registered,
         log_place: LogPlace | None = None,
+        probe: Probe | None = None,
     ) -> None:
         """
         Args:
@@ -140,12 +142,14 @@ class Engine:
             open_source: connection name and URI -> source.
             log_place: when the log reached a position of a source; the state's own logs
                 when not given.
+            probe: how VALIDATE looks at a target; through its sink when not given.
         """
         self.catalog = catalog
         self.clock: Clock = clock or SystemClock()
         self.host: FeedHost = host or NoHost(catalog)
         self._open_source = open_source
         self._log_place = log_place or log_place_of(catalog)
+        self._probe = probe or probe_of(catalog)
         self._sources: dict[tuple[str, str], Source] = {}
 
     # -- statements -----------------------------------------------------------------------
@@ -184,6 +188,7 @@ class Engine:
             self.host,
             self.open_source,
             self._log_place,
+            self._probe,
             text,
         )
 

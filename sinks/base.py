@@ -30,6 +30,8 @@ from changefeed.schema import TableName, TableSchema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from changefeed.errors import ChangefeedError
+
 
 class Accepts(StrEnum):
     """What the batches of a sink hold."""
@@ -207,7 +209,7 @@ class Sink(Protocol):
     def resolved(self, mark: Resolved, payload: bytes) -> None:
         """Carry a resolved timestamp to every partition of every topic; durable on return.
 
-        ``payload`` is the finished message value.
+        ``payload`` is the finished message value, but for the topics of ``mark.payloads``.
         """
         ...
 
@@ -217,6 +219,19 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release everything. Promises nothing about what is in flight."""
+        ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """Optional: a sink that can look at its target without changing anything there."""
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Connect, and say everything that would hinder a feed: reach, login, rights, targets
+        that cannot be made. For VALIDATE, on a sink that was not opened and is closed
+        afterwards. Nothing is made at the target. ``context.targets`` may be empty: the
+        tables are not known.
+        """
         ...
 
 

@@ -28,7 +28,7 @@ from changefeed.options import (
 )
 from changefeed.plan.message import source_members, table_messages
 from changefeed.plan.names import choose_source
-from changefeed.plan.sinking import Sinking, check_sink, find_sink
+from changefeed.plan.sinking import Probe, Sinking, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
 from changefeed.plan.targets import (
     Found,
@@ -44,6 +44,7 @@ from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
 from grammar.printer import to_sql
 from grammar.spelling import did_you_mean
+from sinks.base import Target
 from sinks.registry import sink_location
 
 T = TypeVar("T")
@@ -53,13 +54,15 @@ OpenSource = Callable[[str, str], Source]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What planning looks at: the state, the session's USE, the clock, how to open a source."""
+    """What planning looks at: the state, the session's USE, the clock, how to open a source,
+    and for VALIDATE how to look at the target."""
 
     catalog: Catalog
     clock: Clock
     text: str = ""
     session_source: str | None = None
     open_source: OpenSource = open_registered
+    probe: Probe | None = None
 
 
 def plan_create(statement: nodes.CreateChangefeed, around: Surroundings) -> FeedPlan:
@@ -113,9 +116,11 @@ class Planner:
             self.problems += check_sink(sink, options or Options.from_dict({}))
         source = self._attempt(lambda: self._open(connection)) if connection else None
         if connection is None or source is None:
+            self._probe(sink, options, [])
             return None
         state = self._state(connection)
         found = self._attempt(lambda: self._found(source, state, options))
+        self._probe(sink, options, found or [])
         if sink is None or options is None or self.problems:
             return None
         return self._attempt(
@@ -129,6 +134,17 @@ class Planner:
         except ChangefeedError as error:
             self.problems.append(error)
             return None
+
+    def _probe(self, sink: Sinking | None, options: Options | None, found: Sequence[Found]) -> None:
+        """Look at the target itself, unless it is plain already that it cannot be used."""
+        probe = self.around.probe
+        if probe is None or sink is None or options is None or check_sink(sink, options):
+            return
+        topic_of = sink.topics(options)
+        targets = {place.schema.table: getattr(place.target, "topic", None) for place in found}
+        self.problems += probe(
+            sink, options, [Target(table, topic_of(table, own)) for table, own in targets.items()]
+        )
 
     def _check_name(self) -> None:
         name = self.statement.name

@@ -1,8 +1,8 @@
-"""The sink of a statement as far as its URI tells: nothing here connects."""
+"""The sink of a statement: as far as its URI tells, and for VALIDATE as far as it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Catalog, external_name
@@ -10,7 +10,7 @@ from changefeed.errors import ChangefeedError, Span
 from changefeed.options import FULL_TABLE_NAME, Options
 from changefeed.schema import TableName
 from sinks import registry
-from sinks.base import Capabilities
+from sinks.base import Capabilities, Checks, SinkContext, Target
 
 #: Scheme of a feed without a sink, in the sink registry.
 SINKLESS = "sinkless"
@@ -78,3 +78,32 @@ def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
     for problem in problems:
         problem.span = problem.span or sink.span
     return problems
+
+
+#: Connects to the target of a feed of these tables and says what is wrong there.
+Probe = Callable[[Sinking, Options, Sequence[Target]], list[ChangefeedError]]
+
+
+def probe_of(catalog: Catalog) -> Probe:
+    """Looks at the target itself, where the sink has a way; changes nothing there."""
+
+    def probe(sink: Sinking, options: Options, targets: Sequence[Target]) -> list[ChangefeedError]:
+        if sink.written is None:
+            return []
+        given: dict[str, object] = {**options, "state_url": catalog.url}
+        context = SinkContext("validate", 0, tuple(targets), options=options)
+        try:
+            opened = registry.open_sink(sink.real, given)
+        except ChangefeedError:
+            return []  # told already: it shows without connecting
+        try:
+            problems = opened.check(context) if isinstance(opened, Checks) else []
+        except ChangefeedError as error:
+            problems = [error]
+        finally:
+            opened.close()
+        for problem in problems:
+            problem.span = problem.span or sink.span
+        return problems
+
+    return probe

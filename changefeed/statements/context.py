@@ -14,6 +14,7 @@ from changefeed.errors import ChangefeedError
 from changefeed.events import Position
 from changefeed.options import to_span
 from changefeed.plan.build import OpenSource, Surroundings
+from changefeed.plan.sinking import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source
 from changefeed.state import StateLayout
@@ -115,12 +116,18 @@ class Context:
     host: FeedHost
     open_source: OpenSource
     log_place: LogPlace
+    probe: Probe
     text: str = ""
 
-    def surroundings(self) -> Surroundings:
-        """For the planner."""
+    def surroundings(self, *, probing: bool = False) -> Surroundings:
+        """For the planner; ``probing`` lets it connect to the target."""
         return Surroundings(
-            self.catalog, self.clock, self.text, self.session.source, self.open_source
+            self.catalog,
+            self.clock,
+            self.text,
+            self.session.source,
+            self.open_source,
+            self.probe if probing else None,
         )
 
     def source(self, name: str) -> Source:

@@ -8,12 +8,12 @@ without one, and says what waits.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from changefeed.catalog import Job, SourceState, Status, Wanted
-from changefeed.errors import CODES, ChangefeedError
+from changefeed.errors import CODES, ChangefeedError, raise_all
 from changefeed.options import to_span
 from changefeed.plan import cdc
 from changefeed.plan.alter import plan_alter
@@ -22,9 +22,9 @@ from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
-from changefeed.plan.stages import FeedPlan
+from changefeed.plan.stages import FeedPlan, TableStage
 from changefeed.schema import TableName
-from changefeed.sources.base import Watch
+from changefeed.sources.base import Warns, Watch
 from changefeed.state import StateLayout
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Cell
@@ -61,12 +61,13 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             tag="CREATE CHANGEFEED",
         )
     plan = plan_create(statement, context.surroundings())
+    warnings = _source_warnings(plan.source.source, plan.tables, context)
     if plan.sinkless:
         rows = context.host.start_sinkless(plan)
         return Result(
             "stream",
             ("table", "key", "value"),
-            notices=list(plan.notices),
+            notices=[*plan.notices, *warnings],
             stream=_texts(rows, lambda: forget_source(plan.source.source, context)),
             tag="CREATE CHANGEFEED",
         )
@@ -75,7 +76,13 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
         "rows",
         FEED_COLUMNS,
         [(job.id, job.name)],
-        [*plan.notices, *_topic_notices(plan.sink.topics), *late, *_no_node(context)],
+        [
+            *plan.notices,
+            *warnings,
+            *_topic_notices(plan.sink.topics),
+            *late,
+            *_no_node(context),
+        ],
         job_id=job.id,
         name=job.name,
         tag="CREATE CHANGEFEED",
@@ -86,33 +93,44 @@ def _store(
     plan: FeedPlan, statement: nodes.CreateChangefeed, context: Context
 ) -> tuple[Job, list[str]]:
     catalog = context.catalog
-    if not context.host.node_running() and plan.start is not None:
-        # Nobody will make the slot soon, and this feed owes every change from now on.
-        _prepare_here(plan, context)
     try:
+        # Before anything is made at the source: a node would remove what no job needs.
         job = catalog.create_job(plan.spec())
     except ChangefeedError as error:
         error.span = error.span or to_span(statement.name_span)
         raise
+    if not context.host.node_running() and plan.start is not None:
+        # Nobody will make the slot soon, and this feed owes every change from now on.
+        try:
+            _prepare_here(plan, context)
+        except BaseException:
+            _undo(job, context)
+            forget_source(job.source, context)
+            raise
     context.host.wake()
     notices = _await_capture(job, plan, context) if context.host.node_running() else []
     return job, notices
 
 
 def _prepare_here(plan: FeedPlan, context: Context) -> None:
-    """Make slot and publication without a node; a crash after it leaves an orphan row that
-    the next node removes."""
+    """Make slot and publication without a node.
+
+    Raises:
+        ChangefeedError: the source refuses, be it one of the tables.
+    """
     catalog, stage = context.catalog, plan.source
     state = catalog.source_state(stage.source)
-    watched = set(catalog.watched(stage.source)) | {t.schema.table for t in plan.tables}
+    mine = {table.schema.table for table in plan.tables}
+    watched = set(catalog.watched(stage.source)) | mine
     source = context.source(stage.source)
     catalog.save_source_state(stage.source, slot=stage.slot, publication=stage.publication)
-    source.prepare(
+    prepared = source.prepare(
         slot=stage.slot,
         publication=stage.publication,
         tables=sorted(watched),
         expect_slot=bool(state.system_id),
     )
+    raise_all([prepared.problems[t] for t in sorted(prepared.problems) if t in mine])
     catalog.save_source_state(stage.source, system_id=source.system_id())
 
 
@@ -124,7 +142,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
             would miss changes; the job is gone again.
     """
     catalog = context.catalog
-    tables = {table.schema.table for table in plan.tables}
+    tables = {table.schema.table: table.schema.oid for table in plan.tables}
 
     def settled() -> bool:
         return _captured(job, tables, context) or not catalog.job(job.id).status.active
@@ -153,8 +171,13 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
     return [f"{late}; the feed begins when it does"]
 
 
-def _captured(job: Job, tables: set[TableName], context: Context) -> bool:
-    return tables <= context.catalog.captured(job.source).keys()
+def _captured(job: Job, tables: Mapping[TableName, int], context: Context) -> bool:
+    """The source sends the tables: these, not others of their names."""
+    captured = context.catalog.captured_oids(job.source)
+    return all(
+        table in captured and (0 in (oid, captured[table]) or captured[table] == oid)
+        for table, oid in tables.items()
+    )
 
 
 def _undo(job: Job, context: Context) -> None:
@@ -244,20 +267,19 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
     except ChangefeedError as error:
         rows += problem_rows(None, getattr(error, "problems", [error]), (), context.text)
         return Result("rows", CHECK_COLUMNS, rows)
-    plan, problems = check_create(plain, context.surroundings())
-    warnings = _source_warnings(plan, context) if plan else []
+    plan, problems = check_create(plain, context.surroundings(probing=True))
+    warnings = _source_warnings(plan.source.source, plan.tables, context) if plan else []
     rows += problem_rows(plan, problems, warnings, context.text)
     return Result("rows", CHECK_COLUMNS, rows)
 
 
-def _source_warnings(plan: FeedPlan, context: Context) -> list[str]:
+def _source_warnings(name: str, stages: Sequence[TableStage], context: Context) -> list[str]:
     """What the source finds worth a word; not every kind of source has such a check."""
-    source = context.source(plan.source.source)
-    look: Callable[[list[Watch]], list[str]] | None = getattr(source, "warnings", None)
-    if look is None:
+    source = context.source(name)
+    if not isinstance(source, Warns):
         return []
-    tables = [table.schema.table for table in plan.tables]
-    return look([Watch(table.name, table.schema) for table in tables])
+    tables = [stage.schema.table for stage in stages]
+    return source.warnings([Watch(table.name, table.schema) for table in tables])
 
 
 # ------------------------------------------------------------------------ ALTER, RENAME
@@ -267,6 +289,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
     job = context.job(statement.feed)
     plan = plan_alter(statement, job, context.surroundings())
+    warnings = _source_warnings(job.source, plan.add, context) if plan.add else []
     altered = context.catalog.alter_job(
         job.id,
         sink_uri=plan.sink_uri,
@@ -281,7 +304,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     context.host.wake()
     late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():
-        added = {stage.schema.table for stage in plan.add}
+        added = {stage.schema.table: stage.schema.oid for stage in plan.add}
         if not context.wait(lambda: _captured(job, added, context), CAPTURE_SECONDS):
             error = context.catalog.source_state(job.source).error
             why = f": {error}" if error else ""
@@ -291,7 +314,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         "rows",
         ("job_id", "job_description"),
         [(altered.id, altered.statement)],
-        [*plan.notices, *_topic_notices(topics), *late],
+        [*plan.notices, *warnings, *_topic_notices(topics), *late],
         job_id=altered.id,
         name=altered.name,
         tag="ALTER CHANGEFEED",

@@ -56,6 +56,7 @@ class KafkaSink:
     """Messages to Kafka topics."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
+        formats=("json", "avro"),
         executor=True,
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
@@ -111,6 +112,11 @@ class KafkaSink:
             self._producer()
             self._progress = self._read_progress(context)
         self._reasons.clear()
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Look topics up, and ask whether the missing ones could be made; nothing is made."""
+        self._context = context
+        return self._admin().hindrances(self._names())
 
     def close(self) -> None:
         self._drop()
@@ -314,19 +320,19 @@ class KafkaSink:
     # ----------------------------------------------------------------- marks
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
-        self._mark_all(self._names(), payload)
+        self._mark_all({name: mark.payloads.get(name, payload) for name in self._names()})
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        self._mark_all([target.topic], payload)
+        self._mark_all({target.topic: payload})
 
-    def _mark_all(self, topics: Sequence[str], payload: bytes) -> None:
+    def _mark_all(self, payloads: Mapping[str, bytes]) -> None:
         """One message on every partition there is now, acknowledged on return."""
-        counts = self._admin().known(topics)
+        counts = self._admin().known(list(payloads))
         alone = self._transaction is None or not self._transaction.is_open
         channel = self._sending()
         for topic, count in counts.items():
             for partition in range(count):
-                channel.send_one(topic, None, payload, partition=partition)
+                channel.send_one(topic, None, payloads[topic], partition=partition)
         self._settle()
         if alone:  # else it is seen together with the rows around it
             self._end_transaction()

@@ -12,6 +12,7 @@ from changefeed.errors import ChangefeedError
 from sinks.kafka.errors import Reasons, explain, explain_name
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
 
 REQUEST_SECONDS = 10.0
@@ -85,13 +86,37 @@ class Topics:
                     continue
                 if cause.retriable() or cause.code() < 0:
                     raise explain(cause, self._reasons, topic=name) from error
-                raise ChangefeedError(
-                    "CF5003",
-                    f"topic {name} does not exist and the broker did not let it be made",
-                    detail=str(cause.str()),
-                    hint="make the topic yourself, or grant CREATE on it to this user.",
-                ) from error
+                raise _cannot_make(name, cause) from error
         return made
+
+    def hindrances(self, names: Sequence[str]) -> list[ChangefeedError]:
+        """What a feed of these topics would meet; asks only, makes nothing."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.cimpl import NewTopic
+
+        try:
+            if not names:
+                self._result(self._admin.describe_cluster(request_timeout=REQUEST_SECONDS))
+            missing = [name for name, count in self.partitions(names).items() if not count]
+        except KafkaException as error:
+            return [explain(error.args[0], self._reasons)]
+        except ChangefeedError as error:
+            return [error]
+        if not missing:
+            return []
+        wanted = [NewTopic(name, num_partitions=1, replication_factor=-1) for name in missing]
+        asked = self._admin.create_topics(
+            wanted, request_timeout=REQUEST_SECONDS, validate_only=True
+        )
+        problems = []
+        for name, answer in asked.items():
+            try:
+                self._result(answer)
+            except KafkaException as error:
+                problems.append(_cannot_make(name, error.args[0]))
+            except ChangefeedError as error:
+                problems.append(error)
+        return problems
 
     def known(self, names: Sequence[str]) -> dict[str, int]:
         """As :meth:`partitions`, after the missing ones were made: none is 0.
@@ -165,3 +190,12 @@ class Topics:
             with self._lock:
                 self._limits[name] = found
         return found
+
+
+def _cannot_make(name: str, cause: KafkaError) -> ChangefeedError:
+    return ChangefeedError(
+        "CF5003",
+        f"topic {name} does not exist and the broker did not let it be made",
+        detail=str(cause.str()),
+        hint="make the topic yourself, or grant CREATE on it to this user.",
+    )

@@ -12,6 +12,7 @@ not meant for volume.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -66,6 +67,15 @@ class TableSink:
             if self._engine is None:
                 self._engine = sa.create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
             _metadata.create_all(self._engine)
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Connect to the database; the table is made when the feed begins."""
+        url = sa.make_url(self._url)
+        file = url.database if url.get_backend_name() == "sqlite" else None
+        if file and not os.path.exists(file) and os.access(os.path.dirname(file) or ".", os.W_OK):
+            return []  # connecting would make it
+        with _Explained(self._url), sa.create_engine(self._url, hide_parameters=True).connect():
+            return []
 
     def write(self, batch: Batch) -> Receipt:
         """Keeps the rows until ``commit``: the epoch is one transaction."""

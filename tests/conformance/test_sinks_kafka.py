@@ -18,7 +18,7 @@ import sinks.kafka.native
 from changefeed.clock import SystemClock
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import MESSAGE_SCHEMA
-from sinks.base import Batch, Epoch, Receipt, Sink, write_all
+from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, write_all
 from sinks.kafka.channel import Channel, open_channel
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import BASE
@@ -474,3 +474,22 @@ def test_tasks_in_other_processes(kafka: KafkaBroker, topic: str) -> None:
     assert sum(receipt.rows for receipt in receipts) == 6_000
     assert len({record.key for record in kafka.messages(topic)}) == 6_000
     sink.close()
+
+
+def test_a_look_at_the_broker_makes_nothing(kafka: KafkaBroker, topic: str) -> None:
+    """VALIDATE: topics that could be made are no problem, and are not made."""
+    targets = (Target(table_schema("t").table, topic), Target(table_schema("u").table, topic + "b"))
+    sink = KafkaSink(kafka.uri)
+    for asked in (targets, ()):
+        assert sink.check(SinkContext("validate", 0, asked)) == []
+    assert sink._admin().partitions([topic]) == {topic: 0}
+    sink.close()
+
+
+def test_a_look_at_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.kafka.topics.REQUEST_SECONDS", 1.0)
+    for targets in ((Target(table_schema("t").table, "t"),), ()):
+        sink = KafkaSink("kafka://127.0.0.1:1")
+        problems = sink.check(SinkContext("validate", 0, targets))
+        assert [problem.code.number for problem in problems] == ["CF5001"]
+        sink.close()

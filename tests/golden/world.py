@@ -13,11 +13,14 @@ from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
 from changefeed.clock import ManualClock, Timestamp
 from changefeed.errors import ChangefeedError, Problems
 from changefeed.events import Frontier, Position
+from changefeed.options import Options
+from changefeed.plan.sinking import Sinking
 from changefeed.schema import Column, Form, Identity, TableName, TableSchema
 from changefeed.sources.base import Prepared, SlotState, Snapshot, Stream, TableInfo, Watch
 from changefeed.uri import mask
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
+from sinks.base import Target
 
 #: 2023-11-14 22:13:20 UTC.
 NOW = 1_700_000_000_000_000_000
@@ -96,6 +99,8 @@ class FakeSource:
     position: int = 0x100
     prepared: list[tuple[str, tuple[TableName, ...]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    refused: dict[TableName, ChangefeedError] = field(default_factory=dict)
 
     def _reach(self) -> None:
         if self.down is not None:
@@ -129,6 +134,9 @@ class FakeSource:
             )
             for name, schema in self.schemas.items()
         ]
+
+    def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
+        return self.words
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
         self._reach()
@@ -165,7 +173,8 @@ class FakeSource:
     ) -> Prepared:
         self._reach()
         self.prepared.append((slot, tuple(tables)))
-        return Prepared(slot_created=True, added=tuple(tables))
+        problems = {table: self.refused[table] for table in tables if table in self.refused}
+        return Prepared(slot_created=True, added=tuple(tables), problems=problems)
 
     def forget(self, *, slot: str, publication: str) -> None:
         self._reach()
@@ -306,13 +315,23 @@ class World:
         self.sources: dict[str, FakeSource] = {}
         self.session = Session()
         self.logs: dict[str, Timestamp] = {}
+        self.target_troubles: list[str] = []
+        self.probed: list[str] = []
         self.engine = Engine(
             self.catalog,
             self.clock,
             host=self.node,
             open_source=self.open_source,
             log_place=lambda source, position: self.logs.get(source),
+            probe=self._probe,
         )
+
+    def _probe(
+        self, sink: Sinking, options: Options, targets: Sequence[Target]
+    ) -> list[ChangefeedError]:
+        """What the target answers: ``targets`` are the topics asked about."""
+        self.probed = [target.topic for target in targets]
+        return [ChangefeedError("CF5001", why, span=sink.span) for why in self.target_troubles]
 
     def open_source(self, name: str, uri: str) -> FakeSource:
         return self.sources.setdefault(name, FakeSource(name, uri, shop(name)))

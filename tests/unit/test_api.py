@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError, Problems
 from changefeed.plan.expand import expand_job
 from changefeed.schema import TableName
+from changefeed.sources.base import Prepared
 from changefeed.uri import mask
 from grammar import nodes
 from tests.golden.world import NOW, World, shape
@@ -137,6 +139,59 @@ def test_without_a_node_a_feed_that_owes_changes_makes_its_slot_at_once(alone: W
     slot = alone.catalog.slot_name("shop")
     assert source.prepared == [(slot, (CUSTOMERS, ORDERS))]
     assert alone.catalog.source_state("shop").slot == slot
+
+
+def test_the_job_is_there_before_anything_is_made_at_the_source(alone: World) -> None:
+    """A node that begins just then removes the slot of a source that no job needs."""
+    seen: list[list[str]] = []
+    source = alone.open_source("shop", "")
+    prepare = source.prepare
+
+    def looking(**given: Any) -> Prepared:
+        seen.append([state.name for state in alone.catalog.orphan_sources()])
+        return prepare(**given)
+
+    source.prepare = looking  # type: ignore[method-assign]
+    alone.run("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
+    assert seen == [[]]
+
+
+def test_without_a_node_what_the_source_refuses_leaves_nothing(alone: World) -> None:
+    source = alone.open_source("shop", "")
+    source.refused[ORDERS] = ChangefeedError("CF2004", "only its owner may add table orders")
+    text = "CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'"
+    refused(alone, text, "CF2004")
+    assert alone.catalog.jobs() == [] and alone.catalog.source_states() == []
+    assert source.forgotten == [alone.catalog.slot_name("shop")]
+
+
+def test_create_and_alter_pass_on_what_the_source_has_to_say(world: World) -> None:
+    world.sources["shop"].words = ["the server keeps its log without a limit"]
+    made = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    assert "the server keeps its log without a limit" in made.notices
+    altered = world.run("ALTER CHANGEFEED f ADD items")
+    assert "the server keeps its log without a limit" in altered.notices
+    assert world.run("ALTER CHANGEFEED f SET resolved = '1s'").notices == []
+
+
+def test_validate_looks_at_the_target_and_tells_everything(world: World) -> None:
+    world.target_troubles = ["cannot reach the broker"]
+    text = "VALIDATE CREATE CHANGEFEED f FOR orders AS o, nothing INTO 'kafka://127.0.0.1:9092'"
+    codes = [row[1] for row in world.run(text).rows]
+    assert sorted(map(str, codes)) == ["CF1101", "CF5001"] and world.probed == ["o"]
+    world.sources["shop"].down = ChangefeedError("CF2001", "cannot reach the source")
+    codes = [row[1] for row in world.run(text).rows]
+    assert sorted(map(str, codes)) == ["CF2001", "CF5001"] and world.probed == []
+    world.probed = ["untouched"]
+    world.run("VALIDATE CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:9092?x=1'")
+    assert world.probed == ["untouched"], "its URI is wrong already"
+    assert world.catalog.jobs() == []
+
+
+def test_create_does_not_wait_for_the_target(world: World) -> None:
+    world.target_troubles = ["cannot reach the broker"]
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:9092'")
+    assert world.probed == []
 
 
 # -- DROP ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from changefeed.errors import ChangefeedError
+from sinks.base import Checks, SinkContext
 from sinks.registry import open_sink
 from sinks.table.sink import TableSink, database_url, messages
 from sinks.testing.feed import Feed, at, delete, put
@@ -86,3 +87,16 @@ def test_what_is_no_database(uri: str) -> None:
     with pytest.raises(ChangefeedError) as caught:
         open_sink(uri)
     assert caught.value.code.number == "CF1201"
+
+
+def test_a_look_makes_nothing(tmp_path: Path) -> None:
+    for name, codes in (("m.db", []), ("no/such/folder/m.db", ["CF5001"])):
+        sink = open_sink(f"experimental-sql:///sqlite:///{tmp_path / name}")
+        assert isinstance(sink, Checks)
+        try:
+            found = sink.check(SinkContext("validate", 0, ()))
+        except ChangefeedError as error:
+            found = [error]
+        sink.close()
+        assert [error.code.number for error in found] == codes
+    assert list(tmp_path.iterdir()) == []
