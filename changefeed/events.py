@@ -6,7 +6,7 @@ same as one Python object, for tests and small tools. The engine speaks columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,9 +130,14 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """No change at or below ``at`` that has not been seen will follow."""
+    """No change at or below ``at`` that has not been seen will follow.
+
+    ``payloads`` has the message values of topics whose value is not that of all others: Avro's
+    name a schema that belongs to the topic.
+    """
 
     at: Timestamp
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
 
 
 #: Columns of finished messages, as the Spark stages hand them to a sink. ``key`` and

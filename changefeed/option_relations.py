@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from changefeed.option_table import (
+    AVRO_SCHEMA_PREFIX,
+    CONFLUENT_SCHEMA_REGISTRY,
     DELETES,
     DIFF,
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
@@ -164,7 +166,28 @@ ONLY_WITH(TOPIC_IN_VALUE, ENVELOPE, _W, _B, because=_NO_PLACE)
 ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, because="there is no value to hold it")
 ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, because="there is no value to hold it")
 ONLY_WITH(ENRICHED_PROPERTIES, ENVELOPE, _E, because=_NO_PLACE)
-ONLY_WITH(ENCODE_JSON_VALUE_NULL_AS_OBJECT, FORMAT, Format.JSON, because="csv holds texts")
+ONLY_WITH(
+    ENCODE_JSON_VALUE_NULL_AS_OBJECT,
+    FORMAT,
+    Format.JSON,
+    because="the other formats hold json as text",
+)
+_NO_SCHEMA = "the other formats have no schema"
+ONLY_WITH(CONFLUENT_SCHEMA_REGISTRY, FORMAT, Format.AVRO, because=_NO_SCHEMA)
+ONLY_WITH(AVRO_SCHEMA_PREFIX, FORMAT, Format.AVRO, because=_NO_SCHEMA)
+EXCLUDES(
+    Term(FORMAT, (Format.PARQUET,)),
+    Term(ENVELOPE, (Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED)),
+    message="{first} is incompatible with {second}",
+    because="a row of a Parquet file is the row with columns of our own beside it",
+)
+for _other in (KEY_IN_VALUE, TOPIC_IN_VALUE):
+    EXCLUDES(
+        Term(FORMAT, (Format.PARQUET,)),
+        _other,
+        message="{first} is incompatible with {second}",
+        because="the key's columns are in the row, and a file is of one topic",
+    )
 ONLY_WITH(
     Term(FORMAT, (Format.CSV,)),
     INITIAL_SCAN,

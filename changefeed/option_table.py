@@ -206,9 +206,31 @@ FORMAT = option(
     Choice(Format),
     Format.JSON,
     group="Message",
-    summary="How a message is written. csv holds rows only: files, with initial_scan = 'only'.",
-    example="format = 'json'",
+    summary="How a message is written. csv holds rows only: files, with initial_scan = 'only'; "
+    "parquet is for files.",
+    example="format = 'avro'",
     shown="json",
+)
+CONFLUENT_SCHEMA_REGISTRY = option(
+    "confluent_schema_registry",
+    Text(kind="URL"),
+    cast("str | None", None),
+    group="Message",
+    summary="The schema registry for format = 'avro', also a parameter of the sink's URI. Its URL "
+    "takes user and password, ca_cert, client_cert, client_key and timeout.",
+    example="confluent_schema_registry = 'http://localhost:8081'",
+    shown="none",
+    schemes=KAFKA,
+)
+AVRO_SCHEMA_PREFIX = option(
+    "avro_schema_prefix",
+    Text(),
+    "",
+    group="Message",
+    summary="Stands before the subjects in the schema registry and is the namespace of Avro's "
+    "records.",
+    example="avro_schema_prefix = 'shop.'",
+    shown="none",
 )
 DIFF = option(
     "diff",

@@ -13,8 +13,10 @@ from changefeed.clock import Clock, SystemClock
 from changefeed.errors import ChangefeedError, Span, raise_all
 from changefeed.option_relations import RELATIONS
 from changefeed.option_table import (
+    AVRO_SCHEMA_PREFIX,
     CLUSTER_BY,
     COMPRESSION,
+    CONFLUENT_SCHEMA_REGISTRY,
     CURSOR,
     DELETES,
     DELIVERY,
@@ -76,6 +78,8 @@ from grammar import nodes
 from grammar.spelling import did_you_mean
 
 __all__ = [
+    "AVRO_SCHEMA_PREFIX",
+    "CONFLUENT_SCHEMA_REGISTRY",
     "alter_options",
     "CLUSTER_BY",
     "COMPRESSION",
@@ -199,10 +203,11 @@ class Options(Mapping[str, Any]):
                 values[INITIAL_SCAN.name] = InitialScan.NO
             if INITIAL_SCAN_ONLY.name in raw:
                 values[INITIAL_SCAN.name] = InitialScan.ONLY
-        has_place = (
-            values[ENVELOPE.name] in (Envelope.WRAPPED, Envelope.BARE, Envelope.ENRICHED)
-            and values[FORMAT.name] is Format.JSON
-        )
+        has_place = values[ENVELOPE.name] in (
+            Envelope.WRAPPED,
+            Envelope.BARE,
+            Envelope.ENRICHED,
+        ) and values[FORMAT.name] in (Format.JSON, Format.AVRO)
         if abilities is not None and abilities.key_in_value and has_place:
             values[KEY_IN_VALUE.name] = True
         if abilities is not None and abilities.topic_in_value and has_place:

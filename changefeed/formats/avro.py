@@ -59,6 +59,11 @@ def avro_name(text: str) -> str:
     return _escape(escaped[0]) + escaped[1:] if escaped[:1].isdigit() else escaped or "_"
 
 
+def avro_namespace(prefix: str) -> str:
+    """``avro_schema_prefix`` as a namespace: names with dots between them."""
+    return ".".join(avro_name(part) for part in prefix.split(".") if part)
+
+
 def _escape(character: str) -> str:
     return f"_u{ord(character):04x}_"
 
@@ -82,7 +87,7 @@ class _Names:
 
     def __init__(self, plan: MessagePlan) -> None:
         self._base = avro_name(plan.avro_name or plan.topic)
-        self._namespace = plan.avro_namespace
+        self._namespace = avro_namespace(plan.avro_namespace)
         self._table = plan.schema.table.name
 
     def record(self, record: Record, *, outermost: bool = False) -> Schema:
@@ -179,6 +184,7 @@ def mark_schema(envelope: Envelope, name: str, namespace: str, member: str) -> S
         made: Schema = {"type": "record", "name": base, "fields": [field]}
     else:
         made = {"type": "record", "name": f"{base}_envelope", "fields": [text]}
+    namespace = avro_namespace(namespace)
     return made | ({"namespace": namespace} if namespace else {})
 
 

@@ -158,7 +158,7 @@ class Delivery:
             raise
 
     def _encode(self, feed: Feed, chunk: Chunk) -> pa.Table:
-        plan = feed.plan(chunk.schema)
+        plan = feed.messages(chunk.schema)
 
         def compute() -> pa.Table:
             if chunk.rows <= SMALL_ROWS:
@@ -242,7 +242,7 @@ class Delivery:
 
 
 #: What is wrong with the rows of one table.
-_TABLE_ERRORS = frozenset({"CF4001", "CF1101", "CF1302", "CF2106", "CF3002"})
+_TABLE_ERRORS = frozenset({"CF4001", "CF1101", "CF1302", "CF2106", "CF3002", "CF5003"})
 
 
 def _reached(feed: Feed, table: TableName, turn: Turn | None, mark: MarkItem | None) -> Timestamp:

@@ -12,6 +12,7 @@ from changefeed.catalog import Catalog, Lease
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import SchemaChange
+from changefeed.formats.schemas import feed_schemas
 from changefeed.jobs.model import Job, TableProgress, TableState
 from changefeed.jobs.rows import RowPlan
 from changefeed.options import RESOLVED, Options
@@ -23,9 +24,12 @@ from sinks.registry import capabilities, scheme_of
 
 
 def _abilities(catalog: Catalog, job: Job) -> Capabilities | None:
-    if not job.sink_uri:
-        return None
-    return capabilities(scheme_of(catalog.resolve_uri(job.sink_uri)))
+    uri = _sink_uri(catalog, job)
+    return None if uri is None else capabilities(scheme_of(uri))
+
+
+def _sink_uri(catalog: Catalog, job: Job) -> str | None:
+    return catalog.resolve_uri(job.sink_uri) if job.sink_uri else None
 
 
 class Feed:
@@ -37,6 +41,8 @@ class Feed:
         self.job = job
         self.options = Options.from_dict(job.options, abilities=_abilities(catalog, job))
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
+        #: The feed's schemas in its registry; None where it has none.
+        self.schemas = feed_schemas(self.options, _sink_uri(catalog, job))
         self._changed: set[TableName] = set()
         self._plans: dict[tuple[TableName, str], MessagePlan] = {}
         self._row_plans: dict[tuple[TableName, str], RowPlan] = {}
@@ -50,6 +56,16 @@ class Feed:
             progress = self.tables[schema.table]
             self._plans[key] = message_plan(self.job, self.options, progress, schema)
         return self._plans[key]
+
+    def messages(self, schema: TableSchema) -> MessagePlan:
+        """:meth:`plan`, with the ids of its schemas where the feed has a schema registry.
+
+        Raises:
+            ChangefeedError: the registry cannot be reached (CF5001, CF5002) or refuses the
+                table's schema (CF5003).
+        """
+        plan = self.plan(schema)
+        return plan if self.schemas is None else self.schemas.registered(plan)
 
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a typed-row sink sees of this version of a table (kept per version)."""

@@ -236,7 +236,9 @@ class Outlet:
         """Tell consumers that a table was emptied."""
         target = self._feed.target(event.schema.table)
         with self._about(target.table):
-            self.open().truncate(event, target, self._payload("truncate", event.at))
+            own = self._payloads("truncate", event.at, [target.topic])
+            payload = own.get(target.topic) or self._payload("truncate", event.at)
+            self.open().truncate(event, target, payload)
 
     def evolve(self, event: SchemaChange) -> None:
         """Let the target follow a change of shape that concerns the columns of the feed.
@@ -261,10 +263,17 @@ class Outlet:
 
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
-        self.open().resolved(Resolved(at), self._payload("resolved", at))
+        topics = [target.topic for target in self._feed.targets()]
+        mark = Resolved(at, self._payloads("resolved", at, topics))
+        self.open().resolved(mark, self._payload("resolved", at))
 
     def _payload(self, member: str, at: Timestamp) -> bytes:
         return mark_payload(Envelope(self._feed.options[ENVELOPE].value), member, at)
+
+    def _payloads(self, member: str, at: Timestamp, topics: Sequence[str]) -> dict[str, bytes]:
+        """The payloads of topics that have their own: each names a schema of its topic."""
+        schemas = self._feed.schemas
+        return {} if schemas is None else schemas.marks(topics, member, at)
 
     @contextmanager
     def _about(self, table: TableName) -> Iterator[None]:

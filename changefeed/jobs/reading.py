@@ -147,7 +147,7 @@ class Reading:
         run_scan(
             self.runner.engine,
             parts,
-            plan=self.runner.plan(writer.schema),
+            plan=self.runner.messages(writer.schema),
             at=self.at,
             deliver=self._in_workers(writer) if in_workers else Here(writer),
             on_driver=not in_workers,

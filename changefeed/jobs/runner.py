@@ -166,13 +166,17 @@ class FeedRunner:
         """The table as the sink sees it."""
         return self._feed.target(table)
 
+    def messages(self, schema: TableSchema) -> MessagePlan:
+        """The same with its schemas known to the feed's registry, for encoding."""
+        return self._feed.messages(schema)
+
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a sink of typed rows sees of a table version."""
         return self._feed.row_plan(schema)
 
     def encode_rows(self, rows: pa.Table, schema: TableSchema) -> pa.Table:
         """Messages of a few rows, without a Spark job."""
-        return encode_small(self.engine, rows, self.plan(schema))
+        return encode_small(self.engine, rows, self.messages(schema))
 
     # -- the feed's thread ----------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from changefeed.jobs.model import Job, TableProgress
 from changefeed.options import (
+    AVRO_SCHEMA_PREFIX,
     DELETES,
     DIFF,
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
@@ -71,4 +72,5 @@ def table_messages(
         key_column=options[KEY_COLUMN],
         json_null_as_object=options[ENCODE_JSON_VALUE_NULL_AS_OBJECT],
         source=source if "source" in options[ENRICHED_PROPERTIES] else None,
+        avro_namespace=options[AVRO_SCHEMA_PREFIX],
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from changefeed.errors import ChangefeedError, raise_all
+from changefeed.formats.registry import parse_registry
 from changefeed.option_types import parse_duration
 from changefeed.sink_config import KafkaSinkConfig
 from changefeed.uri import SinkURL
@@ -69,6 +70,7 @@ class KafkaSettings:
         exactly_once: messages are written in transactions, with the progress in
             ``progress_topic``.
         transaction_timeout: seconds a transaction may last; 0 is the default of each kind.
+        schema_topic: topic that gets every change of a table's schema; empty for none.
     """
 
     connection: Mapping[str, str]
@@ -78,6 +80,7 @@ class KafkaSettings:
     exactly_once: bool = False
     progress_topic: str = PROGRESS_TOPIC
     transaction_timeout: float = 0.0
+    schema_topic: str = ""
 
     def topic(self, name: str) -> str:
         """The topic of the table (or topic alias) ``name``."""
@@ -113,10 +116,44 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
         producer["compression.type"] = str(compression)
     if exactly_once and producer["enable.idempotence"] != "true":
         url.problem("kafka_sink_config: RequiredAcks ONE cannot be exactly once")
+    _check_registry(url, options)
+    schema_topic = url.text("schema_topic") or ""
     url.finish()
     return KafkaSettings(
-        connection, producer, prefix, name or "", exactly_once, progress_topic, timeout
+        connection,
+        producer,
+        prefix,
+        name or "",
+        exactly_once,
+        progress_topic,
+        timeout,
+        kafka_topic_name(schema_topic) if schema_topic else "",
     )
+
+
+def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
+    """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters and options.
+
+    The engine registers the schemas; here is seen whether what it needs is there.
+    """
+    avro = str(options.get("format") or "") == "avro"
+    address = ""
+    for name in ("confluent_schema_registry", "avro_schema_prefix"):
+        parameter, given = url.text(name), options.get(name)
+        if parameter and given:
+            url.problem(f"{name} is given as a parameter of the URI and as an option")
+        if parameter and not avro:
+            url.problem(f"param {name} is only usable with format=avro")
+        if name == "confluent_schema_registry":
+            address = str(given or parameter or "")
+    if address:
+        url.attempt(lambda: parse_registry(address), None)
+    elif avro:
+        url.problem(
+            "format=avro to Kafka requires confluent_schema_registry",
+            "a message holds the id of its schema, and readers ask the registry for it: write "
+            "confluent_schema_registry = 'http://host:8081'.",
+        )
 
 
 T = TypeVar("T")
@@ -130,8 +167,8 @@ class _Reader:
         self._found: list[ChangefeedError] = []
         self.scheme = self._url.scheme
 
-    def problem(self, message: str) -> None:
-        self._found.append(ChangefeedError("CF1207", message))
+    def problem(self, message: str, hint: str = "") -> None:
+        self._found.append(ChangefeedError("CF1207", message, hint=hint))
 
     def attempt(self, take: Callable[[], T], otherwise: T) -> T:
         try:

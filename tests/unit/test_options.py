@@ -80,13 +80,21 @@ def refused(written: str, sink: Abilities, scheme: str = "kafka") -> list[str]:
 # ------------------------------------------------------------------------------- the table
 
 
+#: What an option has a meaning with only.
+NEEDED = {
+    "enriched_properties": ", envelope = enriched",
+    "confluent_schema_registry": ", format = avro",
+    "avro_schema_prefix": ", format = avro",
+}
+
+
 @pytest.mark.parametrize("row", OPTIONS.values(), ids=list(OPTIONS))
 def test_every_row_is_whole(row: OptionRow[object]) -> None:
     assert row.summary.endswith("."), "a summary is a sentence"
     assert row.example.startswith(row.name)
     assert bool(row.shown_default) == (row.type.takes is not Takes.NOTHING)
     scheme = "kafka" if row.fits("kafka") else sorted(row.schemes or {""})[0]
-    needed = ", envelope = enriched" if row.name == "enriched_properties" else ""
+    needed = NEEDED.get(row.name, "")
     assert row.name in given(row.example + needed, scheme).given
 
 
@@ -222,7 +230,8 @@ def test_help_lists_what_a_sink_takes() -> None:
         kafka
     ) - of_files
     assert "webhook_auth_header" not in of_files
-    assert (kafka["format"].values, kafka["format"].default) == ("json, csv", "json")
+    assert kafka["format"].values == "json, csv, avro, parquet"
+    assert kafka["format"].default == "json"
     assert kafka["resolved"].values == "duration"
 
 
