@@ -27,7 +27,7 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]*(?:%[\w.~%-]+)?\]|[^:@\[\]\s]*)(?::\d{0,
 #: Parameters whose value is a secret, by a part of their name.
 _SECRET = re.compile(
     r"pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
-    r"|^sig$|^key$|client_?key|access_?key(?!_?(?:name|id)$)|account_?key|api_?key|ssl_?key|auth$",
+    r"|^sig$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$",
     re.IGNORECASE,
 )
 _PUBLIC = frozenset({"sasl_token_url"})
@@ -293,6 +293,13 @@ class SinkURL:
                 )
         rest, self._left = tuple(self._left.items()), {}
         return rest
+
+    def take_prefixed(self, *prefixes: str) -> dict[str, str]:
+        """Consume every parameter whose name begins so: settings passed on as they are."""
+        for prefix in prefixes:
+            self._know(f"{prefix}*")
+        names = [name for name in self._left if name.startswith(prefixes)]
+        return {name: self._left.pop(name) for name in names}
 
     def _know(self, name: str) -> None:
         if name not in self._known:

@@ -1,0 +1,112 @@
+"""Delta tables: one directory each under the root.
+
+What a table has recorded of its feed is Delta's own transaction identifier (application
+``changefeed``, version): it is written in the commit of the rows and kept in checkpoints, and
+Delta itself skips a commit whose number is not higher. The commit's userMetadata says the
+same for readers, with the timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sinks.lake.merge import quote
+from sinks.lake.table import LakeTable, as_json, columns_sql, parts_sql, properties_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+APPLICATION = "changefeed"
+
+#: Of a session that merges into Delta tables.
+SETTINGS = {
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The state of a table's log: the default of 50 partitions is for a large cluster.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # The source is files that do not change: reading them twice gives the same, and a copy
+    # of it would cost a job of its own in every MERGE.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    # The retention is what the option says; readers are warned in the docs.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+}
+
+_PROPERTIES = {
+    # A rename then changes the log and no file; names may hold any character.
+    "delta.columnMapping.mode": "name",
+    # A changed row costs its place in a bitmap, not the writing of its whole file again.
+    "delta.enableDeletionVectors": "true",
+}
+
+
+class DeltaTable(LakeTable):
+    """One directory."""
+
+    format: ClassVar[str] = "delta"
+
+    @property
+    def path(self) -> str:
+        """The table's directory."""
+        return f"{self.place.root}/{self.name}"
+
+    @property
+    def ident(self) -> str:
+        return f"delta.{quote(self.path)}"
+
+    def exists(self) -> bool:
+        found: bool = self._java.io.delta.tables.DeltaTable.isDeltaTable(self._jsession, self.path)
+        return found
+
+    def setting(self, name: str) -> str | None:
+        found = self._snapshot().metadata().configuration().get(name)
+        return str(found.get()) if found.isDefined() else None
+
+    def _snapshot(self) -> Any:
+        log = self._java.org.apache.spark.sql.delta.DeltaLog.forTable(self._jsession, self.path)
+        none = self._java.scala.Option.empty()
+        return log.update(False, none, none)
+
+    def applied(self) -> int:
+        found = self._snapshot().transactions().get(APPLICATION)
+        return int(found.get()) if found.isDefined() else 0
+
+    def empty(self) -> bool:
+        return bool(self._snapshot().numOfFiles() == 0)
+
+    def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
+        options = self.options
+        partitions = self.layout_columns(options.get("partition_by"), columns)
+        clusters = self.layout_columns(options.get("cluster_by"), columns)
+        order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
+        if clusters and not partitions:
+            order = f" CLUSTER BY ({parts_sql(clusters)})"
+        self.session.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.ident} ({columns_sql(columns)}) USING delta{order} "
+            f"{properties_sql({**_PROPERTIES, **properties})}"
+        )
+
+    def noted(self, notes: Mapping[str, str], applied: int | None) -> dict[str, str]:
+        settings = {"spark.databricks.delta.commitInfo.userMetadata": as_json(notes)}
+        if applied is not None:
+            settings["spark.databricks.delta.write.txnAppId"] = APPLICATION
+            settings["spark.databricks.delta.write.txnVersion"] = str(applied)
+        return settings
+
+    def append(self, rows: DataFrame) -> None:
+        rows.write.format("delta").mode("append").save(self.path)
+
+    def drop(self) -> None:
+        path = self._java.org.apache.hadoop.fs.Path(self.path)
+        state = self._jsession.sessionState()
+        path.getFileSystem(state.newHadoopConf()).delete(path, True)
+
+    def optimize(self) -> None:
+        self.run(f"OPTIMIZE {self.ident}")
+
+    def expire(self, older_than: float) -> None:
+        self.run(f"VACUUM {self.ident} RETAIN {older_than / 3600:.6f} HOURS")
+
+    def _before_widening(self) -> None:
+        self.session.sql(
+            f"ALTER TABLE {self.ident} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"
+        )

@@ -1,0 +1,126 @@
+"""Iceberg tables in a catalog that the URI describes.
+
+What a table has recorded of its feed stands in the summaries of its snapshots
+(``changefeed.applied``, ``changefeed.resolved``). Snapshots that others or upkeep made in
+between are passed over; before old ones are expired the last record is kept as a property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sinks.lake.merge import literal, quote
+from sinks.lake.place import Place
+from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PROPERTIES = {
+    "format-version": "2",
+    # A changed row costs its place in a delete file, not the writing of its whole file again.
+    "write.merge.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+}
+
+#: Session setting that puts a property into the summary of the next snapshot.
+_SUMMARY = "spark.sql.iceberg.snapshot-property."
+
+
+def settings(place: Place) -> dict[str, str]:
+    """Of a session that has the catalog of ``place``."""
+    head = f"spark.sql.catalog.{place.catalog}"
+    own = {
+        head: "org.apache.iceberg.spark.SparkCatalog",
+        # Whatever somebody else did to the table is seen at once.
+        f"{head}.cache-enabled": "false",
+        # The filesystem of our own session cannot create a file only where there is none,
+        # and that is how a hadoop catalog commits.
+        f"{head}.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+        f"{head}.hadoop.fs.file.impl.disable.cache": "true",
+    }
+    return own | {f"{head}.{name}": value for name, value in place.settings}
+
+
+class IcebergTable(LakeTable):
+    """One table of the namespace."""
+
+    format: ClassVar[str] = "iceberg"
+    small_integers: ClassVar[bool] = False
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return (self.place.catalog, *self.place.namespace, self.name)
+
+    @property
+    def ident(self) -> str:
+        return ".".join(map(quote, self._parts))
+
+    def exists(self) -> bool:
+        return self.session.catalog.tableExists(self.ident)
+
+    def _table(self) -> Any:
+        loader = self._java.org.apache.iceberg.spark.Spark3Util
+        return loader.loadIcebergTable(self._jsession, self.ident)
+
+    def applied(self) -> int:
+        table = self._table()
+        snapshot = table.currentSnapshot()
+        while snapshot is not None:
+            found = snapshot.summary().get(APPLIED)
+            if found is not None:
+                return int(found)
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        return int(table.properties().get(APPLIED) or 0)
+
+    def setting(self, name: str) -> str | None:
+        found = self._table().properties().get(name)
+        return None if found is None else str(found)
+
+    def empty(self) -> bool:
+        snapshot = self._table().currentSnapshot()
+        return snapshot is None or snapshot.summary().get("total-data-files") == "0"
+
+    def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
+        namespace = ".".join(map(quote, self._parts[:-1]))
+        self.session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        partitions = self.layout_columns(self.options.get("partition_by"), columns)
+        clusters = self.layout_columns(self.options.get("cluster_by"), columns)
+        order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
+        self.session.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.ident} ({columns_sql(columns)}) USING iceberg"
+            f"{order} {properties_sql({**_PROPERTIES, **properties})}"
+        )
+        if clusters:
+            self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
+
+    def noted(self, notes: Mapping[str, str], applied: int | None) -> dict[str, str]:
+        return {f"{_SUMMARY}{name}": value for name, value in notes.items()}
+
+    def append(self, rows: DataFrame) -> None:
+        rows.writeTo(self.ident).append()
+
+    def drop(self) -> None:
+        self.session.sql(f"DROP TABLE IF EXISTS {self.ident} PURGE")
+
+    def optimize(self) -> None:
+        self._call("rewrite_data_files")
+        self._call("rewrite_position_delete_files")
+
+    def expire(self, older_than: float) -> None:
+        applied = self.applied()
+        if applied:
+            self.session.sql(
+                f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(APPLIED)} = '{applied}')"
+            )
+        oldest = f"current_timestamp() - make_dt_interval(0, 0, 0, {older_than:.6f})"
+        found = self.session.sql(f"SELECT cast({oldest} AS string)").collect()[0][0]
+        self._call("expire_snapshots", f"older_than => TIMESTAMP {literal(found)}")
+
+    def _call(self, procedure: str, *arguments: str) -> None:
+        table = ".".join(map(quote, self._parts[1:]))
+        given = ", ".join([f"table => {literal(table)}", *arguments])
+        self.run(f"CALL {quote(self.place.catalog)}.system.{procedure}({given})")

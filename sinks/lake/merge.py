@@ -1,0 +1,275 @@
+"""The SQL of one round for one table: staged rows as a source, and the MERGE that takes them.
+
+Every statement is guarded by the row's version: a row that is newer in the target stays. A
+round that is applied twice so changes nothing, besides being skipped as a whole by the
+version the table has recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from changefeed.schema import Column, TableSchema
+from sinks.lake.staging import COMMITTED, MISSING, OPERATION, ORDER, VERSION
+from sinks.lake.types import spark_type, typed
+
+#: What a soft-deleted row is marked in.
+DELETED = "_deleted"
+#: Columns of history = 'scd2', of history = 'append'.
+VALID_FROM, VALID_TO, CURRENT = "_valid_from", "_valid_to", "_is_current"
+CHANGE, CHANGED_AT, CHANGE_ORDER = "_operation", "_changed_at", "_ordinal"
+
+
+def quote(name: str) -> str:
+    """A name as Spark SQL takes any name."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """A text as a literal, without escapes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a target table has besides the source's columns.
+
+    Attributes:
+        sequence: name of the column with the version of a row.
+        soft: a delete marks the row.
+        history: ``off``, ``scd2`` or ``append``.
+    """
+
+    sequence: str = "_sequence_num"
+    soft: bool = False
+    history: str = "off"
+
+    @property
+    def extra(self) -> tuple[tuple[str, str], ...]:
+        """Name and type of every column that is ours."""
+        own = [(self.sequence, "bigint")]
+        if self.history == "append":
+            own += [(CHANGE, "string"), (CHANGED_AT, "timestamp"), (CHANGE_ORDER, "int")]
+        elif self.history == "scd2":
+            own += [(VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (CURRENT, "boolean")]
+        if self.soft and self.history != "append":
+            own.append((DELETED, "boolean"))
+        return tuple(own)
+
+
+def moment(version: str) -> str:
+    """SQL for the time a version stands for, as a timestamp in microseconds."""
+    return f"timestamp_micros({version} DIV 1000)"
+
+
+# ------------------------------------------------------------------------------- source
+
+
+def source(schema: TableSchema, view: str, *, also: Sequence[str] = ()) -> str:
+    """The staged rows with typed columns ``c0..cn``, ``_op`` and ``_v``."""
+    columns = [f"{typed(c, f'c{i}')} AS c{i}" for i, c in enumerate(schema.columns)]
+    return f"SELECT {', '.join([OPERATION, VERSION, *also, *columns])} FROM {view}"
+
+
+def folded_source(schema: TableSchema, view: str) -> str:
+    """The same where values are missing: the last row of each key, and of each column the last
+    value that is known, with ``k<i>`` saying whether there is one."""
+    keys = [f"c{i}" for i in schema.key]
+    place = f"struct({VERSION}, {ORDER})"
+    picked = [f"max_by({OPERATION}, {place}) AS {OPERATION}", f"max({VERSION}) AS {VERSION}"]
+    for i, column in enumerate(schema.columns):
+        if f"c{i}" in keys:
+            continue
+        known = (
+            f"{OPERATION} <> 'd' AND NOT coalesce(array_contains("
+            f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false)"
+        )
+        picked.append(f"max_by(c{i}, {place}) FILTER (WHERE {known}) AS c{i}")
+        picked.append(f"bool_or({known}) AS k{i}")
+    inner = f"SELECT {', '.join(keys + picked)} FROM {view} GROUP BY {', '.join(keys)}"
+    flags = [f"k{i}" for i in range(len(schema.columns)) if i not in schema.key]
+    return source(schema, f"({inner})", also=flags)
+
+
+# ------------------------------------------------------------------------------- statements
+
+
+def merge(
+    target: str,
+    schema: TableSchema,
+    layout: Layout,
+    rows: str,
+    *,
+    bounds: Mapping[str, tuple[object, object]] | None = None,
+    folded: bool = False,
+) -> str:
+    """One MERGE of ``rows`` (a query) into a table that holds the last state of each row.
+
+    Args:
+        bounds: by staged key column the smallest and largest key, so that files without any
+            of them are not read.
+        folded: ``rows`` is a :func:`folded_source`.
+    """
+    sequence = f"t.{quote(layout.sequence)}"
+    newer = f"(s.{VERSION} >= {sequence} OR {sequence} IS NULL)"
+    values = {c.name: _value(schema, i, c, folded) for i, c in enumerate(schema.columns)}
+    own = {layout.sequence: f"s.{VERSION}"}
+    if layout.soft:
+        own[DELETED] = "false"
+        gone = f"UPDATE SET {quote(DELETED)} = true, {quote(layout.sequence)} = s.{VERSION}"
+    else:
+        gone = "DELETE"
+    sets = [f"{quote(name)} = {value}" for name, value in (values | own).items()]
+    inserted = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)} | own
+    return (
+        f"MERGE INTO {target} AS t USING ({rows}) AS s ON {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND s.{OPERATION} = 'd' AND {newer} THEN {gone} "
+        f"WHEN MATCHED AND s.{OPERATION} <> 'd' AND {newer} THEN UPDATE SET {', '.join(sets)} "
+        f"WHEN NOT MATCHED AND s.{OPERATION} <> 'd' THEN INSERT "
+        f"({', '.join(map(quote, inserted))}) VALUES ({', '.join(inserted.values())})"
+    )
+
+
+def _value(schema: TableSchema, number: int, column: Column, folded: bool) -> str:
+    if not folded or number in schema.key:
+        return f"s.c{number}"
+    return f"if(s.k{number}, s.c{number}, t.{quote(column.name)})"
+
+
+def _matching(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> str:
+    parts = []
+    for number in schema.key:
+        column = quote(schema.columns[number].name)
+        parts.append(f"t.{column} = s.c{number}")
+        if f"c{number}" in bounds:
+            low, high = bounds[f"c{number}"]
+            parts += [f"t.{column} >= {_bound(low)}", f"t.{column} <= {_bound(high)}"]
+    return " AND ".join(parts)
+
+
+def _bound(value: object) -> str:
+    return literal(value) if isinstance(value, str) else str(value)
+
+
+def comparable(column: Column) -> bool:
+    """The bounds of a column's log values are bounds of its typed values."""
+    return column.physical != "string" or spark_type(column.logical) == "string"
+
+
+def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
+    """Every staged row as a row of a table that keeps all changes."""
+    names = [c.name for c in schema.columns]
+    own = {
+        layout.sequence: VERSION,
+        CHANGE: OPERATION,
+        CHANGED_AT: f"timestamp_micros({COMMITTED})",
+        CHANGE_ORDER: ORDER,
+    }
+    rows = source(schema, view, also=(ORDER, COMMITTED))
+    columns = ", ".join(map(quote, [*names, *own]))
+    values = ", ".join([*(f"c{i}" for i in range(len(names))), *own.values()])
+    return f"INSERT INTO {target} ({columns}) SELECT {values} FROM ({rows})"
+
+
+def versions(
+    target: str,
+    schema: TableSchema,
+    layout: Layout,
+    view: str,
+    bounds: Mapping[str, tuple[object, object]] | None = None,
+) -> str:
+    """One MERGE that closes the current version of each changed key and adds the new ones.
+
+    Each key has one row that may match, its first change, which ends what was current; and
+    for every version a row without a key, which matches nothing and is inserted.
+    """
+    keys = [f"c{i}" for i in schema.key]
+    names = [c.name for c in schema.columns]
+    window = f"(PARTITION BY {', '.join(keys)} ORDER BY {VERSION}, {ORDER})"
+    ordered = (
+        f"SELECT *, lead({VERSION}) OVER {window} AS _next, row_number() OVER {window} AS _n "
+        f"FROM ({source(schema, view, also=(ORDER,))})"
+    )
+    # Two rows out of one, so that the staged rows are read and sorted once.
+    rows = (
+        f"SELECT *, explode(if(_n = 1, array(true, false), array(false))) AS _closes "
+        f"FROM ({ordered})"
+    )
+    columns = {name: f"s.c{i}" for i, name in enumerate(names)}
+    columns |= {
+        layout.sequence: f"s.{VERSION}",
+        VALID_FROM: moment(f"s.{VERSION}"),
+        VALID_TO: moment("s._next"),
+        CURRENT: "s._next IS NULL",
+    }
+    if layout.soft:
+        columns[DELETED] = "false"
+    current, sequence = f"t.{quote(CURRENT)}", f"t.{quote(layout.sequence)}"
+    ended = {VALID_TO: moment(f"s.{VERSION}"), CURRENT: "false"}
+    if layout.soft:
+        ended[DELETED] = f"s.{OPERATION} = 'd'"
+    sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
+    return (
+        f"MERGE INTO {target} AS t USING ({rows}) AS s "
+        f"ON s._closes AND {current} AND {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND s.{VERSION} > {sequence} THEN UPDATE SET {sets} "
+        f"WHEN NOT MATCHED AND NOT s._closes AND s.{OPERATION} <> 'd' THEN INSERT "
+        f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
+    )
+
+
+def scanned_versions(
+    target: str,
+    schema: TableSchema,
+    layout: Layout,
+    rows: str,
+    bounds: Mapping[str, tuple[object, object]] | None = None,
+) -> str:
+    """One MERGE of scan rows into a table of versions: a scan says what is, not what changed,
+    so it corrects the current version in place and adds rows that are new."""
+    sequence = f"t.{quote(layout.sequence)}"
+    newer = f"s.{VERSION} >= {sequence}"
+    values = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)}
+    sets = [f"{quote(name)} = {value}" for name, value in values.items()]
+    columns = values | first_version(layout, f"s.{VERSION}")
+    return (
+        f"MERGE INTO {target} AS t USING ({rows}) AS s "
+        f"ON t.{quote(CURRENT)} AND {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND {newer} THEN UPDATE SET {', '.join(sets)}, "
+        f"{quote(layout.sequence)} = s.{VERSION} "
+        f"WHEN NOT MATCHED THEN INSERT "
+        f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
+    )
+
+
+def first_version(layout: Layout, version: str) -> dict[str, str]:
+    """Our columns of a row that comes from a scan: name to SQL."""
+    own = {layout.sequence: version}
+    if layout.history == "append":
+        own |= {CHANGE: "'r'", CHANGED_AT: moment(version), CHANGE_ORDER: "0"}
+    elif layout.history == "scd2":
+        own |= {
+            VALID_FROM: moment(version),
+            VALID_TO: "cast(NULL AS timestamp)",
+            CURRENT: "true",
+        }
+    if layout.soft and layout.history != "append":
+        own[DELETED] = "false"
+    return own
+
+
+def remove(target: str, layout: Layout, condition: str, at: int) -> str:
+    """What happens to rows that ``condition`` names, at version ``at``: gone, marked, or ended.
+
+    A table that keeps every change loses nothing.
+    """
+    if layout.history == "scd2":
+        sets = f"{quote(VALID_TO)} = {moment(str(at))}, {quote(CURRENT)} = false"
+        if layout.soft:
+            sets += f", {quote(DELETED)} = true"
+        return f"UPDATE {target} SET {sets} WHERE {quote(CURRENT)} AND {condition}"
+    if layout.soft:
+        sets = f"{quote(DELETED)} = true, {quote(layout.sequence)} = {at}"
+        return f"UPDATE {target} SET {sets} WHERE NOT {quote(DELETED)} AND {condition}"
+    return f"DELETE FROM {target} WHERE {condition}"

@@ -1,0 +1,147 @@
+"""Where the tables are: what the two kinds of URI say.
+
+    delta:///srv/lake                       one Delta table a directory under it
+    delta:///s3a://bucket/lake              on another filesystem Spark reaches
+    iceberg://CATALOG/NAMESPACE?type=hadoop&warehouse=/srv/lake
+    iceberg://CATALOG/NAMESPACE?type=rest&uri=https://..&warehouse=..&token=..
+    iceberg://CATALOG/NAMESPACE?type=jdbc&uri=jdbc:postgresql://..&warehouse=..&jdbc.user=..
+
+Parameters that begin with ``fs.`` are settings of Hadoop's filesystems.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import SinkURL
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+#: Filesystems that need more than PySpark brings.
+_PACKS = {"s3a": "hadoop-aws"}
+
+#: What a catalog takes beside type, uri and warehouse, by the beginning of the name.
+_CATALOG_SETTINGS = (
+    "s3.",
+    "client.",
+    "jdbc.",
+    "header.",
+    "rest.",
+    "gcs.",
+    "adls.",
+    "oauth2-server-uri",
+    "io-impl",
+    "credential",
+    "token",
+    "scope",
+    "prefix",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place for tables.
+
+    Attributes:
+        format: ``delta`` or ``iceberg``.
+        root: directory of Delta tables, or the warehouse of an Iceberg catalog.
+        catalog, namespace: of Iceberg; empty for Delta.
+        settings: of the Spark session. They may hold secrets.
+        packs: jar packs of Spark it needs.
+    """
+
+    format: str
+    root: str
+    catalog: str = ""
+    namespace: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    packs: tuple[str, ...] = ()
+
+
+def place_of(uri: str) -> Place:
+    """Read a sink's URI.
+
+    Raises:
+        ChangefeedError: CF1201, CF1202, CF1207.
+    """
+    url = SinkURL(uri)
+    if url.user is not None:
+        raise ChangefeedError(
+            "CF1201",
+            f"a URI of {url.scheme} has no user",
+            hint="credentials are parameters, for example fs.s3a.access.key or token.",
+        )
+    return _delta(url) if url.scheme == "delta" else _iceberg(url)
+
+
+def _delta(url: SinkURL) -> Place:
+    if url.hosts:
+        raise ChangefeedError(
+            "CF1201",
+            "a URI of delta has no host",
+            hint="write three slashes: delta:///srv/lake or delta:///s3a://bucket/lake.",
+        )
+    settings = url.take_prefixed("fs.")
+    url.finish()
+    root, scheme = _directory(url.path, "delta:///srv/lake")
+    return Place("delta", root, settings=tuple(settings.items()), packs=_packs("delta", scheme))
+
+
+def _iceberg(url: SinkURL) -> Place:
+    catalog = url.host
+    if len(url.hosts) != 1 or url.port is not None or not _NAME.match(catalog):
+        raise ChangefeedError(
+            "CF1201",
+            "a URI of iceberg names a catalog: letters, digits and _",
+            hint="for example iceberg://lake/shop?type=hadoop&warehouse=/srv/lake.",
+        )
+    namespace = tuple(part for part in re.split(r"[/.]", url.path.strip("/")) if part)
+    if not namespace:
+        raise ChangefeedError(
+            "CF1201",
+            "a URI of iceberg names a namespace behind the catalog",
+            hint=f"for example iceberg://{catalog}/shop?type=hadoop&warehouse=/srv/lake.",
+        )
+    kind = url.take_choice("type", ("hadoop", "rest", "jdbc"))
+    if kind is None:
+        raise ChangefeedError("CF1207", "param type must be hadoop, rest or jdbc")
+    root = scheme = ""
+    if kind == "rest":
+        root = url.take_str("warehouse") or ""
+        scheme = _scheme(root)
+    else:
+        root, scheme = _directory(url.take_required("warehouse"), "warehouse=/srv/lake")
+    address = url.take_str("uri") if kind == "hadoop" else url.take_required("uri")
+    if kind == "hadoop" and address:
+        raise ChangefeedError("CF1207", "a hadoop catalog has no uri: its warehouse is the place")
+    own = {"type": kind, "uri": address or "", "warehouse": root}
+    own |= url.take_prefixed(*_CATALOG_SETTINGS)
+    own |= {f"hadoop.{name}": value for name, value in url.take_prefixed("fs.").items()}
+    url.finish()
+    settings = [(name, value) for name, value in own.items() if value]
+    return Place("iceberg", root, catalog, namespace, tuple(settings), _packs("iceberg", scheme))
+
+
+def _packs(own: str, scheme: str) -> tuple[str, ...]:
+    more = _PACKS.get(scheme)
+    return (own, more) if more else (own,)
+
+
+def _directory(path: str, example: str) -> tuple[str, str]:
+    """A directory as Spark takes it, and the scheme of its filesystem."""
+    path = path.rstrip("/")
+    inner = path.lstrip("/")
+    scheme = _scheme(inner)
+    if scheme:
+        return inner, scheme
+    if not path.startswith("/"):
+        raise ChangefeedError("CF1201", f"the directory must be absolute, as in {example}")
+    return path, "file"
+
+
+def _scheme(path: str) -> str:
+    found = _SCHEME.match(path)
+    return found[1].lower() if found else ""

@@ -1,0 +1,522 @@
+"""``delta://`` and ``iceberg://``: tables that Spark's MERGE keeps equal to the source.
+
+Rows are staged as files in the feed's own directory; a commit is one MERGE a table. What a
+table is complete to stands in the same commit as the rows, so whatever comes again after a
+crash is known and left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved, SchemaChange, Truncate
+from changefeed.options import (
+    DELETES,
+    EXPIRE,
+    HISTORY,
+    ON_DROP,
+    OPTIMIZE,
+    SEQUENCE_COLUMN,
+    Deletes,
+    History,
+    OnDrop,
+)
+from changefeed.schema import TableSchema
+from sinks.base import (
+    Accepts,
+    Batch,
+    Capabilities,
+    Delivery,
+    Epoch,
+    Receipt,
+    SinkContext,
+    SparkAccess,
+    Target,
+)
+from sinks.lake import delta, iceberg, merge
+from sinks.lake.failure import told
+from sinks.lake.place import place_of
+from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, settled, stage
+from sinks.lake.table import LakeTable
+from sinks.lake.upkeep import Upkeep
+from sinks.naming import kafka_topic_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Between two merges pass at least so many times the seconds the last one took.
+REST = 2.0
+#: Seconds between two merges, least and most.
+PACES = (1.0, 30.0)
+#: A MERGE costs seconds whatever it holds, and this many rows fit in memory easily.
+ROUND_ROWS = 1_000_000
+#: The longest name of a table.
+NAME_LIMIT = 200
+#: Table with the resolved timestamp of each feed.
+RESOLVED_TABLE = "_changefeed_resolved"
+#: Temporary view of staged rows, in a session that one thread at a time uses.
+VIEW = "changefeed_rows"
+
+
+class LakeSink:
+    """The tables of one feed at one place. One thread at a time uses an object."""
+
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        """Check the URI and the options; nothing is connected.
+
+        Raises:
+            ChangefeedError: CF1201, CF1202, CF1206, CF1207.
+        """
+        self._options = dict(options or {})
+        self._place = place_of(uri)
+        self._layout = _layout(self._options)
+        self.pace = PACES[0]
+        self._context: SinkContext | None = None
+        self._session: SparkSession | None = None
+        self._base: SparkSession | None = None
+        self._tables: dict[str, LakeTable] = {}
+        self._floors: dict[str, int] = {}
+        self._shapes: dict[str, str] = {}
+        self._new: set[str] = set()
+        self._staged: dict[str, Staged] = {}
+        self._numbers = itertools.count(1)
+        self._upkeep = Upkeep(_seconds(self._options, OPTIMIZE), _seconds(self._options, EXPIRE))
+
+    def topic(self, name: str) -> str:
+        """The name of a table's target: characters a directory may have trouble with become
+        ``_uXXXX_``."""
+        return kafka_topic_name(name, NAME_LIMIT)
+
+    # -- the order of calls -----------------------------------------------------------------
+
+    def open(self, context: SinkContext) -> None:
+        """See :class:`sinks.base.Sink`.
+
+        Raises:
+            ChangefeedError: CF5001, the place cannot be reached; CF4003, jars are missing.
+        """
+        if context.spark is None or not context.scratch:
+            raise ChangefeedError("CF1303", "tables of a lake are written by the node's Spark")
+        self._context = context
+        self._options |= context.options
+        Path(context.scratch).mkdir(parents=True, exist_ok=True)
+        with self._working() as session:
+            for target in context.targets:
+                self._table(session, target)
+
+    def write(self, batch: Batch) -> Receipt:
+        """Stage the rows that the target does not have."""
+        self._check_key(batch.schema)
+        after = 0 if batch.scan else self._floor(batch.target)
+        path = self._scratch / f"{batch.epoch.number:012d}-{next(self._numbers):08d}.parquet"
+        staged = stage(batch, path, after=after, history=self._layout.history)
+        if staged is None:
+            return Receipt(batch.partition, batch.rows.num_rows, 0)
+        self._staged[staged.path] = staged
+        return Receipt(batch.partition, batch.rows.num_rows, staged.bytes, (staged.path,))
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        """Merge what was staged, table by table."""
+        paths = [path for receipt in receipts for path in receipt.staged]
+        groups: dict[tuple[str, str], list[Staged]] = {}
+        for path in paths:
+            staged = self._staged.pop(path)
+            groups.setdefault((staged.target.topic, staged.schema.fingerprint()), []).append(staged)
+        started = time.monotonic()
+        try:
+            for files in groups.values():
+                self._commit_table(epoch, files)
+        finally:
+            _remove(paths)
+        if groups:
+            least, most = PACES
+            self.pace = min(most, max(least, REST * (time.monotonic() - started)))
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """Forget what is staged."""
+        _remove(self._staged)
+        self._staged.clear()
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """State it in a table of its own; each commit of a table says its own timestamp."""
+        context = self._opened
+        with self._working() as session:
+            table = self._lake_table(session, RESOLVED_TABLE)
+            if RESOLVED_TABLE not in self._shapes:
+                if not table.exists():
+                    table.create(
+                        {"feed": "string", "resolved": "string", "resolved_at": "timestamp"}, {}
+                    )
+                self._shapes[RESOLVED_TABLE] = ""
+            at = merge.moment(str(mark.at.wall))
+            row = (
+                f"SELECT {merge.literal(context.feed)} AS feed, "
+                f"{merge.literal(str(mark.at))} AS resolved, {at} AS resolved_at"
+            )
+            table.run(
+                f"MERGE INTO {table.ident} AS t USING ({row}) AS s ON t.feed = s.feed "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """Every row up to the event's version goes, is marked, or is ended."""
+        if event.at.version <= self._floor(target):
+            return
+        with self._writing(target, event.schema) as lake:
+            sequence = merge.quote(self._layout.sequence)
+            if self._layout.history == "append":
+                statement = _truncation(lake, event.at)
+            else:
+                condition = f"({sequence} <= {event.at.version} OR {sequence} IS NULL)"
+                statement = merge.remove(lake.ident, self._layout, condition, event.at.version)
+            with lake.commit_notes(self._opened.feed, event.at, applied=True):
+                lake.run(statement)
+        self._floors[target.topic] = event.at.version
+
+    def close(self) -> None:
+        """Forget the session and what is staged."""
+        self._forget()
+        _remove(self._staged)
+        self._staged.clear()
+        self._context = None
+
+    # -- what a sink may do besides -----------------------------------------------------------
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """See :class:`sinks.base.Evolves`."""
+        if event.at.version <= self._floor(target):
+            return
+        self._check_key(event.new)
+        with self._working(target) as session:
+            lake = self._table(session, target)
+            lake.evolve(event.old, event.new)
+            lake.ensure(event.new)
+            lake.set_shape(event.at.version)
+        self._shapes[target.topic] = event.new.fingerprint()
+        self._floors[target.topic] = event.at.version
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """See :class:`sinks.base.EndsScans`."""
+        self._check_key(schema)
+        with self._writing(target, schema) as lake:
+            if target.topic in self._new or self._layout.history == "append":
+                return
+            condition = f"{merge.quote(self._layout.sequence)} < {at.version}"
+            with lake.commit_notes(self._opened.feed, at, applied=False):
+                lake.run(merge.remove(lake.ident, self._layout, condition, at.version))
+
+    def dropped(self, target: Target) -> None:
+        """See :class:`sinks.base.LeavesTables`."""
+        if self._options.get(ON_DROP.name, OnDrop.KEEP) is not OnDrop.DROP:
+            return
+        with self._working(target) as session:
+            lake = self._table(session, target)
+            if lake.exists():
+                lake.drop()
+        self._forget_table(target)
+
+    def write_scan(
+        self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
+    ) -> Receipt:
+        """See :class:`sinks.base.ScansBySpark`: into an empty table rows go as they come."""
+        self._check_key(schema)
+        with self._writing(target, schema) as lake:
+            if lake.empty():
+                self._new.add(target.topic)
+                count = self._append_scan(lake, _staged_form(rows, schema), epoch, schema)
+            else:
+                # A MERGE reads its source more than once.
+                path = self._scratch / f"scan-{epoch.number:012d}-{next(self._numbers):08d}"
+                try:
+                    _staged_form(rows, schema).write.parquet(str(path))
+                    staged = lake.session.read.parquet(str(path))
+                    count = staged.count()
+                    self._merge_scan(lake, staged, epoch, schema)
+                finally:
+                    shutil.rmtree(path, ignore_errors=True)
+        return Receipt(0, count, 0)
+
+    # -- one table --------------------------------------------------------------------------
+
+    def _commit_table(self, epoch: Epoch, files: Sequence[Staged]) -> None:
+        target, schema = files[0].target, files[0].schema
+        scan = files[0].scan
+        if self._layout.history == "off":
+            files = settled(files)
+        with self._writing(target, schema) as lake:
+            frame = lake.session.read.parquet(*(file.path for file in files))
+            if scan:
+                if lake.empty():
+                    self._new.add(target.topic)
+                    self._append_scan(lake, frame, epoch, schema)
+                else:
+                    self._merge_scan(lake, frame, epoch, schema)
+                return
+            frame.createOrReplaceTempView(VIEW)
+            with lake.commit_notes(self._opened.feed, epoch.upto, applied=True):
+                lake.run(self._statement(lake, schema, files))
+            self._upkeep.after_commit(lake)
+        self._floors[target.topic] = epoch.upto.version
+
+    def _statement(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> str:
+        layout, limits = self._layout, _limits(schema, files)
+        if layout.history != "off" and any(file.incomplete for file in files):
+            raise ChangefeedError(
+                "CF5003",
+                f"table {schema.table} has a change with an unchanged value that the source did "
+                "not send, and history needs whole rows",
+                hint=f"ALTER TABLE {schema.table.schema}.{schema.table.name} REPLICA IDENTITY "
+                "FULL at the source, then RESUME.",
+            )
+        if layout.history == "append":
+            return merge.append(lake.ident, schema, layout, VIEW)
+        if layout.history == "scd2":
+            return merge.versions(lake.ident, schema, layout, VIEW, limits)
+        folded = any(file.incomplete for file in files)
+        rows = merge.folded_source(schema, VIEW) if folded else merge.source(schema, VIEW)
+        return merge.merge(lake.ident, schema, layout, rows, bounds=limits, folded=folded)
+
+    def _append_scan(
+        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, schema: TableSchema
+    ) -> int:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        seen = Observation()
+        rows = _moved(rows, lake.session).observe(seen, F.count(F.lit(1)).alias("rows"))
+        rows.createOrReplaceTempView(VIEW)
+        own = merge.first_version(self._layout, VERSION)
+        listed = [f"c{i} AS {merge.quote(c.name)}" for i, c in enumerate(schema.columns)]
+        listed += [f"{value} AS {merge.quote(name)}" for name, value in own.items()]
+        query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)})"
+        with lake.commit_notes(self._opened.feed, epoch.upto, applied=False):
+            lake.append(lake.session.sql(query))
+        return int(seen.get["rows"])
+
+    def _merge_scan(
+        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, schema: TableSchema
+    ) -> None:
+        rows.createOrReplaceTempView(VIEW)
+        source = merge.source(schema, VIEW)
+        layout = self._layout
+        if layout.history == "append":
+            self._append_scan(lake, rows, epoch, schema)
+            return
+        if layout.history == "scd2":
+            statement = merge.scanned_versions(lake.ident, schema, layout, source)
+        else:
+            statement = merge.merge(lake.ident, schema, layout, source)
+        with lake.commit_notes(self._opened.feed, epoch.upto, applied=False):
+            lake.run(statement)
+
+    # -- what is known of tables ------------------------------------------------------------
+
+    def _floor(self, target: Target) -> int:
+        """The version up to which the target has every change."""
+        if target.topic not in self._floors:
+            with self._working(target) as session:
+                lake = self._table(session, target)
+                self._floors[target.topic] = lake.floor() if lake.exists() else 0
+        return self._floors[target.topic]
+
+    def _table(self, session: SparkSession, target: Target) -> LakeTable:
+        return self._lake_table(session, target.topic)
+
+    def _lake_table(self, session: SparkSession, name: str) -> LakeTable:
+        found = self._tables.get(name)
+        if found is None:
+            kind = delta.DeltaTable if self._place.format == "delta" else iceberg.IcebergTable
+            found = kind(session, self._place, name, self._layout, self._options)
+            self._tables[name] = found
+        return found
+
+    @contextmanager
+    def _writing(self, target: Target, schema: TableSchema) -> Iterator[LakeTable]:
+        """The table, in the shape of ``schema``; what it knew is asked again after a failure."""
+        try:
+            with self._working(target) as session:
+                lake = self._table(session, target)
+                if self._shapes.get(target.topic) != schema.fingerprint():
+                    lake.ensure(schema)
+                    self._shapes[target.topic] = schema.fingerprint()
+                yield lake
+        except BaseException:
+            self._forget_table(target)
+            raise
+
+    def _forget_table(self, target: Target) -> None:
+        self._floors.pop(target.topic, None)
+        self._shapes.pop(target.topic, None)
+        self._new.discard(target.topic)
+
+    def _check_key(self, schema: TableSchema) -> None:
+        if schema.keyless and self._layout.history != "append":
+            raise ChangefeedError(
+                "CF5003",
+                f"table {schema.table} has no key, and a merge finds rows by their key",
+                hint="add a primary key at the source, or keep every change with "
+                "history = 'append'.",
+            )
+
+    # -- Spark ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _working(self, target: Target | None = None) -> Iterator[SparkSession]:
+        """A session of our own for one piece of work, in a pool of the feed's own."""
+        with self._spark.use(packs=self._place.packs) as base:
+            context = base.sparkContext
+            context.setLocalProperty("spark.scheduler.pool", f"lake-{self._opened.job_id}")
+            try:
+                yield self._own_session(base)
+            except ChangefeedError:
+                raise
+            except Exception as failure:
+                name = target.topic if target else ""
+                error = told(failure, name)
+                if error is None:
+                    raise
+                raise error from failure
+            finally:
+                with contextlib.suppress(Exception):  # where the JVM is gone, so is the pool
+                    context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+
+    def _own_session(self, base: SparkSession) -> SparkSession:
+        """Settings of a commit are settings of a session, so each sink object has its own."""
+        if self._session is None or self._base is not base:
+            self._forget()
+            session = base.newSession()
+            known = delta.SETTINGS if self._place.format == "delta" else {}
+            own = iceberg.settings(self._place) if self._place.format == "iceberg" else {}
+            if self._place.format == "delta":
+                own = dict(self._place.settings)
+            for name, value in {**known, **own}.items():
+                session.conf.set(name, value)
+            self._session, self._base = session, base
+        return self._session
+
+    def _forget(self) -> None:
+        self._session = self._base = None
+        self._tables.clear()
+        self._floors.clear()
+        self._shapes.clear()
+
+    @property
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise RuntimeError("the sink is not open")
+        return self._context
+
+    @property
+    def _spark(self) -> SparkAccess:
+        spark = self._opened.spark
+        if spark is None:
+            raise RuntimeError("the sink was opened without Spark")
+        return spark
+
+    @property
+    def _scratch(self) -> Path:
+        return Path(self._opened.scratch)
+
+
+class DeltaSink(LakeSink):
+    """``delta://``"""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS,
+        exactly_once=True,
+        round_rows=ROUND_ROWS,
+        pace=PACES[0],
+        spark_packs=("delta",),
+    )
+
+
+class IcebergSink(LakeSink):
+    """``iceberg://``"""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS,
+        exactly_once=True,
+        round_rows=ROUND_ROWS,
+        pace=PACES[0],
+        spark_packs=("iceberg",),
+    )
+
+
+def _layout(options: Mapping[str, object]) -> merge.Layout:
+    sequence = str(options.get(SEQUENCE_COLUMN.name) or SEQUENCE_COLUMN.default)
+    if sequence == "none":
+        raise ChangefeedError(
+            "CF1206",
+            "tables of a lake keep the version of a row in a column: sequence_column cannot be "
+            "none",
+            hint="leave the option out, or name the column.",
+        )
+    soft = options.get(DELETES.name) == Deletes.SOFT
+    return merge.Layout(sequence, soft, str(options.get(HISTORY.name) or History.OFF))
+
+
+def _seconds(options: Mapping[str, object], row: object) -> float | None:
+    value = options.get(getattr(row, "name", ""))
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _limits(schema: TableSchema, files: Sequence[Staged]) -> dict[str, tuple[object, object]]:
+    found = {}
+    for number in schema.key:
+        limit = bounds(files, f"c{number}")
+        if limit is not None and merge.comparable(schema.columns[number]):
+            found[f"c{number}"] = limit
+    return found
+
+
+def _truncation(lake: LakeTable, at: Timestamp) -> str:
+    own = {
+        lake.layout.sequence: str(at.version),
+        merge.CHANGE: "'t'",
+        merge.CHANGED_AT: merge.moment(str(at.wall)),
+        merge.CHANGE_ORDER: "0",
+    }
+    columns = ", ".join(map(merge.quote, own))
+    return f"INSERT INTO {lake.ident} ({columns}) VALUES ({', '.join(own.values())})"
+
+
+def _staged_form(rows: DataFrame, schema: TableSchema) -> DataFrame:
+    """Rows of a scan (``log_schema``) as staged rows, lazily."""
+    from pyspark.sql import functions as F
+
+    version = F.col("wall") + F.col("logical")
+    return rows.select(
+        F.col("op").alias(OPERATION),
+        version.alias(VERSION),
+        *(F.col(f"a{i}").alias(f"c{i}") for i in range(len(schema.columns))),
+    )
+
+
+def _moved(rows: DataFrame, session: SparkSession) -> DataFrame:
+    """The same query in another session of the same context."""
+    from pyspark.sql import DataFrame
+
+    if rows.sparkSession is session:
+        return rows
+    java: Any = session.sparkContext._jvm
+    datasets = java.org.apache.spark.sql.classic.Dataset
+    plan = rows._jdf.queryExecution().logical()
+    return DataFrame(datasets.ofRows(session._jsparkSession, plan), session)
+
+
+def _remove(paths: object) -> None:
+    for path in list(paths):  # type: ignore[call-overload]
+        with contextlib.suppress(OSError):
+            Path(path).unlink()

@@ -1,0 +1,184 @@
+"""Rows on their way: from batches of the log to files that a MERGE reads.
+
+A staged row has its version in one number, and its columns as ``c0..cn`` in log form; of a
+delete only the key columns hold something. Of rows with one key only the last stays, found
+here in Arrow: the MERGE then reads plain files, has each key once, and knows how many rows
+come. All of it works on whole columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from changefeed.schema import TableSchema
+from sinks.base import Batch, Target
+
+#: Staged columns besides ``c0..cn``.
+OPERATION, VERSION, ORDER, COMMITTED, MISSING = "_op", "_v", "_ord", "_us", "_missing"
+
+#: Rows of one row group: two cores share a file of this many times two.
+ROW_GROUP = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One file.
+
+    Attributes:
+        keys: the key columns of its rows, kept to find the last row of each key.
+        incomplete: some row has a column whose value is not known.
+        last_version: the highest version in it.
+    """
+
+    path: str
+    target: Target
+    schema: TableSchema
+    rows: int
+    bytes: int
+    keys: pa.Table
+    scan: bool
+    incomplete: bool
+    last_version: int
+
+
+def stage(batch: Batch, path: Path, *, after: int, history: str) -> Staged | None:
+    """Write the rows of a batch above version ``after`` to a file; None when none is left.
+
+    Args:
+        batch: rows of the log, in order.
+        path: where to.
+        after: versions up to this one are in the target already (scan rows are taken anyway).
+        history: ``off`` keeps the last change of each key, ``scd2`` the last of each key and
+            transaction, ``append`` all of them.
+    """
+    table = staged_table(batch)
+    if history == "scd2":
+        table = table.filter(batch.rows["last"])
+    if not batch.scan and after:
+        table = table.filter(pc.greater(table[VERSION], after))
+    incomplete = MISSING in table.column_names
+    if history == "off" and not incomplete and not batch.scan:
+        table = _last_of_each(table, key_names(batch.schema))
+    if not table.num_rows:
+        return None
+    _write(table, path)
+    return Staged(
+        str(path),
+        batch.target,
+        batch.schema,
+        table.num_rows,
+        os.path.getsize(path),
+        table.select(key_names(batch.schema)),
+        batch.scan,
+        incomplete,
+        pc.max(table[VERSION]).as_py(),
+    )
+
+
+def staged_table(batch: Batch) -> pa.Table:
+    """The rows of a batch in the staged form."""
+    rows, schema = batch.rows, batch.schema
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    columns = {
+        OPERATION: rows["op"],
+        VERSION: pc.add(rows["wall"], rows["logical"].cast(pa.int64())),
+        ORDER: rows["ord"],
+        COMMITTED: rows["commit_us"],
+    }
+    gone = pc.equal(rows["op"], "d")
+    for number in range(len(schema.columns)):
+        value = rows[f"a{number}"]
+        if number in schema.key:
+            value = pc.if_else(gone, rows[f"b{number}"], value)
+        columns[f"c{number}"] = value
+    if rows["missing"].null_count < rows.num_rows:
+        columns[MISSING] = rows["missing"]
+    return pa.table(columns)
+
+
+def key_names(schema: TableSchema) -> list[str]:
+    """The staged key columns, in key order."""
+    return [f"c{number}" for number in schema.key]
+
+
+def settled(files: Sequence[Staged]) -> list[Staged]:
+    """The files with one row a key: where a later file has a key again, it goes before.
+
+    Files whose rows change are written again; scan rows have each key once anyway.
+    """
+    if len(files) == 1 or any(file.scan or file.incomplete for file in files):
+        return list(files)
+    names = files[0].keys.column_names
+    everything = pa.concat_tables([file.keys for file in files])
+    last = _last_rows(everything, names)
+    if len(last) == everything.num_rows:
+        return list(files)
+    keep = pa.array(_mask(last, everything.num_rows))
+    out, start = [], 0
+    for file in files:
+        mask = keep.slice(start, file.rows)
+        start += file.rows
+        out += _kept(file, mask)
+    return out
+
+
+def _kept(file: Staged, mask: pa.Array) -> list[Staged]:
+    rows = pc.sum(mask).as_py() or 0
+    if rows == file.rows:
+        return [file]
+    if not rows:
+        return []
+    _write(pq.read_table(file.path).filter(mask), Path(file.path))
+    return [replace(file, rows=rows, keys=file.keys.filter(mask))]
+
+
+def _last_of_each(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    last = _last_rows(table, names)
+    return table if len(last) == table.num_rows else table.take(last)
+
+
+def _last_rows(table: pa.Table, names: Sequence[str]) -> pa.Array:
+    """Numbers of the rows that no later row of the same key follows, rising."""
+    numbered = table.select(names).append_column("n", _numbers(table.num_rows))
+    found = numbered.group_by(list(names)).aggregate([("n", "max")])["n_max"].combine_chunks()
+    return found.take(pc.sort_indices(found)) if len(found) < table.num_rows else found
+
+
+def _numbers(count: int) -> pa.Array:
+    import numpy as np
+
+    return pa.array(np.arange(count, dtype=np.int64))
+
+
+def _mask(rows: pa.Array, count: int) -> object:
+    import numpy as np
+
+    mask = np.zeros(count, dtype=bool)
+    mask[rows.to_numpy(zero_copy_only=False)] = True
+    return mask
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    # A name that begins with a dot or _ is not read by Spark; the rename makes it whole.
+    partial = path.with_name(f".{path.name}")
+    pq.write_table(table, partial, compression="lz4", row_group_size=ROW_GROUP)
+    os.replace(partial, path)
+
+
+def bounds(files: Sequence[Staged], name: str) -> tuple[object, object] | None:
+    """The smallest and largest value of a key column, where they order as Spark orders them."""
+    kind = files[0].keys.schema.field(name).type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+        return None
+    found = [pc.min_max(file.keys[name]).as_py() for file in files]
+    low = [each["min"] for each in found if each["min"] is not None]
+    high = [each["max"] for each in found if each["max"] is not None]
+    return (min(low), max(high)) if low else None

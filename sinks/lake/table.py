@@ -1,0 +1,297 @@
+"""One target table: what Delta and Iceberg have in common, in SQL.
+
+A table is a name in a session of Spark's. What it has recorded of the feed (the version up to
+which it is complete) stands in its own commits, so it moves together with the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.schema import TableSchema
+from sinks.lake.merge import Layout, literal, quote
+from sinks.lake.place import Place
+from sinks.lake.types import spark_type, widens
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: What a commit says: the version and the timestamp it makes the table complete to.
+APPLIED, RESOLVED, FEED = "changefeed.applied", "changefeed.resolved", "changefeed.feed"
+#: Property of a table: the version of the last change of shape it followed.
+SHAPE = "changefeed.shape"
+
+
+class LakeTable(ABC):
+    """A table of one format at one place.
+
+    Args:
+        session: a session of this sink's own.
+        place: where its tables are.
+        name: the table's, as a file name.
+        layout: its columns that are ours.
+        options: of the feed.
+    """
+
+    format: ClassVar[str]
+    small_integers: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        session: SparkSession,
+        place: Place,
+        name: str,
+        layout: Layout,
+        options: Mapping[str, object],
+    ) -> None:
+        self.session = session
+        self.place = place
+        self.name = name
+        self.layout = layout
+        self.options = options
+
+    # -- the parts that differ --------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def ident(self) -> str:
+        """The table in SQL."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """There is such a table."""
+
+    @abstractmethod
+    def applied(self) -> int:
+        """The version up to which every change is in it, as it recorded itself; 0 if never."""
+
+    @abstractmethod
+    def setting(self, name: str) -> str | None:
+        """A property of the table."""
+
+    @abstractmethod
+    def empty(self) -> bool:
+        """It holds no row, told without reading any."""
+
+    @abstractmethod
+    def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
+        """Make it."""
+
+    @abstractmethod
+    def noted(self, notes: Mapping[str, str], applied: int | None) -> dict[str, str]:
+        """Session settings that put ``notes`` into the next commit, and ``applied``."""
+
+    @abstractmethod
+    def append(self, rows: DataFrame) -> None:
+        """Add rows whose columns have the table's names."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Remove it with its files."""
+
+    @abstractmethod
+    def optimize(self) -> None:
+        """Join small files."""
+
+    @abstractmethod
+    def expire(self, older_than: float) -> None:
+        """Let go of versions older than so many seconds, and of files only they need."""
+
+    def floor(self) -> int:
+        """The version up to which nothing need come again: a shape is followed only after all
+        before it was committed."""
+        return max(self.applied(), int(self.setting(SHAPE) or 0))
+
+    def set_shape(self, version: int) -> None:
+        """Record that the table followed the change of shape at ``version``."""
+        self.session.sql(
+            f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SHAPE)} = '{version}')"
+        )
+
+    # -- shape ------------------------------------------------------------------------------
+
+    def wanted(self, schema: TableSchema) -> dict[str, str]:
+        """The columns it should have: name to type, the source's first.
+
+        Raises:
+            ChangefeedError: CF5006, two of them have one name for Spark.
+        """
+        found = {c.name: self._type(c.logical) for c in schema.columns}
+        for name, kind in self.layout.extra:
+            if name in found:
+                raise self._cannot(
+                    schema,
+                    f"column {name} of the table has the name of a column of the target",
+                    "name another one by sequence_column, or leave the column out by a SELECT.",
+                )
+            found[name] = kind
+        if len({name.lower() for name in found}) < len(found):
+            raise self._cannot(schema, "two columns differ in upper and lower case only")
+        return found
+
+    def columns(self) -> dict[str, str]:
+        """The columns it has."""
+        return {
+            field.name: field.dataType.simpleString()
+            for field in self.session.table(self.ident).schema.fields
+        }
+
+    def ensure(self, schema: TableSchema) -> bool:
+        """Make the table, or add to it what is missing; true when it is new.
+
+        Raises:
+            ChangefeedError: CF5006, what is there cannot take these rows.
+        """
+        wanted = self.wanted(schema)
+        if not self.exists():
+            self.create(wanted, {"changefeed.source": str(schema.table)})
+            return True
+        present = {name.lower(): (name, kind) for name, kind in self.columns().items()}
+        missing = {n: kind for n, kind in wanted.items() if n.lower() not in present}
+        for name, kind in wanted.items():
+            if name not in missing:
+                self._widen(schema, *present[name.lower()], kind)
+        if missing:
+            self._add(missing)
+        return False
+
+    def evolve(self, old: TableSchema, new: TableSchema) -> None:
+        """Follow a change of shape: columns keep their values through a new name.
+
+        A dropped column stays, with nulls in new rows. May come again.
+
+        Raises:
+            ChangefeedError: CF5006, the change cannot be followed.
+        """
+        if not self.exists():
+            return
+        present = {name.lower() for name in self.columns()}
+        before = {c.number: c for c in old.columns if c.number}
+        moves = {
+            before[c.number].name: c.name
+            for c in new.columns
+            if c.number in before and before[c.number].name != c.name
+        }
+        for name, to in moves.items():
+            if name.lower() in present and to.lower() not in present:
+                self.session.sql(
+                    f"ALTER TABLE {self.ident} RENAME COLUMN {quote(name)} TO {quote(to)}"
+                )
+        self.ensure(new)
+
+    def _add(self, columns: Mapping[str, str]) -> None:
+        listed = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+        self.session.sql(f"ALTER TABLE {self.ident} ADD COLUMNS ({listed})")
+
+    def _widen(self, schema: TableSchema, name: str, old: str, new: str) -> None:
+        # Numbers of a narrower type fit as they are.
+        if old == new or widens(new, old, self.format):
+            return
+        if not widens(old, new, self.format):
+            raise self._cannot(
+                schema,
+                f"column {name} is {old} in the target and cannot become {new}",
+                "let the feed cast it by a SELECT, or DROP the feed, move the target away and "
+                "CREATE the feed anew.",
+            )
+        self._before_widening()
+        self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quote(name)} TYPE {new}")
+
+    def _before_widening(self) -> None:  # noqa: B027  most formats need nothing
+        """What the format needs before a type may change."""
+
+    def _type(self, logical: str) -> str:
+        return spark_type(logical, small=self.small_integers)
+
+    def _cannot(self, schema: TableSchema, reason: str, hint: str = "") -> ChangefeedError:
+        return ChangefeedError(
+            "CF5006", f"the target of {schema.table} cannot follow: {reason}", hint=hint
+        )
+
+    # -- rows -------------------------------------------------------------------------------
+
+    @contextmanager
+    def commit_notes(self, feed: str, upto: Timestamp, *, applied: bool) -> Iterator[None]:
+        """What commits inside the block say of themselves.
+
+        Args:
+            feed: who wrote.
+            upto: the timestamp of the feed up to which the table is complete with them.
+            applied: changes up to there need not come again (a scan says nothing of changes).
+        """
+        notes = {FEED: feed, RESOLVED: str(upto), APPLIED: str(upto.version)}
+        if not applied:
+            del notes[APPLIED]
+        settings = self.noted(notes, upto.version if applied else None)
+        for name, value in settings.items():
+            self.session.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self.session.conf.unset(name)
+
+    def run(self, statement: str) -> None:
+        """Run a statement that writes."""
+        self.session.sql(statement).collect()
+
+    def layout_columns(self, option: object, columns: Mapping[str, str]) -> list[str]:
+        """The parts of ``partition_by`` or ``cluster_by`` when the table has all their columns."""
+        parts = split_columns(str(option)) if option else []
+        names = {name.lower(): name for name in columns}
+        return parts if all(column_of(part).lower() in names for part in parts) else []
+
+    @property
+    def _java(self) -> Any:
+        return self.session.sparkContext._jvm
+
+    @property
+    def _jsession(self) -> Any:
+        return self.session._jsparkSession
+
+
+def split_columns(text: str) -> list[str]:
+    """``day(created_at), region`` -> its parts: commas inside parentheses separate nothing."""
+    parts, depth, current = [], 0, ""
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and not depth:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += char
+    parts.append(current.strip())
+    return [part for part in parts if part]
+
+
+def column_of(part: str) -> str:
+    """The column of a plain name or of a transform such as ``bucket(16, id)``."""
+    inside = part.partition("(")[2].rpartition(")")[0]
+    return (inside.rpartition(",")[2] if inside else part).strip().strip("`")
+
+
+def properties_sql(properties: Mapping[str, str]) -> str:
+    """A TBLPROPERTIES list."""
+    listed = (f"{literal(name)} = {literal(value)}" for name, value in properties.items())
+    return f"TBLPROPERTIES ({', '.join(listed)})"
+
+
+def columns_sql(columns: Mapping[str, str]) -> str:
+    """A column list."""
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+
+
+def as_json(notes: Mapping[str, str]) -> str:
+    """Notes as one text."""
+    return json.dumps(dict(notes), sort_keys=True)
+
+
+def parts_sql(parts: Sequence[str]) -> str:
+    """Columns and transforms as SQL; a plain name is quoted."""
+    return ", ".join(part if "(" in part else quote(part.strip("`")) for part in parts)

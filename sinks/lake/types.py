@@ -1,0 +1,108 @@
+"""Types of the log as types of Spark SQL, and how a logged text becomes such a value.
+
+========================  ==================  ====================================================
+logical type              column              a value that does not fit
+========================  ==================  ====================================================
+bool                      boolean
+int16 int32 int64         smallint int bigint (Iceberg has no smallint: int)
+float32 float64           float double        NaN and the infinities are values
+decimal(p,s), p <= 38     decimal(p,s)        NaN, infinity: error
+decimal                   string              numbers of any size, as the source writes them
+date                      date                infinity, BC: error
+timestamp                 timestamp_ntz       infinity, BC: error
+timestamptz               timestamp           infinity, BC: error
+bytes                     binary
+array<T>                  array<T>            more than one dimension, unless T is text: error
+everything else           string              text as the source writes it (json, uuid, interval)
+========================  ==================  ====================================================
+
+Casts run under ANSI rules, so what does not fit is an error that stops the table, and never a
+silent null.
+"""
+
+from __future__ import annotations
+
+import re
+
+from changefeed.schema import Column
+
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
+_ARRAY = re.compile(r"array<(.+)>\Z")
+
+#: The most digits a decimal of Spark has.
+DIGITS = 38
+
+_TYPES = {
+    "bool": "boolean",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+    "date": "date",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+    "bytes": "binary",
+}
+
+#: Wider types a column may become without its files being written again, by format.
+WIDER: dict[str, frozenset[tuple[str, str]]] = {
+    "delta": frozenset(
+        {
+            ("smallint", "int"),
+            ("smallint", "bigint"),
+            ("smallint", "double"),
+            ("int", "bigint"),
+            ("int", "double"),
+            ("float", "double"),
+            ("date", "timestamp_ntz"),
+        }
+    ),
+    "iceberg": frozenset({("int", "bigint"), ("float", "double")}),
+}
+
+
+def spark_type(logical: str, *, small: bool = True) -> str:
+    """The type of a column, as Spark's DDL writes it; ``small``: the format has smallint."""
+    array = _ARRAY.match(logical)
+    if array:
+        return f"array<{spark_type(array[1], small=small)}>"
+    number = _DECIMAL.match(logical)
+    if number:
+        digits, scale = int(number[1]), int(number[2])
+        return f"decimal({digits},{scale})" if 0 <= scale <= digits <= DIGITS else "string"
+    found = _TYPES.get(logical, "string")
+    return "int" if found == "smallint" and not small else found
+
+
+def typed(column: Column, text: str) -> str:
+    """SQL that makes the logged value ``text`` (an SQL expression) one of the column's type."""
+    if column.physical != "string":
+        return text
+    array = _ARRAY.match(column.logical)
+    if array:
+        element = _from_text(array[1], "e")
+        items = f"from_json({text}, 'array<string>', map('mode', 'FAILFAST'))"
+        return items if element == "e" else f"transform({items}, e -> {element})"
+    if column.logical in ("decimal", "float32", "float64") or _DECIMAL.match(column.logical):
+        # NaN and the infinities are in quotes, as JSON has no other way to say them.
+        text = f"trim(BOTH '\"' FROM {text})"
+    return _from_text(column.logical, text)
+
+
+def _from_text(logical: str, text: str) -> str:
+    if logical == "bytes":
+        return f"unhex(substring({text}, 3))"
+    target = spark_type(logical)
+    return text if target == "string" else f"cast({text} AS {target})"
+
+
+def widens(old: str, new: str, table_format: str) -> bool:
+    """A column of type ``old`` may become ``new`` in place."""
+    if (old, new) in WIDER[table_format]:
+        return True
+    before, after = _DECIMAL.match(old), _DECIMAL.match(new)
+    if not before or not after:
+        return False
+    more, scale = int(after[1]) - int(before[1]), int(after[2]) - int(before[2])
+    return more >= scale >= 0 if table_format == "delta" else scale == 0 and more >= 0
