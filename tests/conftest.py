@@ -64,6 +64,7 @@ from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 from tests.services.python import Unavailable
+from tests.services.registry import FakeRegistry, Registry
 from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
 
@@ -193,6 +194,22 @@ def s3() -> Iterator[S3Server]:
         server = S3Server(folder).start()
         yield server
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> Iterator[Registry]:
+    """The run's shared schema registry (Apicurio; compatibility BACKWARD)."""
+    with server_folder("registry") as folder:
+        registry = Registry(folder).start()
+        yield registry
+        registry.kill()
+
+
+@pytest.fixture
+def fake_registry() -> Iterator[FakeRegistry]:
+    """A schema registry in this process, for this test alone."""
+    with FakeRegistry() as registry:
+        yield registry
 
 
 class _LentEngine(SparkEngine):
