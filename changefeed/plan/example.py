@@ -6,8 +6,10 @@ real ones inside Spark; a test compares the two.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
+from changefeed.formats.shape import Leaf, Origin, Record, key_shape, value_shape
 from changefeed.schema import Column, Form
 from changefeed.shapes import Envelope, Format
 from changefeed.spark.plan import MessagePlan
@@ -39,7 +41,45 @@ def example(plan: MessagePlan) -> tuple[str, str]:
     """Key and value of an update."""
     if plan.format is Format.CSV:
         return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
+    if plan.format in (Format.AVRO, Format.PARQUET):
+        key = _members(plan, key_shape(plan)) if plan.format is Format.AVRO else _key(plan)
+        shape = value_shape(plan)
+        return key, "" if shape is None else _members(plan, shape)
     return _key(plan), _SHAPES[plan.envelope](plan)
+
+
+def _members(plan: MessagePlan, record: Record) -> str:
+    """A typed message as JSON: its members in their order, without Avro's names of types."""
+    columns = [n for n, (_, m) in enumerate(record.members) if _is_column(m)]
+    cut = set(columns[SHOWN_COLUMNS:])
+    shown = [
+        (name, _member(plan, member))
+        for n, (name, member) in enumerate(record.members)
+        if n not in cut
+    ]
+    return _object([*shown, ("...", "...")] if cut else shown)
+
+
+def _is_column(member: Leaf | Record) -> bool:
+    return isinstance(member, Leaf) and member.origin is Origin.COLUMN
+
+
+def _member(plan: MessagePlan, member: Leaf | Record) -> str:
+    if isinstance(member, Record):
+        return _members(plan, member)
+    if member.origin is Origin.COLUMN:
+        return _value(plan.schema.columns[member.ordinal])
+    return _ORIGINS.get(member.origin) or json.dumps(member.text)
+
+
+#: Values of members that are no columns.
+_ORIGINS = {
+    Origin.STAMP: _WHEN,
+    Origin.OP: '"u"',
+    Origin.NOW: "1536242855577149065",
+    Origin.WALL: "1536242855577149065",
+    Origin.BEFORE_JSON: '"{...}"',
+}
 
 
 def _value(column: Column) -> str:
