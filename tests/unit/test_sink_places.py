@@ -1,0 +1,165 @@
+"""URIs of object stores: what reaches the client, and what is wrong with them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from changefeed.errors import ChangefeedError, Problems
+from sinks.files.options import parse
+from sinks.files.places.base import explain
+from sinks.files.places.objects import open_objects
+from sinks.registry import check, sink_location
+
+KEYS = "AWS_ACCESS_KEY_ID=AKIA&AWS_SECRET_ACCESS_KEY=a%2Fb+c"
+ACCOUNT = base64.b64encode(json.dumps({"type": "service_account"}).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("uri", "root", "arguments"),
+    [
+        (
+            f"s3://bucket/a/b/?{KEYS}&AWS_SESSION_TOKEN=t&AWS_REGION=eu-west-1",
+            "bucket/a/b",
+            {
+                "access_key": "AKIA",
+                "secret_key": "a/b+c",
+                "session_token": "t",
+                "region": "eu-west-1",
+            },
+        ),
+        (
+            f"s3://bucket?{KEYS}&AWS_ENDPOINT=http://127.0.0.1:9000/",
+            "bucket",
+            {
+                "access_key": "AKIA",
+                "secret_key": "a/b+c",
+                "endpoint_override": "127.0.0.1:9000",
+                "scheme": "http",
+            },
+        ),
+        (
+            "s3://bucket?AUTH=implicit&ASSUME_ROLE=arn:aws:iam::1:role/feeds",
+            "bucket",
+            {"role_arn": "arn:aws:iam::1:role/feeds"},
+        ),
+        ("gs://bucket/x?AUTH=implicit", "bucket/x", {}),
+        ("gs://bucket/x?BEARER_TOKEN=tok", "bucket/x", {"access_token": "tok"}),
+        (
+            f"gs://bucket/x?AUTH=specified&CREDENTIALS={ACCOUNT}",
+            "bucket/x",
+            {"service_account": {"type": "service_account"}},
+        ),
+        (
+            "azure-blob://box/x?AZURE_ACCOUNT_NAME=n&AZURE_ACCOUNT_KEY=aw%3D%3D",
+            "box/x",
+            {"account_name": "n", "account_key": "aw=="},
+        ),
+        (
+            "azure://box?AZURE_ACCOUNT_NAME=n&AZURE_CLIENT_ID=i&AZURE_CLIENT_SECRET=s"
+            "&AZURE_TENANT_ID=d",
+            "box",
+            {"account_name": "n", "client_id": "i", "client_secret": "s", "tenant_id": "d"},
+        ),
+        ("hdfs://al@nn/feeds", "/feeds", {"host": "nn", "port": 8020, "user": "al"}),
+        (
+            "file-https://al:p%20w@h:8443/x",
+            "https://h:8443/x",
+            {"user": "al", "password": "p w"},
+        ),
+    ],
+)
+def test_what_reaches_the_client(uri: str, root: str, arguments: dict[str, Any]) -> None:
+    place = parse(uri, {}).place
+    assert (place.root, dict(place.arguments)) == (root, arguments)
+    for secret in ("a/b+c", "tok", "aw==", "p w"):
+        assert secret not in repr(place)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3:///x", "needs a bucket"),
+        ("s3://b/x", "AUTH is set to 'specified', but AWS_ACCESS_KEY_ID is not set"),
+        ("s3://b/x?AUTH=maybe", "param AUTH must be one of specified, implicit"),
+        (f"s3://b/x?AUTH=implicit&{KEYS}", "AUTH=implicit does not go with a key"),
+        (f"s3://b/x?{KEYS}&ASSUME_ROLE=r", "ASSUME_ROLE needs AUTH=implicit"),
+        (f"s3://b/x?{KEYS}&AWS_ENDPOINT=ftp://h", "must be an http or https address"),
+        (f"s3://b/x?{KEYS}&S3_STORAGE_CLASS=GLACIER", "unknown s3 sink query parameters"),
+        ("gs://b?AUTH=specified", "but CREDENTIALS is not set"),
+        ("gs://b?CREDENTIALS=bm8=", "must be the JSON key"),
+        ("azure://b?AZURE_ACCOUNT_KEY=aw==", "AZURE_ACCOUNT_NAME must be provided"),
+        ("azure://b?AZURE_ACCOUNT_NAME=n&AZURE_CLIENT_ID=i", "AZURE_CLIENT_SECRET is not set"),
+        ("hdfs:///x", "needs the name node"),
+        ("https:///x", "needs one host"),
+        ("https://h/x?manifest=yes", "needs a listing"),
+        ("file:///x?partition_format=flat&manifest=yes", "has none"),
+        ("file:///x?partition_format=weekly", "param partition_format must be one of"),
+    ],
+)
+def test_what_a_uri_may_not_be(uri: str, message: str) -> None:
+    problems = check(uri)
+    assert any(message in problem.message for problem in problems), problems
+    assert not any("a/b+c" in f"{p.message}{p.hint}" for p in problems)
+
+
+def test_options_that_do_not_fit() -> None:
+    with pytest.raises(ChangefeedError, match="incompatible with compression=lz4"):
+        parse("file:///x", {"format": "avro", "compression": "lz4"})
+    with pytest.raises(ChangefeedError, match="needs the option resolved"):
+        parse("file:///x?manifest=yes", {"resolved": None})
+    with pytest.raises(Problems):
+        parse("s3://b?partition_format=x&zzz=1", {})
+    assert parse("file:///x", {"compression": "lz4"}).extension == "ndjson.lz4"
+    assert parse("file:///x", {"format": "parquet", "compression": "lz4"}).extension == "parquet"
+
+
+def test_secrets_of_uris_are_hidden() -> None:
+    shown = [
+        sink_location(f"s3://bucket/x?{KEYS}&AWS_SESSION_TOKEN=hidden"),
+        sink_location(f"gs://bucket?CREDENTIALS={ACCOUNT}&BEARER_TOKEN=hidden"),
+        sink_location("azure://b?AZURE_ACCOUNT_NAME=n&AZURE_ACCOUNT_KEY=hidden"),
+        sink_location("azure://b?AZURE_ACCOUNT_NAME=n&AZURE_CLIENT_SECRET=hidden"),
+        sink_location("https://al:hidden@h/x"),
+        sink_location("webhook-https://h/x?code=hidden&sig=hidden&token=hidden"),
+    ]
+    for text in shown:
+        assert "hidden" not in text and ACCOUNT not in text and "a%2Fb" not in text, text
+
+
+def test_clients_are_made_without_connecting() -> None:
+    """What we hand over is what the client library takes."""
+    uris = [
+        f"s3://bucket?{KEYS}&AWS_REGION=eu-west-1",
+        "gs://bucket?BEARER_TOKEN=tok",
+        "azure://box?AZURE_ACCOUNT_NAME=n&AZURE_ACCOUNT_KEY=aw==",
+    ]
+    names = [open_objects(parse(uri, {}).place)._system.type_name for uri in uris]
+    assert names == ["s3", "gcs", "abfs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("When x: AWS Error ACCESS_DENIED during PutObject operation: secret", "CF5002"),
+        ("AWS Error SLOW_DOWN during PutObject operation: secret", "CF5004"),
+        ("AWS Error NO_SUCH_BUCKET during PutObject operation: secret", "CF5002"),
+        ("AWS Error INTERNAL_FAILURE during PutObject (HTTP status 500): secret", "CF5001"),
+        (
+            "AWS Error NETWORK_CONNECTION during x: curlCode: 7, Couldn't connect to secret",
+            "CF5001",
+        ),
+        ("google::cloud::Status(PERMISSION_DENIED: secret)", "CF5002"),
+        ("PutBlob failed: Error code: AuthenticationFailed. secret", "CF5002"),
+        ("Azure: Error code: ContainerNotFound secret", "CF5002"),
+        ("Azure: Error code: ServerBusy secret", "CF5004"),
+        ("something else with a secret", "CF5001"),
+    ],
+)
+def test_texts_of_the_stores(text: str, code: str) -> None:
+    error = explain("s3://bucket", OSError(text))
+    assert error.code.number == code, error.message
+    assert "with a secret" not in error.message
