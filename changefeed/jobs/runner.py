@@ -152,7 +152,8 @@ class FeedRunner:
     @property
     def promised(self) -> Timestamp | None:
         """Consumers may have been told that everything up to here is out."""
-        return self._feed.job.high_water
+        told = [self._feed.job.high_water, self._checkpoint.resolved]
+        return max((at for at in told if at is not None), default=None)
 
     def plan(self, schema: TableSchema) -> MessagePlan:
         """How changes of a table version become messages."""

@@ -1,0 +1,419 @@
+"""Rounds, marks and places: what is committed when, and what a feed knows after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from changefeed.catalog import Catalog
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import SchemaChange, Truncate
+from changefeed.jobs.checkpoint import Checkpoint
+from changefeed.jobs.chunks import MarkItem, items
+from changefeed.jobs.delivery import Delivery
+from changefeed.jobs.feed import Feed, scan_place
+from changefeed.jobs.fence import ScanStopped
+from changefeed.jobs.model import JobSpec, TableProgress, TableState
+from changefeed.jobs.outlet import TableError
+from changefeed.jobs.reading import joined, read_parts
+from changefeed.jobs.share import SharedMessages
+from changefeed.log import Piece
+from changefeed.schema import Column, Form, TableName, TableSchema
+from sinks.base import Batch, Epoch, Receipt
+
+A, B, C = (TableName("shop", "public", name) for name in "abc")
+
+
+def shape(table: TableName) -> TableSchema:
+    column = Column("k", "integer", "int32", Form.NATIVE, "int32", False, 1)
+    return TableSchema(table, (column,), (0,), version=1)
+
+
+def at(n: int) -> Timestamp:
+    return Timestamp(n * 10)
+
+
+@dataclass(frozen=True)
+class Instants:
+    """The rows of a piece: one for each instant."""
+
+    instants: tuple[int, ...]
+
+    def find(self, piece: Piece) -> pa.Table:
+        fixed = {"op": "c", "logical": 0, "ord": 0, "xid": 1, "commit_us": 0, "last": True}
+        rows = [fixed | {"wall": at(n).wall, "seq": n, "a0": n} for n in self.instants]
+        return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
+
+
+class MadePiece(Piece):
+    """A piece without a log."""
+
+    __slots__ = ()
+
+    def load(self) -> pa.Table:
+        return self._finder.find(self)
+
+
+def rows_of(table: TableName, *instants: int) -> Piece:
+    """A piece with a row for each instant."""
+    return MadePiece(
+        schema=shape(table),
+        rows=len(instants),
+        bytes=1,
+        has_superseded=False,
+        clean=frozenset(),
+        first=at(instants[0]),
+        last=at(instants[-1]),
+        first_seq=instants[0],
+        last_seq=instants[-1],
+        path=None,
+        row_group=None,
+        whole=False,
+        _parts=(),
+        _store=cast(Any, None),
+        _finder=Instants(instants),
+    )
+
+
+@dataclass
+class FakeReader:
+    """Gives out slices that were made before."""
+
+    slices: list[tuple[int, list[Any]]]
+    oldest: Timestamp = Timestamp.ZERO
+    error: ChangefeedError | None = None
+
+    def slice(self, bounds: object, upto: Timestamp, **limits: int) -> Any:
+        if self.error is not None:
+            raise self.error
+        end, events = self.slices.pop(0)
+        marks = [e for e in events if not isinstance(e, Piece)]
+        return SimpleNamespace(upto=at(end), events=events, marks=marks)
+
+
+@dataclass
+class FakeOutlet:
+    """Writes down what it was told."""
+
+    round_rows: int = 0
+    evolves: bool = True
+    takes_rows: bool = True
+    done: list[Any] = field(default_factory=list)
+    refuse: str = ""
+
+    def write(self, batch: Batch) -> Receipt:
+        self.done.append(("write", batch.epoch.number, batch.rows["a0"].to_pylist()))
+        return Receipt(batch.partition, batch.rows.num_rows, 1)
+
+    def commit(
+        self,
+        epoch: Epoch,
+        receipts: Sequence[Receipt],
+        tables: object,
+        progress: Mapping[TableName, Timestamp],
+    ) -> None:
+        if receipts:
+            places = {table.name: place.wall for table, place in progress.items()}
+            self.done.append(("commit", sum(r.rows for r in receipts), places))
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        self.done.append(("abort", sum(r.rows for r in receipts)))
+
+    def truncate(self, event: Truncate) -> None:
+        self.done.append("truncate")
+
+    def evolve(self, event: SchemaChange) -> None:
+        self.done.append("evolve")
+        if self.refuse:
+            raise ChangefeedError(self.refuse, "cannot follow")
+
+
+class Bench:
+    """A feed of three tables, and what its sink is told."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        spec = JobSpec(
+            source="shop",
+            targets=("TABLE a",),
+            tables=tuple(TableProgress(name, name.name, scan_wanted=False) for name in (A, B, C)),
+            sink_uri="null://",
+        )
+        self.catalog = catalog
+        job = catalog.create_job(spec)
+        lease = catalog.acquire_lease(job.id, "n", 60)
+        assert lease is not None
+        self.feed = Feed(catalog, job, lease)
+        for name in (A, B, C):
+            self.feed.update(name, state=TableState.RUNNING, done_upto=at(1))
+        self.outlet = FakeOutlet()
+        self.commits = 0
+
+    def deliver(
+        self,
+        *slices: tuple[int, list[Any]],
+        upto: int | None = None,
+        on_schema_change: Callable[[SchemaChange], None] = lambda event: None,
+        interrupted: Callable[[], bool] = lambda: False,
+        reader: FakeReader | None = None,
+    ) -> int:
+        fake = reader or FakeReader(list(slices))
+        keeper = SimpleNamespace(lock=threading.RLock(), reader=fake)
+        delivery = Delivery(
+            "f",
+            cast(Any, keeper),
+            cast(Any, None),
+            SharedMessages(),
+            cast(Any, self.outlet),
+        )
+
+        def committed() -> None:
+            self.commits += 1
+
+        try:
+            return delivery.deliver(
+                self.feed,
+                {name: self.feed.tables[name].done_upto or at(0) for name in (A, B, C)},
+                at(upto or slices[-1][0]),
+                on_schema_change=on_schema_change,
+                after_commit=committed,
+                interrupted=interrupted,
+            )
+        finally:
+            delivery.close()
+
+    def done(self, *tables: TableName) -> list[int]:
+        """How far tables are, in steps."""
+        return [(self.feed.tables[name].done_upto or Timestamp.ZERO).wall for name in tables]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    catalog = Catalog.open(str(tmp_path))
+    yield Bench(catalog)
+    catalog.close()
+
+
+THREE = ((5, [rows_of(A, 2, 5)]), (7, [rows_of(B, 7)]), (9, [rows_of(A, 8), rows_of(B, 9)]))
+
+
+def test_every_slice_is_committed(bench: Bench) -> None:
+    assert bench.deliver(*THREE) == 5
+    commits = [c for c in bench.outlet.done if c[0] == "commit"]
+    assert commits == [
+        ("commit", 2, {"a": 50}),
+        ("commit", 1, {"b": 70}),
+        ("commit", 2, {"a": 90, "b": 90}),
+    ]
+    assert bench.done(A, B, C) == [90, 90, 90]
+    assert bench.commits == 3
+
+
+def test_a_round_is_as_large_as_the_sink_likes(bench: Bench) -> None:
+    bench.outlet.round_rows = 3
+    bench.deliver(*THREE)
+    commits = [c for c in bench.outlet.done if c[0] == "commit"]
+    assert commits == [("commit", 3, {"a": 70, "b": 70}), ("commit", 2, {"a": 90, "b": 90})]
+    epochs = [c[1] for c in bench.outlet.done if c[0] == "write"]
+    assert epochs == [1, 1, 2, 2]
+    assert bench.commits == 2
+
+
+def test_a_round_ends_where_something_else_waits(bench: Bench) -> None:
+    bench.outlet.round_rows = 1000
+    bench.deliver(*THREE, interrupted=lambda: True)
+    assert [c for c in bench.outlet.done if c[0] == "commit"] == [("commit", 2, {"a": 50})]
+    assert bench.done(A, B, C) == [50, 50, 50]
+
+
+def test_nothing_counts_before_its_commit(bench: Bench) -> None:
+    bench.outlet.round_rows = 1000
+    # The second slice cannot be had.
+    with pytest.raises(IndexError):
+        bench.deliver((5, [rows_of(A, 2, 5)]), upto=9)
+    assert bench.outlet.done[-1] == ("abort", 2)
+    assert bench.done(A) == [10]
+
+
+def changed(table: TableName, when: int) -> SchemaChange:
+    new = replace(shape(table), columns=(replace(shape(table).columns[0], name="key"),))
+    return SchemaChange(shape(table), new, at(when), when)
+
+
+def test_a_change_of_shape_comes_between_two_commits(bench: Bench) -> None:
+    bench.outlet.round_rows = 1000
+    bench.deliver(
+        (5, [rows_of(A, 5)]),
+        (9, [rows_of(A, 7), rows_of(B, 6), changed(B, 8), rows_of(B, 9), rows_of(C, 7)]),
+    )
+    # Of the table before it in the slice everything is out, of its own what was before it.
+    assert [d for d in bench.outlet.done if d[0] != "write"] == [
+        ("commit", 3, {"a": 90, "b": 79}),
+        "evolve",
+        ("commit", 2, {"b": 90, "c": 90}),
+    ]
+
+
+def test_a_sink_without_tables_needs_no_commit_there(bench: Bench) -> None:
+    bench.outlet.evolves = False
+    bench.deliver((9, [rows_of(A, 7), changed(A, 8), rows_of(A, 9)]))
+    commits = [d for d in bench.outlet.done if d[0] == "commit"]
+    assert commits == [("commit", 2, {"a": 90})]
+
+
+def test_what_was_before_a_stop_is_delivered(bench: Bench) -> None:
+    bench.outlet.evolves = False
+
+    def stop(event: SchemaChange) -> None:
+        raise TableError(A, ChangefeedError("CF4101", "stop"))
+
+    with pytest.raises(TableError):
+        bench.deliver((9, [rows_of(A, 7), changed(A, 8), rows_of(A, 9)]), on_schema_change=stop)
+    assert [d for d in bench.outlet.done if d[0] != "write"] == [
+        ("commit", 1, {"a": 79}),
+        ("abort", 0),
+    ]
+    assert bench.done(A, B) == [79, 10]
+
+
+def test_a_truncation_comes_after_a_commit(bench: Bench) -> None:
+    event = Truncate(shape(A), at(8), 8)
+    bench.deliver((9, [rows_of(A, 7), event, rows_of(A, 9)]))
+    kinds = [d if isinstance(d, str) else d[0] for d in bench.outlet.done]
+    assert kinds == ["write", "commit", "truncate", "write", "commit"]
+
+
+def test_marks_know_what_was_handed_out_before_them() -> None:
+    events = [rows_of(A, 2), rows_of(B, 3), changed(B, 4), changed(C, 4)]
+    keeper = SimpleNamespace(lock=threading.RLock(), reader=FakeReader([(9, events)]))
+    found = items(cast(Any, keeper), dict.fromkeys((A, B, C), at(1)), at(9))
+    marks = [item for item in found if isinstance(item, MarkItem)]
+    assert [(m.table, m.complete, m.upto) for m in marks] == [
+        (B, (A,), at(9)),
+        (C, (A, B), at(9)),
+    ]
+
+
+def test_one_table_below_the_log_fails_alone(bench: Bench) -> None:
+    gone = ChangefeedError("CF3002", "position is older than the change log keeps")
+    bench.feed.update(B, done_upto=at(0))
+    with pytest.raises(TableError) as failed:
+        bench.deliver(upto=9, reader=FakeReader([], oldest=at(1), error=gone))
+    assert (failed.value.table, failed.value.error) == (B, gone)
+    with pytest.raises(ChangefeedError) as all_of_them:
+        bench.deliver(upto=9, reader=FakeReader([], oldest=at(5), error=gone))
+    assert all_of_them.value is gone
+
+
+# ------------------------------------------------------------------------------- resolved
+
+
+def test_resolved_waits_for_a_table_that_failed(bench: Bench) -> None:
+    bench.feed.advance([A, C], at(9))
+    bench.feed.advance([B], at(4))
+    bench.feed.fail_table(B, ChangefeedError("CF5003", "refused"))
+    assert bench.feed.high_water() == at(9)
+    assert bench.feed.resolved(by_topic=False) == at(4)
+    assert bench.feed.resolved(by_topic=True) == at(9), "nobody is told of the table's topic"
+    bench.feed.tables[B] = replace(bench.feed.tables[B], topic="a")
+    assert bench.feed.resolved(by_topic=True) == at(4), "a topic that another table shares"
+
+
+def test_a_table_that_failed_before_its_scan_holds_resolved(bench: Bench) -> None:
+    bench.feed.update(B, done_upto=None)
+    bench.feed.fail_table(B, ChangefeedError("CF5003", "refused"))
+    assert bench.feed.high_water() is not None
+    assert bench.feed.resolved(by_topic=False) is None
+
+
+def test_nothing_is_resolved_while_a_table_joins(bench: Bench) -> None:
+    told: list[Timestamp] = []
+    outlet = SimpleNamespace(resolves_by_topic=False, resolves=True, resolved=told.append)
+    joining = [True]
+    checkpoint = Checkpoint(cast(Any, outlet), lambda: joining[0])
+    with_resolved = bench.catalog.alter_job(bench.feed.job.id, options={"resolved": ""})
+    feed = Feed(bench.catalog, with_resolved, bench.feed.lease)
+    feed.tables = bench.feed.tables
+    checkpoint.turn(feed, moved=True)
+    assert (told, checkpoint.resolved) == ([], None)
+    joining[0] = False
+    checkpoint.turn(feed, moved=True)
+    assert told == [at(1)]
+    assert checkpoint.resolved == at(1)
+
+
+# ------------------------------------------------------------------------------- exactly once
+
+
+def test_a_feed_goes_on_from_the_places_of_its_sink(bench: Bench) -> None:
+    bench.feed.advance([B], at(8))
+    bench.feed.update(C, done_upto=None)
+    bench.feed.take_places({str(A): at(5), str(B): at(6), str(C): at(7)}, scans=True)
+    assert bench.done(A, B) == [50, 80], "never back"
+    assert bench.feed.tables[C].done_upto is None, "it has not begun: the place is of another life"
+
+
+@pytest.mark.parametrize(
+    ("place", "scans", "over"),
+    [(at(7), True, True), (at(6), True, True), (at(5), True, False), (at(7), False, False)],
+)
+def test_a_whole_scan_is_not_repeated(
+    bench: Bench, place: Timestamp, scans: bool, over: bool
+) -> None:
+    bench.feed.update(A, state=TableState.SCANNING, scan_wanted=True, scan_at=at(6), done_upto=None)
+    bench.feed.take_places({scan_place(A): place}, scans=scans)
+    table = bench.feed.tables[A]
+    assert (table.state is TableState.RUNNING) is over
+    assert table.scan_wanted is not over
+    assert table.done_upto == (place if over else None)
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a table with some rows."""
+
+    number: int
+    rows: int = 10
+    error: ChangefeedError | None = None
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        for start in range(0, self.rows, 4):
+            count = min(4, self.rows - start)
+            yield pa.record_batch([[self.number * 100 + start + i for i in range(count)]], ["a0"])
+        if self.error is not None:
+            raise self.error
+
+
+def test_parts_are_read_whole() -> None:
+    parts = cast(Any, [Part(n) for n in range(30)])
+    tables = list(joined(read_parts(parts, lambda: False), 50))
+    assert all(table.num_rows >= 50 for table in tables[:-1])
+    found = sorted(v for table in tables for v in table["a0"].to_pylist())
+    assert found == [n * 100 + i for n in range(30) for i in range(10)]
+    assert list(read_parts([], lambda: False)) == []
+
+
+def test_an_error_of_a_part_is_raised() -> None:
+    broken = ChangefeedError("CF2001", "gone")
+    parts = cast(Any, [*(Part(n, 1000) for n in range(9)), Part(9, error=broken)])
+    with pytest.raises(ChangefeedError) as raised:
+        list(read_parts(parts, lambda: False))
+    assert raised.value is broken
+
+
+def test_reading_stops_when_it_is_told() -> None:
+    seen: list[int] = []
+    with pytest.raises(ScanStopped):
+        for batch in read_parts(cast(Any, [Part(n) for n in range(99)]), lambda: len(seen) > 3):
+            seen.append(batch.num_rows)
+    assert len(seen) == 4
