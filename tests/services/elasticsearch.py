@@ -103,12 +103,11 @@ class Elasticsearch:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL; its launcher, the process we started, ends with it."""
+        """SIGKILL, to the server and to its launcher, which is the process we started."""
         if self._process is not None:
-            if self._pid_file.exists():
+            if self._pid_file.exists() and self._process.poll() is None:
                 self._signal(signal.SIGKILL)
-            else:
-                self._process.kill()
+            self._process.kill()
             self._process.wait(10)
         atexit.unregister(self.kill)
         self._process = None

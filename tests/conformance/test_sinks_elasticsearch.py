@@ -1,0 +1,259 @@
+"""Elasticsearch against the list of what a sink must do, and what is its own: mappings, marks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import MESSAGE_SCHEMA, Resolved
+from changefeed.schema import Column, Form, TableName, TableSchema
+from sinks.base import Batch, Epoch, Sink, SinkContext, Target
+from sinks.elasticsearch.sink import ElasticsearchSink
+from sinks.registry import open_sink
+from sinks.testing.conformance import CASES, Case, run_case
+from sinks.testing.messages import Message, parse_message
+from tests.services.elasticsearch import MAX_CONTENT_BYTES, Elasticsearch
+from tests.services.http_faults import FaultyProxy, cut
+
+pytestmark = pytest.mark.elasticsearch
+
+_numbers = itertools.count(1)
+
+
+class Harness:
+    """Indices of its own on the shared server, reached through a proxy that can be cut off."""
+
+    never: Mapping[str, str] = {}
+    secret = "s3cret"
+    max_message_bytes = MAX_CONTENT_BYTES
+    keeps_latest = True
+
+    def __init__(self, server: Elasticsearch, proxy: FaultyProxy, parameters: str) -> None:
+        self._server = server
+        self._proxy = proxy
+        self._prefix = f"conformance{next(_numbers)}_"
+        self._parameters = parameters
+        self._used: dict[str, None] = {}
+
+    def sink(self) -> Sink:
+        address = f"ann:{self.secret}@127.0.0.1:{self._proxy.port}"
+        uri = f"elasticsearch://{address}/?index_prefix={self._prefix}{self._parameters}"
+        return open_sink(uri)
+
+    def topic(self, table: str) -> str:
+        self._used[table] = None
+        return f"{self._prefix}{table}"
+
+    def partitions(self) -> Mapping[str, int]:
+        return {self.topic(table): 1 for table in list(self._used)}
+
+    def read(self) -> Sequence[Message]:
+        found = []
+        for topic in self.partitions():
+            for key, document in self._server.documents(topic).items():
+                value = json.dumps(document).encode()
+                found.append(parse_message(topic, 0, f"[{key}]".encode(), value))
+        for mark in self._server.documents(f"{self._prefix}changefeed_resolved").values():
+            at = Timestamp.parse(mark["resolved"])
+            found.append(Message(mark["index"], 0, resolved=at))
+        return found
+
+    def raw(self) -> bytes:
+        found = self._server.call("GET", f"/{self._prefix}*/_search?size=1000")
+        return json.dumps(found).encode()
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        self._proxy.always = cut
+        yield
+        self._proxy.always = None
+
+
+@pytest.mark.parametrize(
+    "parameters", ["", "&bulk_size=1&in_flight=3"], ids=["default", "one-by-one"]
+)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_elasticsearch(case: Case, parameters: str, elasticsearch: Elasticsearch) -> None:
+    with FaultyProxy(elasticsearch.port, matching="/") as proxy:
+        reason = run_case(case, Harness(elasticsearch, proxy, parameters))
+    if reason:
+        pytest.skip(f"never: {reason}")
+
+
+# ------------------------------------------------------------------------------------ mappings
+
+
+def column(name: str, logical: str, form: Form = Form.TEXT) -> Column:
+    return Column(name, logical, "string", form, logical)
+
+
+ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, number=1)
+
+
+class Table:
+    """One table written to its own index."""
+
+    def __init__(self, server: Elasticsearch, parameters: str = "", **options: object) -> None:
+        self.server = server
+        self.target = Target(TableName("shop", "public", "t"), f"mapping{next(_numbers)}")
+        self.sink = ElasticsearchSink(f"{server.uri}/?{parameters}", options)
+        self.sink.open(SinkContext("f", 1, (self.target,)))
+        self._version = itertools.count(1)
+
+    @property
+    def index(self) -> str:
+        return self.target.topic
+
+    def write(self, columns: Sequence[Column], *values: str) -> None:
+        """Rows of a schema as their JSON, keys from 1."""
+        schema = TableSchema(self.target.table, (ID, *columns), (0,))
+        at = next(self._version)
+        rows = [
+            {"key": f"[{i}]".encode(), "value": v.encode(), "wall": at, "logical": 0, "op": "u"}
+            for i, v in enumerate(values, start=1)
+        ]
+        table = pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA)
+        epoch = Epoch(at, Timestamp(at))
+        receipt = self.sink.write(Batch("f", epoch, 0, self.target, schema, table))
+        self.sink.commit(epoch, [receipt])
+
+    def found(self, query: Mapping[str, Any]) -> list[str]:
+        """Ids of the documents a search finds."""
+        self.server.call("POST", f"/{self.index}/_refresh")
+        answer = self.server.call("GET", f"/{self.index}/_search", {"query": query})
+        return sorted(hit["_id"] for hit in answer["hits"]["hits"])
+
+
+def test_every_type_is_found_by_what_it_is(elasticsearch: Elasticsearch) -> None:
+    columns = [
+        column("n", "decimal", Form.RAW),
+        column("at", "timestamptz"),
+        column("day", "date"),
+        column("words", "text"),
+        column("doc", "json", Form.RAW),
+        column("tags", "array<text>", Form.RAW),
+        column("place", "other"),
+        column("data", "bytes"),
+        column("a.b", "int32", Form.NATIVE),
+    ]
+    table = Table(elasticsearch)
+    table.write(
+        columns,
+        '{"id": 1, "n": 12345678901234567890.10, "at": "2024-03-31T01:02:03.123456Z",'
+        ' "day": "2024-03-31", "words": "Quick brown fox", "doc": {"a": {"b": [1, "x"]}},'
+        ' "tags": ["red", "green"], "place": "(1,2)", "data": "\\\\xdead", "a.b": 7}',
+        '{"id": 2, "n": "NaN", "at": "infinity", "day": "0044-03-15 BC", "words": null,'
+        ' "doc": null, "tags": null, "place": null, "data": null, "a.b": null}',
+    )
+    assert table.found({"range": {"n": {"gt": 1e19}}}) == ["1"]
+    assert table.found({"term": {"n.exact": "12345678901234567890.10"}}) == ["1"]
+    assert table.found({"range": {"at": {"gte": "2024-03-31T01:02:03"}}}) == ["1"]
+    precise = {"gt": "2024-03-31T01:02:03.123455Z", "lt": "2024-03-31T01:02:03.123457Z"}
+    assert table.found({"range": {"at.nanos": precise}}) == ["1"]
+    assert table.found({"range": {"day": {"gte": "2024-01-01"}}}) == ["1"]
+    assert table.found({"match": {"words": "brown"}}) == ["1"]
+    assert table.found({"term": {"words.keyword": "Quick brown fox"}}) == ["1"]
+    assert table.found({"term": {"doc.a.b": "x"}}) == ["1"]
+    assert table.found({"match": {"tags": "green"}}) == ["1"]
+    assert table.found({"term": {"place": "(1,2)"}}) == ["1"]
+    assert table.found({"term": {"a.b": 7}}) == ["1"]
+    assert table.found({"exists": {"field": "_ignored"}}) == ["2"]
+    source = elasticsearch.call("GET", f"/{table.index}/_doc/1?filter_path=_source")
+    assert source["_source"]["data"] == "\\xdead"
+    table.sink.close()
+
+
+def test_new_columns_get_fields_and_others_stay(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    own = {"id": {"type": "keyword"}, "place": {"type": "geo_point"}}
+    elasticsearch.call("PUT", f"/{table.index}", {"mappings": {"properties": own}})
+    place = column("place", "other")
+    table.write([place], '{"id": 1, "place": "1,2"}')
+    assert elasticsearch.mapping(table.index) == own
+    table.write([place, column("more", "int64")], '{"id": 1, "place": "1,2", "more": 5}')
+    assert elasticsearch.mapping(table.index) == {**own, "more": {"type": "long"}}
+    assert table.found({"term": {"more": 5}}) == ["1"]
+    table.sink.close()
+
+
+def test_a_type_the_field_cannot_take_stops_the_table(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    table.write([column("n", "int32")], '{"id": 1, "n": 1}')
+    table.write([column("n", "int64")], '{"id": 1, "n": 5000000000}')
+    with pytest.raises(ChangefeedError) as caught:
+        table.write([column("n", "text")], '{"id": 1, "n": "one"}')
+    error = caught.value
+    assert error.code.number == "CF5003"
+    assert table.index in error.message.split()
+    assert error.detail == 'column "n" is text, the field is long'
+    table.sink.close()
+
+
+def test_columns_that_are_not_delivered_get_no_field(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch, envelope="wrapped")
+    columns = [column("shown", "text"), column("hidden", "text")]
+    table.write(columns, '{"after": {"id": 1, "shown": "x"}, "before": null, "updated": "1.0"}')
+    fields = elasticsearch.mapping(table.index)
+    assert set(fields) == {"after", "before", "updated"}
+    assert set(fields["after"]["properties"]) == set(fields["before"]["properties"])
+    assert set(fields["after"]["properties"]) == {"id", "shown"}
+    assert table.found({"match": {"after.shown": "x"}}) == ["1"]
+    table.sink.close()
+
+
+@pytest.mark.parametrize("name", ["_id", "_source"])
+def test_a_column_with_a_name_of_elasticsearch(name: str, elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    with pytest.raises(ChangefeedError) as caught:
+        table.write([column(name, "text")], f'{{"id": 1, "{name}": "x"}}')
+    assert (caught.value.code.number, name in caught.value.message) == ("CF5003", True)
+    table.sink.close()
+
+
+def test_a_table_without_a_key_is_refused(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    schema = TableSchema(table.target.table, (ID,), (0,), keyless=True)
+    row = {"key": b"[1]", "value": b'{"id": 1}', "wall": 1, "logical": 0, "op": "c"}
+    rows = pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA)
+    with pytest.raises(ChangefeedError) as caught:
+        table.sink.write(Batch("f", Epoch(1, Timestamp(1)), 0, table.target, schema, rows))
+    assert caught.value.code.number == "CF5003"
+    assert "has no key" in caught.value.message
+    table.sink.close()
+
+
+def test_a_mark_is_set_when_a_search_sees_the_rows(elasticsearch: Elasticsearch) -> None:
+    prefix = f"marks{next(_numbers)}_"
+    sink = ElasticsearchSink(f"{elasticsearch.uri}/?index_prefix={prefix}")
+    target = Target(TableName("shop", "public", "t"), f"{prefix}t")
+    sink.open(SinkContext("f", 1, (target,)))
+    settings = {"index.refresh_interval": "-1"}
+    elasticsearch.call("PUT", f"/{target.topic}", {"settings": settings})
+    schema = TableSchema(target.table, (ID,), (0,))
+    row = {"key": b"[1]", "value": b'{"id": 1}', "wall": 9, "logical": 0, "op": "c"}
+    rows = pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA)
+    epoch = Epoch(1, Timestamp(9))
+    sink.commit(epoch, [sink.write(Batch("f", epoch, 0, target, schema, rows))])
+    assert elasticsearch.call("GET", f"/{target.topic}/_count")["count"] == 0
+    sink.resolved(Resolved(Timestamp(1_700_000_000_123_456_789, 1)), b"")
+    assert elasticsearch.call("GET", f"/{target.topic}/_count")["count"] == 1
+    (mark,) = elasticsearch.documents(f"{prefix}changefeed_resolved").items()
+    assert mark == (
+        f"f:{target.topic}",
+        {
+            "feed": "f",
+            "index": target.topic,
+            "table": "shop.public.t",
+            "resolved": "1700000000123456789.0000000001",
+            "time": "2023-11-14T22:13:20.123456789Z",
+        },
+    )
+    sink.close()
