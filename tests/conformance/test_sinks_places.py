@@ -106,7 +106,7 @@ def test_no_server() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_by_rename(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        objects._SYSTEMS,  # type: ignore[arg-type]
+        objects._SYSTEMS,
         "hdfs",
         lambda arguments: fs.LocalFileSystem(),
     )
