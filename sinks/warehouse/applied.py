@@ -2,7 +2,6 @@
 
 ========== =================================================================================
 id         the feed in the world and its table: ``<state>/<job>/<source.schema.table>``
-job        ``<state>/<job>``
 feed       the feed's name, for people
 table_name the target table
 version    everything up to this version is in the target ...
@@ -18,13 +17,14 @@ skipped when they come again, so a replayed insert cannot bring back a deleted r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sinks.warehouse.dialect import Dialect
 
 TABLE = "_changefeed_applied"
 
-_NEW = ("id", "job", "feed", "table_name", "version", "seq", "scanned")
+_NEW = ("id", "feed", "table_name", "version", "seq", "scanned")
 
 #: A number above every ``seq`` of a log.
 LAST = 2**63 - 1
@@ -36,7 +36,6 @@ def columns(d: Dialect) -> dict[str, str]:
     key = d.key_text
     return {
         "id": key,
-        "job": key,
         "feed": text,
         "table_name": text,
         "version": number,
@@ -81,7 +80,7 @@ class Applied:
         names = ", ".join(map(q, _NEW))
         return (
             f"INSERT INTO {self.table} ({names}) "
-            f"SELECT {text(self.id)}, {text(self.job)}, {text(feed)}, {text(topic)}, 0, 0, 0 "
+            f"SELECT {text(self.id)}, {text(feed)}, {text(topic)}, 0, 0, 0 "
             f"FROM (SELECT 1 AS one) AS o "
             f"WHERE NOT EXISTS (SELECT 1 FROM {self.table} {self._where})"
         )
@@ -122,9 +121,10 @@ class Applied:
         return f"DELETE FROM {self.table} {self._where}"
 
 
-def resolved(d: Dialect, table: str, job: str, at: str) -> str:
-    """All tables of a feed are complete up to this timestamp."""
+def resolved(d: Dialect, table: str, ids: Iterable[str], at: str) -> str:
+    """These tables of a feed are complete up to this timestamp."""
+    listed = ", ".join(map(d.literal, ids))
     return (
         f"UPDATE {table} SET {d.quote('resolved')} = {d.literal(at)} "
-        f"WHERE {d.quote('job')} = {d.literal(job)}"
+        f"WHERE {d.quote('id')} IN ({listed})"
     )

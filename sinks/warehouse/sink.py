@@ -86,7 +86,11 @@ class WarehouseSink:
     """Keeps tables of a SQL warehouse equal to the source's. Used by one thread at a time."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        accepts=Accepts.ROWS, exactly_once=True, pace=PACE, round_rows=500_000
+        accepts=Accepts.ROWS,
+        exactly_once=True,
+        pace=PACE,
+        round_rows=500_000,
+        resolved_by_topic=True,
     )
 
     def __init__(self, warehouse: Warehouse, options: Mapping[str, object] | None = None) -> None:
@@ -186,8 +190,10 @@ class WarehouseSink:
         """States the instant of which all tables of the feed are, beside them."""
         self._connect()
         table = self._warehouse.name(bookkeeping.TABLE)
-        sql = bookkeeping.resolved(self._warehouse.dialect, table, self._job, str(mark.at))
-        self._run([Statement(sql)])
+        ids = [self._names(target).applied.id for target in self._opened.targets]
+        if ids:
+            sql = bookkeeping.resolved(self._warehouse.dialect, table, ids, str(mark.at))
+            self._run([Statement(sql)])
         self._warehouse.rest()
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:

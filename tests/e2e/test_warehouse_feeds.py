@@ -1,0 +1,242 @@
+"""Feeds from a real PostgreSQL into SQL warehouses: the target equals the source."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import psycopg
+import pytest
+
+from changefeed.faults import armed
+from changefeed.spark.session import SparkEngine
+from sinks.warehouse import sink
+from tests.e2e.feeds import Feeds, running
+from tests.e2e.test_feeds import until
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
+
+WIDE = """
+create table wide (
+    id int primary key, small smallint, big bigint, yes boolean, f4 real, f8 double precision,
+    money numeric(12,2), free numeric, t text, v varchar(20), raw bytea, u uuid, d date, tod time,
+    tz timetz, ts timestamp, tstz timestamptz, span interval, j jsonb, ints int[], texts text[]);
+insert into wide values
+    (1, 1, 2, true, 0.5, 1e300, 12.30, 0.000000000000000001, 'a''b"c', 'v', '\\xdead',
+     gen_random_uuid(), '2024-02-29', '12:00:00.5', '12:00:00+02', '2024-03-31 01:02:03.123456',
+     '2024-03-31 01:02:03+02', '1 year 2 mons -3 days +04:05:06', '{"a": [1, null, "x"]}',
+     '{1,null,3}', '{"a,b",null,"c\\"d"}'),
+    (2, null, null, null, 'NaN', '-Infinity', null, null, '', null, '', null, null, null, null,
+     null, null, null, 'null', '{}', null),
+    (3, -32768, 9223372036854775807, false, 0.25, 'NaN', -9999999999.99, 12345678901234567890.5,
+     null, '☃', '\\x00ff', null, '0001-01-01', '24:00:00', '00:00:00-12', '1970-01-01',
+     '9999-12-31 23:59:59Z', '-00:00:01', '[]', '{-1}', '{}')
+"""
+#: What both databases print alike.
+COLUMNS = """id, small, big, yes, f4, f8, money, free, t, v, raw, u, d, tz, ts, tstz, ints, texts,
+    cast(tod as text), cast(j as text), cast(extract(epoch from span) as int)"""
+
+
+def plain(value: object) -> object:
+    """A value of either client without what tells the clients apart."""
+    if isinstance(value, Decimal):
+        return value.normalize()
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC)
+    if isinstance(value, dt.time):
+        return value.isoformat()
+    return float(value) if isinstance(value, float) else value
+
+
+def texts(rows: Iterable[Sequence[object]]) -> list[str]:
+    """Rows as texts, sorted: NaN is not equal to itself."""
+    return sorted(repr([plain(value) for value in row]) for row in rows)
+
+
+class Bench:
+    """A source, a feed over all of its tables, and a target that is read by itself."""
+
+    def __init__(self, feeds: Feeds, source: Database) -> None:
+        self.feeds = feeds
+        self.source = source
+        feeds.connect(shop=source.uri)
+
+    def same(self, table: str, columns: str = "*") -> bool:
+        """Source and target hold the same rows."""
+        sql = f"select {columns} from {{}}.{table}"
+        truth = texts(self.source.execute(sql.format("public")))
+        found = texts(self.read(sql.format(self.schema)))
+        if truth != found:
+            print("source:", *truth, "target:", *found, sep="\n")
+        return truth == found
+
+    schema = "shop"
+
+    def read(self, sql: str) -> list[tuple[object, ...]]:
+        raise NotImplementedError
+
+    def uri(self) -> str:
+        raise NotImplementedError
+
+    def create(self, targets: str, options: str = "") -> None:
+        self.feeds.execute(
+            f"CREATE CHANGEFEED f FOR {targets} INTO '{self.uri()}'"
+            f" WITH sequence_column = 'none'{options}"
+        )
+
+
+class IntoDuckDB(Bench):
+    path = Path()
+
+    def uri(self) -> str:
+        return f"duckdb://{self.path}?schema={self.schema}"
+
+    def read(self, sql: str) -> list[tuple[object, ...]]:
+        with duckdb.connect(str(self.path)) as connection:
+            connection.execute("set timezone = 'UTC'")
+            return [tuple(row) for row in connection.execute(sql).fetchall()]
+
+
+class IntoPostgreSQL(Bench):
+    target = ""
+
+    def uri(self) -> str:
+        return f"{self.target}?schema={self.schema}"
+
+    def read(self, sql: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(self.target, options="-c timezone=UTC") as connection:
+            return list(connection.execute(sql.encode()).fetchall())
+
+
+@pytest.fixture(params=["duckdb", "postgresql"])
+def bench(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Bench]:
+    monkeypatch.setattr(sink, "PACE", 0.1)
+    postgres.execute("create table t (a int primary key, b text)")
+    postgres.execute("insert into t select i, 'row ' || i from generate_series(1, 10) i")
+    with running(tmp_path / "state", spark_engine) as feeds:
+        if request.param == "duckdb":
+            into = IntoDuckDB(feeds, postgres)
+            into.path = tmp_path / "target.duckdb"
+            yield into
+        else:
+            name = postgres.uri.rpartition("/")[2]
+            postgres.execute(f"create database {name}_copy")
+            to = IntoPostgreSQL(feeds, postgres)
+            to.target = f"{postgres.uri}_copy"
+            yield to
+
+
+def change(db: Database) -> None:
+    """Each kind of change."""
+    db.execute("update t set b = 'new' where a <= 3")
+    db.execute("delete from t where a = 4")
+    db.execute("update t set a = a + 100 where a between 5 and 6")
+    db.execute("begin; insert into t values (50, 'x'); delete from t where a = 50; commit")
+    db.execute("begin; update t set a = -1 where a = 7; update t set a = 7 where a = 8; commit")
+    db.execute("begin; truncate t; insert into t values (1, 'after'), (2, 'after'); commit")
+    db.execute("update t set a = 3 where a = 1; insert into t values (1, 'again')")
+
+
+def test_target_equals_source(bench: Bench) -> None:
+    db = bench.source
+    db.execute("create table n (a int, b text); alter table n replica identity full")
+    db.execute("insert into n values (1, 'x'), (1, 'x'), (null, null)")
+    bench.create("t, n")
+    bench.feeds.sync("f")
+    assert bench.same("t") and bench.same("n")
+    change(db)
+    db.execute("delete from n where ctid = (select min(ctid) from n where a = 1)")
+    db.execute("insert into n values (2, 'y'), (2, 'y'); update n set b = 'z' where a = 2")
+    bench.feeds.sync("f")
+    assert bench.same("t") and bench.same("n")
+
+
+def test_values_of_every_type(bench: Bench) -> None:
+    bench.source.execute(WIDE)
+    bench.create("wide")
+    bench.feeds.sync("f")
+    assert bench.same("wide", COLUMNS)
+    bench.source.execute("update wide set t = repeat(md5(id::text), 500)")  # kept out of line
+    bench.source.execute("update wide set small = 7; update wide set id = id + 10")
+    bench.source.execute("update wide set raw = null, ints = '{7}', money = 0 where id = 12")
+    bench.feeds.sync("f")
+    assert bench.same("wide", COLUMNS)
+
+
+def test_shapes_are_followed(bench: Bench) -> None:
+    db = bench.source
+    bench.create("t")
+    bench.feeds.sync("f")
+    db.execute("update t set b = 'before' where a = 2; alter table t add column c int")
+    db.execute("insert into t values (70, 'z', 8); alter table t rename column b to label")
+    db.execute(
+        "update t set label = 'renamed' where a = 3; alter table t add column e int default 5"
+    )
+    db.execute("alter table t alter column c type bigint")
+    db.execute("insert into t values (71, 'wide', 5000000000, 6); delete from t where a = 1")
+    bench.feeds.sync("f")
+    until(lambda: bench.same("t", "a, label, c, e"))
+    db.execute("alter table t drop column label; insert into t values (72, 1, 1)")
+    bench.feeds.sync("f")
+    until(lambda: bench.same("t", "a, c, e"))
+
+
+@pytest.mark.parametrize("place", ["runner.after_commit", "runner.after_save"])
+def test_a_crash_around_a_commit_changes_nothing(bench: Bench, place: str) -> None:
+    db = bench.source
+    db.execute("create table n (a int, b text); alter table n replica identity full")
+    db.execute("insert into n values (1, 'x'), (1, 'x')")
+    bench.create("t, n", ", delivery = 'exactly_once'")
+    bench.feeds.sync("f")
+    with armed(f"{place}@1:error"):
+        change(db)
+        db.execute(
+            "insert into n values (1, 'x'); delete from n where ctid = (select min(ctid) from n)"
+        )
+        until(lambda: bench.feeds.catalog.job("f").error_code)
+    bench.feeds.sync("f")
+    assert bench.same("t") and bench.same("n")
+
+
+def test_a_node_that_ended_goes_on(bench: Bench) -> None:
+    bench.create("t", ", resolved = '100ms'")
+    bench.feeds.sync("f")
+    bench.feeds.close()
+    change(bench.source)
+    bench.feeds.open()
+    bench.feeds.sync("f")
+    assert bench.same("t")
+    until(
+        lambda: any(row[0] for row in bench.read("select resolved from shop._changefeed_applied"))
+    )
+
+
+def test_one_value_stops_one_table(bench: Bench) -> None:
+    """A date that the target cannot hold: named by column, never by value; others go on."""
+    if isinstance(bench, IntoPostgreSQL):
+        pytest.skip("PostgreSQL holds what PostgreSQL has")
+    bench.source.execute("create table old (a int primary key, d date)")
+    bench.create("t, old")
+    bench.feeds.sync("f")
+    bench.source.execute(
+        "insert into old values (1, '0044-03-15 BC'); insert into t values (99, 'on')"
+    )
+    until(lambda: (99, "on") in bench.read("select * from shop.t"))
+
+    def failed() -> list[str]:
+        job = bench.feeds.catalog.job("f")
+        return [str(t.error) for t in bench.feeds.catalog.tables(job.id) if t.error]
+
+    until(failed)
+    [error] = failed()
+    assert "column d" in error and "0044" not in error
