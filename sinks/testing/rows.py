@@ -58,7 +58,7 @@ def column_of(name: str, logical: str, number: int, *, nullable: bool = True) ->
     return Column(name, _SQL.get(logical, logical), physical, form, logical, nullable, number)
 
 
-def table_of(name: str, *, key: Sequence[str] = (), **columns: str) -> TableSchema:
+def table_of(name: str, /, *, key: Sequence[str] = (), **columns: str) -> TableSchema:
     """A table by its columns' logical types; without ``key`` it has none and sends full rows."""
     made = [
         column_of(column, logical, number, nullable=column not in key)
@@ -90,18 +90,18 @@ class Change:
     missing: tuple[str, ...] = ()
 
 
-def insert(table: str, **row: object) -> Change:
+def insert(table: str, /, **row: object) -> Change:
     """A new row."""
     return Change("c", table, {}, row)
 
 
-def update(table: str, where: Row, missing: Sequence[str] = (), **row: object) -> Change:
+def update(table: str, where: Row, missing: Sequence[str] = (), /, **row: object) -> Change:
     """The first row that has the values ``where`` gets those of ``row``. Of the columns
     ``missing`` the source sends no value: they are unchanged."""
     return Change("u", table, where, row, tuple(missing))
 
 
-def delete(table: str, **where: object) -> Change:
+def delete(table: str, /, **where: object) -> Change:
     """The first row that has these values goes."""
     return Change("d", table, where, {})
 
