@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, Truncate
+from changefeed.events import Resolved, SchemaChange, Truncate
+from changefeed.schema import TableSchema
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.kafka.channel import (
     STALL_SECONDS,
@@ -38,6 +39,7 @@ from sinks.kafka.channel import (
 )
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings, parse
+from sinks.kafka.schemas import Announcements
 from sinks.kafka.topics import Topics
 from sinks.kafka.transactions import (
     PROGRESS_TOPIC_SETTINGS,
@@ -80,6 +82,7 @@ class KafkaSink:
         self._channel: Channel | None = None
         self._transaction: Transaction | None = None
         self._progress: dict[str, Timestamp] = {}
+        self._schemas = Announcements()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,6 +107,8 @@ class KafkaSink:
         self._context = context
         self._remote = False  # a copy that is opened where it runs is committed there too
         self._admin().ensure(self._names())
+        if self.settings.schema_topic:
+            self._admin().ensure([self.settings.schema_topic])
         if self.settings.exactly_once:
             self._admin().ensure([self.settings.progress_topic], PROGRESS_TOPIC_SETTINGS)
             if self._channel is None and not context.scan:
@@ -116,7 +121,8 @@ class KafkaSink:
     def check(self, context: SinkContext) -> list[ChangefeedError]:
         """Look topics up, and ask whether the missing ones could be made; nothing is made."""
         self._context = context
-        return self._admin().hindrances(self._names())
+        schemas = [self.settings.schema_topic] if self.settings.schema_topic else []
+        return self._admin().hindrances([*self._names(), *schemas])
 
     def close(self) -> None:
         self._drop()
@@ -175,6 +181,7 @@ class KafkaSink:
 
     def _drop(self) -> None:
         """Throw the producer away with everything it has not delivered."""
+        self._schemas.forget()
         with self._lock:
             channel, self._channel = self._channel, None
             transaction, self._transaction = self._transaction, None
@@ -204,6 +211,9 @@ class KafkaSink:
         yield from receipts
 
     def _queue(self, batch: Batch) -> Receipt:
+        if batch.rows.num_rows:
+            first = (batch.rows.column(name)[0].as_py() for name in ("wall", "logical"))
+            self._announce(batch.target, batch.schema, Timestamp(*first))
         channel = self._sending()
         size = 0
         for rows in _record_batches(batch.rows):
@@ -214,6 +224,24 @@ class KafkaSink:
             else:
                 _send_with_headers(channel, batch.target.topic, rows)
         return Receipt(batch.partition, batch.rows.num_rows, size)
+
+    def _announce(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """Tell the schema of the rows that follow, unless it was told."""
+        if not self.settings.schema_topic:
+            return
+        context = self._opened()
+        message = self._schemas.message(context, target, schema, at)
+        if message is None:
+            return
+        self._sending().send_one(self.settings.schema_topic, *message)
+        if self._transaction is None:  # else readers see it together with the rows
+            self._settle()
+        self._schemas.told(context, target, schema)
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """Tell the new schema in the schema topic; topics themselves take any row."""
+        self._announce(target, event.new, event.at)
+        self._end_transaction()
 
     def _sending(self) -> Channel:
         """The producer, in a transaction where there are any."""
