@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.api import Engine, FeedPlan, StreamRow
 from changefeed.catalog import Catalog
+from changefeed.errors import ChangefeedError
 from changefeed.state import StateLayout
 from changefeed.telemetry import log, log_to
 
@@ -80,6 +81,18 @@ class Application:
         if started:
             log.info("node %s started, state %s", node.id, self.catalog.shown)
         return started
+
+    def check_node(self) -> None:
+        """Raise unless the node of this process is at work.
+
+        Raises:
+            ChangefeedError: CF6005 it has ended by itself.
+        """
+        node = self._node
+        if node is not None and node.is_node and not node.alive:
+            raise ChangefeedError(
+                "CF6005", "the node's thread has ended: no feed is started any more"
+            )
 
     def warm_up(self) -> None:
         """Start Spark in the background, so that the first feed need not wait for it."""

@@ -21,7 +21,8 @@ def serve(state: str, *, master: str | None = None, heap: str | None = None) -> 
     """Run the feeds of a state; returns after a clean stop.
 
     Raises:
-        ChangefeedError: CF6003 another node runs this state; CF6001, CF6002.
+        ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
+            has ended by itself.
     """
     stopping = _stop_on_signals()
     from changefeed.app import Application
@@ -40,7 +41,7 @@ def serve(state: str, *, master: str | None = None, heap: str | None = None) -> 
                     hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
                 )
             while not stopping.wait(_TICK):
-                pass
+                application.check_node()
             logger.info("stopping: feeds keep their place and go on at the next start")
         logger.info("stopped")
     finally:

@@ -104,7 +104,7 @@ class Node:
         self._watches: dict[str, SourceWatch] = {}
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._seen_version: object = None
         self._news = threading.Event()
         self._next_turn = 0.0
@@ -124,9 +124,10 @@ class Node:
         self.is_node = True
         self._clean_work()
         self.catalog.register_node(self.id, os.getpid(), socket.gethostname())
-        self._thread = threading.Thread(target=self._loop, name="node", daemon=True)
-        self._thread.start()
-        threading.Thread(target=self._pulse, name="node-pulse", daemon=True).start()
+        for name, work in (("node", self._loop), ("node-pulse", self._pulse)):
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
         return True
 
     def _clean_work(self) -> None:
@@ -141,8 +142,8 @@ class Node:
         """Stop all runners and captures, leave the jobs as they are, free the lock."""
         self._stopping.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(30)
+        for thread in self._threads:
+            thread.join(15)
         watches = list(self._watches.values())
         for watch in watches:
             watch.stop()
@@ -165,6 +166,11 @@ class Node:
         if self.is_node:
             self.catalog.unregister_node(self.id)
         self._lock_file.release()
+
+    @property
+    def alive(self) -> bool:
+        """Its threads are at work."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def wake(self) -> None:
         """Look at the job table now, and save every feed's progress soon (SYNC waits for it)."""
@@ -356,7 +362,6 @@ class Node:
             lease = self.catalog.acquire_lease(job.id, self.id, LEASE_SECONDS)
             if lease is None:
                 continue
-            self.engine.start()
             keeper = self.keeper(job.source)
             if keeper.error is not None:
                 keeper.retry()
@@ -368,6 +373,8 @@ class Node:
                 log.warning("feed %s: %s %s", job.name, error.code.number, error.message)
                 self._refuse(job, error)
                 continue
+            if runner.needs_spark:
+                self.engine.start()
             self._runners[job.id] = runner
             runner.start()
 
@@ -392,7 +399,6 @@ class Node:
             if lease is None:
                 raise ChangefeedError("CF6003", "another node took the feed")
             self.wake()
-            self.engine.start()
             self._await_source(job)
             keeper = self.keeper(job.source)
             if keeper.error is not None:

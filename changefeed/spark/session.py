@@ -36,6 +36,7 @@ from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import Gateway, Jvm, Launch, launch_jvm, spark_jars
 from changefeed.spark.packs import Pack, cached, pack, paths
+from changefeed.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -511,12 +512,22 @@ def _quiet_py4j() -> None:
     with the values of rows in it.
     """
     from py4j import java_gateway
+    from pyspark import accumulators
     from pyspark.logger import PySparkLogger
 
     quiet = logging.getLogger("py4j")
     quiet.setLevel(logging.CRITICAL)
     java_gateway.logging = quiet
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    for kind in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        kind.handle_error = _log_accumulators  # type: ignore[assignment]
+
+
+def _log_accumulators(server: object, request: object, client_address: object) -> None:
+    """Where pyspark's server of accumulators ends with a traceback on standard error: a JVM that
+    is killed breaks its connection, which is told elsewhere."""
+    if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
+        log.exception("Spark's accumulators")
 
 
 def _connect(gateway: Gateway) -> Any:

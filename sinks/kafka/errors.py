@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from changefeed.errors import ChangefeedError
+from changefeed.telemetry import LimitRepeats
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -16,6 +17,7 @@ _logger = logging.getLogger("changefeed.sinks.kafka")
 _logger.addHandler(logging.NullHandler())
 # Remarks on settings we chose on purpose, at every start of a producer.
 _logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())
+_logger.addFilter(LimitRepeats())
 
 #: Error names (``KafkaError.name()``) that are not "cannot reach": the code, and what to say.
 _BY_NAME: dict[str, tuple[str, str]] = {

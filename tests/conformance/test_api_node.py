@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from changefeed.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
+from tests.nemesis.service import until
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
@@ -93,6 +95,41 @@ def test_the_life_of_a_feed(bench: Bench) -> None:
     assert database.execute("select pubname from pg_publication") == []
     assert not (feeds.state / "log" / "shop").exists()
     assert feeds.catalog.source_states() == []
+
+
+def test_a_running_feed_takes_its_new_name(bench: Bench) -> None:
+    feeds = bench.feeds
+    feeds.execute(f"CREATE CHANGEFEED f FOR orders INTO 'file://{bench.folder}'")
+    feeds.sync("f")
+    feeds.execute("ALTER CHANGEFEED f RENAME TO g")
+    runner = feeds.node._runners[1]
+
+    def renamed() -> bool:
+        threads = {thread.name for thread in threading.enumerate()}
+        return "feed-g" in threads and runner.outlet.context().feed == "g"
+
+    until(renamed, "the runner has the new name")
+    assert "feed-f" not in {thread.name for thread in threading.enumerate()}
+    bench.database.execute("insert into orders values (3, 'c')")
+    feeds.sync("g")
+    assert bench.notes("orders") == ["a", "b", "c"]
+
+
+def test_a_node_whose_thread_ended_is_not_alive(bench: Bench) -> None:
+    assert bench.feeds.node.alive
+    bench.feeds.node._stopping.set()
+    until(lambda: not bench.feeds.node.alive, "the node's threads end")
+
+
+def test_the_limit_of_the_disk_reaches_the_capture(bench: Bench) -> None:
+    feeds = bench.feeds
+    feeds.node._max_disk = 123 << 20
+    feeds.execute("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
+    keeper = feeds.node.keeper("shop")
+    until(lambda: keeper.capture_pid is not None, "the capture runs")
+    pid = keeper.capture_pid
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert arguments[arguments.index("--disk") + 1] == str(123 << 20)
 
 
 def test_two_feeds_share_one_slot(bench: Bench) -> None:

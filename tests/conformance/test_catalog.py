@@ -291,6 +291,18 @@ def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
     assert catalog.captured("shop") == {}
 
 
+def test_leases_are_renewed_together(catalog: Catalog) -> None:
+    jobs = [catalog.create_job(spec(name)) for name in "abc"]
+    leases = [catalog.acquire_lease(job.id, "n1", 10) for job in jobs]
+    held = [lease for lease in leases if lease]
+    catalog.release_lease(held[1])
+    catalog.acquire_lease(jobs[1].id, "n2", 10)
+    assert catalog.renew_leases(held, 1000) == {jobs[1].id}
+    assert catalog.lease_holder(jobs[1].id) == "n2"
+    assert catalog.acquire_lease(jobs[0].id, "n2", 10) is None
+    assert catalog.renew_leases([], 10) == set()
+
+
 def test_a_slot_without_feeds_is_found(catalog: Catalog) -> None:
     catalog.save_source_state("shop", slot="s")
     assert [s.name for s in catalog.orphan_sources()] == ["shop"]

@@ -18,6 +18,7 @@ from changefeed.jobs.evolution import difference, needs_backfill
 from changefeed.jobs.outlet import TableError
 from changefeed.jobs.runner import RetryClock
 from changefeed.jobs.share import SharedMessages
+from changefeed.log import LogSettings
 from changefeed.options import parse_options
 from changefeed.schema import Column, Form, TableName, TableSchema
 from grammar import nodes
@@ -202,6 +203,7 @@ class FakeWriter:
     order: list[str]
     full: int = 0
     kept: list[Flush] = field(default_factory=list)
+    settings: LogSettings = field(default_factory=LogSettings)
 
     def append(self, flush: Flush) -> None:
         if self.full:
@@ -247,6 +249,30 @@ class TestCapture:
         order, told = self.run(flushes, full=1)
         assert [n.kind for n in told] == ["stalled", "frontier"]
         assert "maintain" in order
+
+    def test_what_feeds_ask_of_the_log_holds_without_a_restart(self) -> None:
+        flushes = [Flush((), Frontier(Timestamp(n), f"{n:016X}", n)) for n in (1, 2)]
+        wishes = iter([LogSettings(gc_ttl=60), LogSettings(gc_ttl=7200)])
+        writer = FakeWriter([], full=2)  # upkeep after each append that found no room
+        capture = Capture(
+            FakeStream(flushes, []),  # type: ignore[arg-type]
+            writer,  # type: ignore[arg-type]
+            lambda notice: None,
+            keep_from=lambda: None,
+            settings=lambda: next(wishes),
+        )
+        capture.run()
+        assert writer.settings == LogSettings(gc_ttl=7200)
+
+    def test_a_table_under_a_new_name_is_told_before_its_frontier(self) -> None:
+        old, new = replace(SCHEMA, oid=7), replace(SCHEMA, table=TableName("shop", "s", "u"), oid=7)
+        event = SchemaChange(old, new, Timestamp(5), 9, False)
+        _, told = self.run([Flush((event,), Frontier(Timestamp(6), "0" * 16, 1))])
+        assert [notice.kind for notice in told] == ["moved", "frontier"]
+        moved = told[0]
+        assert (moved.table, moved.now, moved.oid) == (("public", "t"), ("s", "u"), 7)
+        assert Timestamp.parse(moved.at) == Timestamp(5)
+        assert Notice.parse(moved.line()) == moved
 
     def test_notices_survive_the_pipe(self) -> None:
         notice = Notice("error", code="CF2101", message="broken", hint="wait")
