@@ -220,9 +220,9 @@ def _check(plan: MessagePlan, rows: list[Row], made: list[Row]) -> None:
     wanted = [row for row in rows if is_message(plan, row)]
     assert [m["seq"] for m in made] == [row["seq"] for row in wanted]
     for message, row in zip(made, wanted, strict=True):
-        key = _read(message["key"], copy.deepcopy(keys), ids and ids.key)
+        key = _read(message["key"], copy.deepcopy(keys), None if ids is None else ids.key)
         assert _nan_is_nan(key) == _escaped(_nan_is_nan(key_of(plan, row)))
-        value = _read(message["value"], copy.deepcopy(values), ids and ids.value)
+        value = _read(message["value"], copy.deepcopy(values), None if ids is None else ids.value)
         assert _nan_is_nan(value) == _escaped(_nan_is_nan(value_of(plan, row, NOW)))
 
 

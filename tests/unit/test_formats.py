@@ -1,0 +1,339 @@
+"""Types, names and schemas of typed formats, and the registry they are registered in."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import ssl
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import MESSAGE_SCHEMA
+from changefeed.formats.avro import avro_name, key_schema, mark, mark_schema, value_schema
+from changefeed.formats.columns import (
+    AVRO_CODECS,
+    SYNC_SIZE,
+    avro_block,
+    avro_header,
+    message_schema,
+    parquet_fields,
+)
+from changefeed.formats.registry import SchemaRegistry, parse_registry
+from changefeed.formats.schemas import FeedSchemas, feed_schemas
+from changefeed.formats.types import Kind, typed_logical
+from changefeed.options import Options
+from changefeed.schema import Identity
+from changefeed.shapes import Envelope, Format
+from changefeed.spark.plan import MessagePlan, Registered
+from sinks.kafka.options import parse as parse_kafka
+from tests.avro_model import column
+from tests.services.registry import FakeRegistry, cannot_read
+from tests.spark_model import table
+
+T = table([column("a", "bigint", nullable=False), column("b", "text")], identity=Identity.FULL)
+PLAN = MessagePlan(T, "t", format=Format.AVRO)
+AT = Timestamp(1, 2)
+
+
+# ------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize(
+    ("logical", "kind", "precision", "scale"),
+    [
+        ("decimal(12,2)", Kind.DECIMAL, 12, 2),
+        ("decimal(38,0)", Kind.DECIMAL, 38, 0),
+        ("decimal(39,0)", Kind.STRING, 0, 0),
+        ("decimal(3,-2)", Kind.DECIMAL, 5, 0),
+        ("decimal(37,-2)", Kind.STRING, 0, 0),
+        ("decimal(2,5)", Kind.DECIMAL, 5, 5),
+        ("decimal", Kind.STRING, 0, 0),
+        ("array<decimal(4,1)>", Kind.ARRAY, 0, 0),
+        ("array<json>", Kind.STRING, 0, 0),
+        ("other", Kind.STRING, 0, 0),
+    ],
+)
+def test_types(logical: str, kind: Kind, precision: int, scale: int) -> None:
+    found = typed_logical(logical)
+    assert (found.kind, found.precision, found.scale) == (kind, precision, scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("plain_1", "plain_1"),
+        ("public.t", "public_u002e_t"),
+        ("my-table", "my_u002d_table"),
+        ("1st", "_u0031_st"),
+        ("ü", "_u00fc_"),
+        ("", "_"),
+    ],
+)
+def test_names_are_escaped_as_cockroachdb_does(text: str, name: str) -> None:
+    assert avro_name(text) == name
+
+
+# ------------------------------------------------------------------------------- schemas
+
+
+def field(name: str, kind: Any, note: str = "") -> dict[str, Any]:
+    made = {"name": name, "type": ["null", kind], "default": None}
+    return made | ({"__crdb__": note} if note else {})
+
+
+ROW = [field("a", "long", "a bigint NOT NULL"), field("b", "string", "b text")]
+
+
+def record(name: str, fields: list[Any]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def test_key_and_wrapped_value() -> None:
+    plan = replace(PLAN, diff=True, updated=True, avro_namespace="super")
+    assert key_schema(plan) == record("t", ROW[:1]) | {"namespace": "super"}
+    assert value_schema(plan) == record(
+        "t_envelope",
+        [
+            field("before", record("t_before", ROW)),
+            field("after", record("t", ROW)),
+            field("updated", "string"),
+        ],
+    ) | {"namespace": "super"}
+
+
+def test_other_envelopes() -> None:
+    bare = replace(PLAN, envelope=Envelope.BARE, mvcc_timestamp=True)
+    stamp = field("mvcc_timestamp", "string")
+    assert value_schema(bare) == record("t_envelope", [field("record", record("t", ROW)), stamp])
+    row = replace(PLAN, envelope=Envelope.ROW, updated=True)
+    meta = field("__crdb__", record("t_crdb", [field("updated", "string")]))
+    assert value_schema(row) == record("t", [meta, *ROW])
+    assert value_schema(replace(PLAN, envelope=Envelope.KEY_ONLY)) is None
+    enriched = value_schema(replace(PLAN, envelope=Envelope.ENRICHED, source=(("job_id", "7"),)))
+    assert enriched is not None
+    assert [f["name"] for f in enriched["fields"]] == ["after", "op", "source", "ts_ns"]
+
+
+def test_columns_that_are_one_in_avro_are_refused() -> None:
+    schema = table([column("a.b", "text"), column("a_u002e_b", "text")])
+    with pytest.raises(ChangefeedError, match=r"columns a\.b and a_u002e_b of t have the same"):
+        key_schema(MessagePlan(table(schema.columns, (0, 1)), "t", format=Format.AVRO))
+
+
+@pytest.mark.parametrize("envelope", [Envelope.WRAPPED, Envelope.BARE, Envelope.ROW])
+def test_marks_and_values_can_be_read_as_one_another(envelope: Envelope) -> None:
+    values = value_schema(replace(PLAN, envelope=envelope))
+    marks = mark_schema(envelope, "t", "", "resolved")
+    assert cannot_read(values, marks) == ""
+    assert cannot_read(marks, values) == ""
+    datum = mark(marks, envelope, "resolved", AT)
+    read: Any = fastavro.schemaless_reader(io.BytesIO(datum), marks, None)
+    inner = read["__crdb__"] if envelope is Envelope.ROW else read
+    assert inner == {"resolved": "1.0000000002"}
+
+
+# ------------------------------------------------------------------------------- columns
+
+
+def test_only_typed_values_have_columns_of_their_own() -> None:
+    assert message_schema(replace(PLAN, format=Format.JSON)) is MESSAGE_SCHEMA
+    assert message_schema(replace(PLAN, registered=Registered(1, 2))) is MESSAGE_SCHEMA
+    bare = message_schema(PLAN).field("value")
+    assert json.loads(bare.metadata[b"avro.schema"]) == value_schema(PLAN)
+    parquet = replace(PLAN, format=Format.PARQUET, updated=True, diff=True)
+    assert [(f.name, f.type) for f in parquet_fields(parquet)] == [
+        ("a", pa.int64()),
+        ("b", pa.string()),
+        ("__crdb__event_type", pa.string()),
+        ("__crdb__updated", pa.string()),
+        ("__crdb__diff", pa.string()),
+    ]
+
+
+def test_a_column_named_like_one_of_ours_is_refused() -> None:
+    schema = table([column("a", "bigint"), column("__crdb__event_type", "text")])
+    with pytest.raises(ChangefeedError, match="__crdb__event_type of t has the name"):
+        parquet_fields(MessagePlan(schema, "t", format=Format.PARQUET))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_container_is_read_by_fastavro(compression: str) -> None:
+    schema = value_schema(replace(PLAN, envelope=Envelope.ROW))
+    assert schema is not None
+    rows = [{"a": n, "b": "x" * n} for n in range(100)]
+    datums = []
+    for row in rows:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, row)
+        datums.append(out.getvalue())
+    arrow = message_schema(replace(PLAN, envelope=Envelope.ROW))
+    sync = bytes(SYNC_SIZE)
+    values = pa.array(datums, pa.binary())
+    file = avro_header(arrow, sync, compression)
+    file += avro_block(values.slice(0, 60), sync, compression)
+    file += avro_block(values.slice(60), sync, compression)
+    assert list(fastavro.reader(io.BytesIO(file))) == rows
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd"])
+def test_blocks_of_codecs_that_fastavro_lacks_here(compression: str) -> None:
+    """Avro specification: snappy blocks end with the CRC-32 of the data, big-endian."""
+    assert set(AVRO_CODECS) == {"none", "gzip", "snappy", "zstd"}
+    sync = bytes(range(SYNC_SIZE))
+    block = avro_block(pa.array([b"one ", b"two"], pa.binary()), sync, compression)
+    assert block[0] == 4  # two datums
+    size = block[1] // 2
+    packed = block[2 : 2 + size]
+    assert block[2 + size :] == sync
+    if compression == "snappy":
+        packed, crc = packed[:-4], packed[-4:]
+        assert crc == zlib.crc32(b"one two").to_bytes(4, "big")
+    assert pa.decompress(packed, 7, codec=compression, asbytes=True) == b"one two"
+
+
+# ------------------------------------------------------------------------------- the registry
+
+
+def schemas(registry: FakeRegistry, **options: str) -> FeedSchemas:
+    given = {"format": "avro", "confluent_schema_registry": registry.url, **options}
+    found = feed_schemas(Options.from_dict(given), "kafka://localhost")
+    assert found is not None
+    return found
+
+
+def test_schemas_are_registered_once(fake_registry: FakeRegistry) -> None:
+    feed = schemas(fake_registry, avro_schema_prefix="super")
+    plan = feed.registered(PLAN)
+    assert feed.registered(PLAN) is plan
+    assert fake_registry.requests == [
+        "POST /subjects/supert-key/versions",
+        "POST /subjects/supert-value/versions",
+    ]
+    assert plan.registered is not None
+    (value,) = fake_registry.schemas("supert-value")
+    assert value["namespace"] == "super"
+    assert fake_registry.ids[json.dumps(value, sort_keys=True)] == plan.registered.value
+
+    payload = feed.marks(["t", "t"], "resolved", AT)["t"]
+    assert feed.marks(["t"], "resolved", AT) == {"t": payload}
+    assert len(fake_registry.requests) == 3
+    assert len(fake_registry.schemas("supert-value")) == 2
+
+
+def test_tables_of_one_topic_have_subjects_of_their_own(fake_registry: FakeRegistry) -> None:
+    options = Options.from_dict({"format": "avro"})
+    uri = f"kafka://localhost?topic_name=all&confluent_schema_registry={fake_registry.url}"
+    feed = feed_schemas(options, uri)
+    assert feed is not None
+    feed.registered(replace(PLAN, topic="all"))
+    assert sorted(fake_registry.subjects) == ["t-key", "t-value"]
+
+
+def test_what_is_no_feed_with_a_registry() -> None:
+    avro = Options.from_dict({"format": "avro"})
+    assert feed_schemas(avro, "file:///tmp/x") is None
+    assert feed_schemas(avro, None) is None
+    assert feed_schemas(Options.from_dict({}), "kafka://localhost") is None
+
+
+def refusal(feed: FeedSchemas, plan: MessagePlan = PLAN) -> ChangefeedError:
+    with pytest.raises(ChangefeedError) as caught:
+        feed.registered(plan)
+    return caught.value
+
+
+def test_an_incompatible_schema_is_an_error_of_its_table(fake_registry: FakeRegistry) -> None:
+    feed = schemas(fake_registry)
+    feed.registered(PLAN)
+    changed = table([T.columns[0], column("b", "bigint")], identity=Identity.FULL)
+    error = refusal(feed, replace(PLAN, schema=changed))
+    assert (error.code.number, error.action) == ("CF5003", Action.STOP)
+    assert "shop.public.t is not compatible with an earlier version" in error.message
+    assert "t-value" in error.detail
+    grown = table([*T.columns, column("c", "date")], identity=Identity.FULL)
+    assert feed.registered(replace(PLAN, schema=grown)).registered is not None
+
+
+def test_a_registry_that_is_away_is_tried_again(fake_registry: FakeRegistry) -> None:
+    feed = schemas(fake_registry)
+    fake_registry.stop()
+    error = refusal(feed)
+    assert (error.code.number, error.action) == ("CF5001", Action.RETRY)
+    assert fake_registry.url in error.message
+    fake_registry.start()
+    fake_registry.failing = 503
+    assert refusal(feed).code.number == "CF5001"
+    fake_registry.failing = 0
+    assert feed.registered(PLAN).registered is not None
+
+
+def test_a_login_is_used_and_never_shown(fake_registry: FakeRegistry) -> None:
+    fake_registry.login = "app:p@ss/word"
+    address = fake_registry.url.replace("://", "://app:p%40ss%2Fword@")
+    assert schemas(fake_registry, confluent_schema_registry=address).registered(PLAN).registered
+    wrong = address.replace("word", "WRONG")
+    error = refusal(schemas(fake_registry, confluent_schema_registry=wrong))
+    assert error.code.number == "CF5002"
+    shown = f"{error.message} {error.detail} {error.hint} {parse_registry(wrong)!r}"
+    assert not any(part in shown for part in ("p@ss", "p%40ss", "WRONG"))
+    stored = Options.from_dict({"format": "avro", "confluent_schema_registry": wrong})
+    assert "WRONG" not in str(stored.display())
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("localhost:8081", "must be an http or https URL"),
+        ("ftp://h", "must be an http or https URL"),
+        ("http://h?wat=1", "unknown schema registry sink query parameters"),
+        ("http://h?timeout=soon", "param timeout of the registry"),
+        ("https://h?ca_cert=%21", "param ca_cert must be base 64 encoded"),
+        ("https://h?client_cert=aGk=", "client_cert and client_key of the registry go together"),
+    ],
+)
+def test_wrong_addresses(address: str, message: str) -> None:
+    with pytest.raises(ChangefeedError, match=message):
+        parse_registry(address)
+
+
+def test_certificates_of_the_address_are_used(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    ca = trustme.CA()
+    pem = base64.b64encode(ca.cert_pem.bytes()).decode().replace("+", "%2B")
+    registry = SchemaRegistry(parse_registry(f"https://localhost:1?ca_cert={pem}&timeout=2s"))
+    context = registry._connected()._rest_client.verify
+    assert isinstance(context, ssl.SSLContext)
+    assert len(context.get_ca_certs()) == 1
+    registry.close()
+
+
+# ------------------------------------------------------------------------------- Kafka's URI
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "message"),
+    [
+        ("", {"format": "avro"}, "format=avro to Kafka requires confluent_schema_registry"),
+        ("?confluent_schema_registry=http://h", {}, "is only usable with format=avro"),
+        ("?avro_schema_prefix=x", {}, "is only usable with format=avro"),
+        (
+            "?confluent_schema_registry=http://h",
+            {"format": "avro", "confluent_schema_registry": "http://h"},
+            "is given as a parameter of the URI and as an option",
+        ),
+        ("?confluent_schema_registry=h", {"format": "avro"}, "no scheme found|http or https"),
+    ],
+)
+def test_kafka_wants_a_registry_for_avro(query: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ChangefeedError, match=message):
+        parse_kafka(f"kafka://localhost{query}", options)
+    parse_kafka("kafka://localhost?confluent_schema_registry=http://h:1/x", {"format": "avro"})
