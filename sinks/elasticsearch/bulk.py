@@ -258,7 +258,8 @@ def counted(found: Iterable[Outcome]) -> str:
     """``12 documents: 12 x document_parsing_exception (field total of type long)``; no values."""
     kinds = Counter(outcome.shown for outcome in found)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(5))
-    return f"{kinds.total()} documents: {listed}"
+    total = kinds.total()
+    return f"{total} {'document' if total == 1 else 'documents'}: {listed}"
 
 
 def too_large(target: Target, size: int, limit: int) -> ChangefeedError:

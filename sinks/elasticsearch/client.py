@@ -250,7 +250,8 @@ class Cluster:
             return self._error(
                 "CF1303", "this server is too old: Elasticsearch 8 or 9 is needed", detail
             )
-        return self._error("CF5003", f"Elasticsearch refused: {what}", detail)
+        named = f"Elasticsearch refused to {what}: {kind or f'HTTP {answer.status}'}"
+        return self._error("CF5003", named, detail)
 
     def hello(self) -> Server:
         """Ask the server what it is; rights to ask are not needed.
@@ -264,7 +265,7 @@ class Cluster:
             filter_path="nodes.*.version,nodes.*.http.max_content_length_in_bytes",
         )
         if answer.status in (401, 406) or answer.status in BUSY:
-            raise self.refusal(answer, "asking for its version")
+            raise self.refusal(answer, "tell its version")
         if answer.status != 403 and answer.product != "Elasticsearch":
             raise self._error(
                 "CF1303",
@@ -276,7 +277,7 @@ class Cluster:
         found = answer.json()
         if not answer.ok or not isinstance(found, dict) or not found.get("nodes"):
             if answer.error_type == "media_type_header_exception":
-                raise self.refusal(answer, "asking for its version")
+                raise self.refusal(answer, "tell its version")
             return Server()  # no right to ask, or a server that has no such page (serverless)
         node = next(iter(found["nodes"].values()))
         version = str(node.get("version") or "")

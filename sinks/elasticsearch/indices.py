@@ -117,8 +117,8 @@ class Indices:
             )
             raise ChangefeedError(
                 "CF5003",
-                f"index {target.topic} cannot take the rows of {target.table} as they are now",
-                detail=listed,
+                f"index {target.topic} cannot take the rows of {target.table} as they are now: "
+                f"{listed}",
                 hint="the type of a field cannot be changed: DROP the feed, remove the index (or "
                 "choose another by FOR table AS name), and CREATE the feed again.",
             )

@@ -53,8 +53,7 @@ class DeadLetters:
         if not self._index:
             raise ChangefeedError(
                 "CF5003",
-                f"index {target.topic} refused documents of table {target.table}",
-                detail=what,
+                f"index {target.topic} refused documents of table {target.table}: {what}",
                 hint="the field does not take the value: change its mapping (json=stored in the "
                 "sink URI suits json columns that hold more than objects) or the row, and "
                 "RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
