@@ -145,7 +145,12 @@ class SinkContext:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One delivery round of a feed: ``number`` rises by one; ``upto`` is where it ends."""
+    """One delivery round of a feed: ``number`` rises by one; ``upto`` is where it ends.
+
+    A ``write`` cannot know that yet: it has how far the round may come at most. In ``commit``
+    everything at or below ``upto`` of every table that has rows in the round is in it, or was
+    before; of some tables more may be.
+    """
 
     number: int
     upto: Timestamp
@@ -251,6 +256,7 @@ class Evolves(Protocol):
     def evolve(self, event: SchemaChange, target: Target) -> None:
         """Give the target the new shape; everything before it was committed. Idempotent.
 
+        The rows that follow may have the very timestamp of ``event``, as after a truncation.
         ``event`` has the columns the feed delivers. After a crash rows of the old shape may come
         once more, followed by the same event.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.share import SharedMessages
 from changefeed.log import by_file
+from changefeed.messages.encode import FORMATS, encode_messages
 from changefeed.options import MAX_MEMORY
 from changefeed.schema import TableName, TableSchema
 from changefeed.spark.encode import encode_big, encode_files, encode_small
@@ -161,6 +162,8 @@ class Delivery:
         plan = feed.messages(chunk.schema)
 
         def compute() -> pa.Table:
+            if plan.format in FORMATS:
+                return encode_messages(chunk.load(), plan, chunk.clean)
             if chunk.rows <= SMALL_ROWS:
                 return encode_small(self._engine, chunk.load(), plan, chunk.clean)
             if chunk.in_files:
@@ -194,7 +197,9 @@ class Delivery:
     def _commit(self, feed: Feed, current: Round, mark: MarkItem | None = None) -> None:
         """Make the round durable; then the tables have come to the last turn, or to the mark."""
         written = {table: _reached(feed, table, current.turn, mark) for table in current.counts}
-        self._outlet.commit(current.epoch, current.receipts, current.counts, written)
+        upto = min(written.values(), default=current.epoch.upto)
+        epoch = replace(current.epoch, upto=upto)
+        self._outlet.commit(epoch, current.receipts, current.counts, written)
         for table, (rows, size) in current.counts.items():
             feed.count(table, rows, size)
         if current.turn is not None:

@@ -181,9 +181,10 @@ class LakeSink:
             else:
                 condition = f"({sequence} <= {event.at.version} OR {sequence} IS NULL)"
                 statement = merge.remove(lake.ident, self._layout, condition, event.at.version)
-            with lake.commit_notes(self._opened.feed, event.at, applied=True):
+            # Not the event's own version: the rest of its transaction has that too.
+            with lake.commit_notes(self._opened.feed, event.at.previous(), applied=True):
                 lake.run(statement)
-        self._floors[target.topic] = event.at.version
+        self._floors[target.topic] = event.at.previous().version
 
     def close(self) -> None:
         """Forget the session and what is staged."""
@@ -203,9 +204,10 @@ class LakeSink:
             lake = self._table(session, target)
             lake.evolve(event.old, event.new)
             lake.ensure(event.new)
-            lake.set_shape(event.at.version)
+            # Not the event's own version: the rows of the new shape begin with it.
+            lake.set_shape(event.at.previous().version)
         self._shapes[target.topic] = event.new.fingerprint()
-        self._floors[target.topic] = event.at.version
+        self._floors[target.topic] = event.at.previous().version
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """See :class:`sinks.base.EndsScans`."""

@@ -108,6 +108,8 @@ class FakeOutlet:
     takes_rows: bool = True
     done: list[Any] = field(default_factory=list)
     refuse: str = ""
+    #: Where the rounds ended.
+    ends: list[int] = field(default_factory=list)
 
     def write(self, batch: Batch) -> Receipt:
         self.done.append(("write", batch.epoch.number, batch.rows["a0"].to_pylist()))
@@ -122,6 +124,7 @@ class FakeOutlet:
     ) -> None:
         if receipts:
             places = {table.name: place.wall for table, place in progress.items()}
+            self.ends.append(epoch.upto.wall)
             self.done.append(("commit", sum(r.rows for r in receipts), places))
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
@@ -230,6 +233,7 @@ def test_a_round_ends_where_something_else_waits(bench: Bench) -> None:
     bench.outlet.round_rows = 1000
     bench.deliver(*THREE, interrupted=lambda: True)
     assert [c for c in bench.outlet.done if c[0] == "commit"] == [("commit", 2, {"a": 50})]
+    assert bench.outlet.ends == [50], "what lies beyond is not in it"
     assert bench.done(A, B, C) == [50, 50, 50]
 
 
@@ -259,6 +263,17 @@ def test_a_change_of_shape_comes_between_two_commits(bench: Bench) -> None:
         "evolve",
         ("commit", 2, {"b": 90, "c": 90}),
     ]
+    assert bench.outlet.ends == [79, 90]
+
+
+def test_a_round_does_not_claim_what_comes_after_a_mark(bench: Bench) -> None:
+    bench.outlet.round_rows = 1000
+    bench.deliver(
+        (5, [rows_of(C, 5), rows_of(B, 4)]),
+        (9, [rows_of(A, 6, 8), changed(A, 9), rows_of(C, 7)]),
+    )
+    # The first commit has rows of C, but not all up to the mark.
+    assert bench.outlet.ends == [50, 90]
 
 
 def test_a_sink_without_tables_needs_no_commit_there(bench: Bench) -> None:
