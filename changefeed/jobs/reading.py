@@ -4,7 +4,8 @@
 sink takes              small table                     large table
 ======================  ==============================  =======================================
 messages                encoded here, one commit        Spark; delivered by its workers, or here
-messages, exactly once  encoded here, one commit        Spark; delivered here, one commit
+messages, exactly once  encoded here, one commit        JSON: read here in parallel, one commit;
+                                                        else Spark; delivered here, one commit
 rows                    read here, one commit           read here in parallel, in rounds
 rows, by Spark          read here, one commit           Spark; the sink runs the job
 ======================  ==============================  =======================================
@@ -31,6 +32,7 @@ from changefeed.faults import fault_point
 from changefeed.jobs.feed import scan_place
 from changefeed.jobs.fence import Fence, ScanStopped
 from changefeed.jobs.outlet import durable, takes_rows
+from changefeed.messages.encode import FORMATS
 from changefeed.schema import TableSchema
 from changefeed.shapes import Deletes
 from changefeed.spark.fence import Ticket
@@ -53,8 +55,11 @@ if TYPE_CHECKING:
 
 #: Tables estimated below this are read by the node itself: a Spark job would cost more.
 SMALL_ROWS = 20_000
+#: The same where the node makes the messages without Spark (benchmarks/kafka.py scan): Spark
+#: reads in more processes, and takes seconds to start.
+HERE_ROWS = 500_000
 #: Rows encoded in one go on the node.
-MESSAGE_ROWS = 5_000
+MESSAGE_ROWS = 20_000
 #: Typed rows handed to a sink in one go, and committed in one go where the sink says nothing.
 TYPED_ROWS = 50_000
 ROUND_ROWS = 500_000
@@ -97,16 +102,19 @@ class Reading:
         with self.fence.passing():
             sink = self.runner.outlet.for_scan()
         writer = Writer(self, sink, schema, told)
-        small = len(parts) <= 1 and rows < SMALL_ROWS
+        plan = self.runner.plan(schema)
+        here = plan.format in FORMATS
+        small = rows < HERE_ROWS if here else len(parts) <= 1 and rows < SMALL_ROWS
+        in_workers = self.runner.outlet.in_workers(sink) and not writer.keeps
         try:
-            if self.runner.plan(schema).deletes is Deletes.ONLY:
+            if plan.deletes is Deletes.ONLY:
                 parts = ()
             if writer.typed:
                 self._typed(parts, writer, small=small)
-            elif small:
+            elif small or (here and not in_workers):
                 self._messages_here(parts, writer)
             else:
-                self._messages_by_spark(parts, writer)
+                self._messages_by_spark(parts, writer, in_workers=in_workers)
             writer.end()
         except BaseException:
             writer.abort()
@@ -141,9 +149,11 @@ class Reading:
             for start in range(0, batch.num_rows, MESSAGE_ROWS):
                 rows = scan_rows(writer.schema, batch.slice(start, MESSAGE_ROWS), self.at)
                 writer.write(self.runner.encode_rows(rows, writer.schema))
+                writer.commit_round()
 
-    def _messages_by_spark(self, parts: Sequence[ScanPart], writer: Writer) -> None:
-        in_workers = self.runner.outlet.in_workers(writer.sink) and not writer.keeps
+    def _messages_by_spark(
+        self, parts: Sequence[ScanPart], writer: Writer, *, in_workers: bool
+    ) -> None:
         run_scan(
             self.runner.engine,
             parts,

@@ -30,7 +30,8 @@ from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.rows import RowPlan
 from changefeed.jobs.scan import Scan
 from changefeed.jobs.scanning import Scanning
-from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
+from changefeed.messages.encode import FORMATS, encode_messages
+from changefeed.options import FORMAT, INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
 from changefeed.schema import TableName, TableSchema
 from changefeed.spark.encode import encode_small
 from changefeed.spark.plan import MessagePlan
@@ -177,7 +178,15 @@ class FeedRunner:
 
     def encode_rows(self, rows: pa.Table, schema: TableSchema) -> pa.Table:
         """Messages of a few rows, without a Spark job."""
-        return encode_small(self.engine, rows, self.messages(schema))
+        plan = self.messages(schema)
+        if plan.format in FORMATS:
+            return encode_messages(rows, plan, scan=True)
+        return encode_small(self.engine, rows, plan)
+
+    @property
+    def needs_spark(self) -> bool:
+        """Spark makes the messages or merges of this feed; else only its big scans."""
+        return bool(self.outlet.packs) or self._feed.options[FORMAT] not in FORMATS
 
     # -- the feed's thread ----------------------------------------------------------------
 

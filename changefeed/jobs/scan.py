@@ -111,8 +111,10 @@ class Scan(threading.Thread):
     def _scan(self) -> None:
         keeper = self._runner.keeper
         source = keeper.source
-        # An open image holds back VACUUM at the source: nothing may wait for Spark's start then.
-        self._runner.engine.session()
+        if self._runner.needs_spark:
+            # An open image holds back VACUUM at the source: nothing may wait for Spark's start
+            # then.
+            self._runner.engine.session()
         # The image must be younger than the capture, or changes between them would be lost.
         keeper.wait_captured(self.tables, self._stopping)
         described = self._describe()

@@ -19,13 +19,14 @@ import pyarrow as pa
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.formats.columns import as_messages, message_schema
+from changefeed.messages.encode import FORMATS, encode_messages
 from changefeed.schema import TableSchema
 from changefeed.spark.plan import MessagePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from changefeed.spark.executors import Deliver, Delivered
+    from changefeed.spark.executors import Deliver, Delivered, Deliverer
     from changefeed.spark.session import SparkEngine
 
 
@@ -127,6 +128,28 @@ class _Reader:
             columns[name] = escaped(columns[name])
         columns["part"] = pa.repeat(pa.scalar(number, pa.int32()), rows.num_rows)
         return pa.RecordBatch.from_pydict(columns)
+
+
+class _Chain:
+    """Reads the part a task is for, makes its messages and delivers them, all in the worker."""
+
+    def __init__(
+        self, parts: Sequence[Part], plan: MessagePlan, at: Timestamp, deliver: Deliverer
+    ) -> None:
+        self._parts = parts
+        self._plan = plan
+        self._at = at
+        self._deliver = deliver
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        return self._deliver(self._messages(batches))
+
+    def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                for rows in self._parts[number].read():
+                    table = scan_rows(self._plan.schema, rows, self._at)
+                    yield from encode_messages(table, self._plan, scan=True).to_batches()
 
 
 class _RowReader:
@@ -245,10 +268,13 @@ def _on_executors(
 
         host = session.conf.get("spark.driver.host") or "127.0.0.1"
         with Listener(on_progress or (lambda rows, size: None), host) as tell:
-            frame = _frame(session, parts, plan, at)
-            receipts = frame.mapInArrow(
-                Deliverer(deliver, message_schema(plan), tell), RECEIPT_DDL
-            ).collect()
+            deliverer = Deliverer(deliver, message_schema(plan), tell)
+            if plan.format in FORMATS:
+                numbers = session.range(len(parts), numPartitions=len(parts))
+                made = numbers.mapInArrow(_Chain(parts, plan, at, deliverer), RECEIPT_DDL)
+            else:
+                made = _frame(session, parts, plan, at).mapInArrow(deliverer, RECEIPT_DDL)
+            receipts = made.collect()
     for r in receipts:
         yield Delivered(r["part"], r["rows"], r["bytes"])
 
