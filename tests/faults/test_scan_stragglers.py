@@ -1,0 +1,101 @@
+"""Workers of a scan that was given up: when the feed goes on, none of them writes any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.jobs.fence import Fence
+from changefeed.jobs.reading import InWorker
+from changefeed.spark.plan import MessagePlan
+from changefeed.spark.scan import run_scan
+from changefeed.spark.session import SparkEngine
+from sinks.base import Epoch, SinkContext, Target
+from tests import spark_model as model
+from tests.slow_sink import SlowSink
+from tests.spark_parts import MadePart
+
+pytestmark = pytest.mark.spark
+
+T = model.table([model.column("id", "int4", nullable=False), model.column("b", "text")])
+PLAN = MessagePlan(T, "t")
+AT = Timestamp(1_700_000_000_000_000_000)
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def delivery(folder: Path, writes: int, fence: Fence) -> InWorker:
+    target = Target(T.table, "t")
+    return InWorker(
+        sink=SlowSink(str(folder), writes),
+        context=SinkContext("f", 1, (target,)),
+        feed="f",
+        epoch=Epoch(1, AT),
+        target=target,
+        schema=T,
+        ticket=fence.ticket("127.0.0.1", here=True),
+    )
+
+
+def written(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def test_when_the_fence_is_closed_nothing_is_written(
+    spark_engine: SparkEngine, tmp_path: Path
+) -> None:
+    slow, other = tmp_path / "slow", tmp_path / "other"
+    slow.mkdir()
+    other.mkdir()
+    fence, ended = Fence(), []
+    deliver = delivery(slow, 100_000, fence)
+
+    def scan() -> None:
+        try:
+            run_scan(
+                spark_engine,
+                [MadePart(n) for n in range(4)],
+                plan=PLAN,
+                at=AT,
+                deliver=deliver,
+                group="slow",
+            )
+        except ChangefeedError as error:
+            ended.append(error.code.number)
+
+    thread = threading.Thread(target=scan)
+    thread.start()
+    until(lambda: written(slow) > 10)
+    spark_engine.cancel("slow")
+    fence.close()
+    before = written(slow)
+    thread.join(60)
+    assert ended == ["CF4002"]
+    # While a whole other scan goes by.
+    again = Fence()
+    parts = [MadePart(n) for n in range(2)]
+    run_scan(spark_engine, parts, plan=PLAN, at=AT, deliver=delivery(other, 50, again))
+    again.close()
+    assert written(other) >= 100
+    assert written(slow) == before
+
+
+def test_who_comes_too_late_is_sent_away(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    fence = Fence()
+    deliver = delivery(tmp_path, 1, fence)
+    fence.close()
+    with pytest.raises(ChangefeedError) as refused:
+        run_scan(spark_engine, [MadePart(1)], plan=PLAN, at=AT, deliver=deliver)
+    assert refused.value.code.number == "CF2201"
+    assert not list(tmp_path.iterdir())
