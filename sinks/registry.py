@@ -162,6 +162,13 @@ BUILT_IN: dict[str, Entry] = {
         ("snowflake.connector",),
         "snowflake",
     ),
+    "mysql": Entry(
+        "sinks.warehouse.mysql:MySQLSink",
+        "tables of a MySQL or MariaDB database, kept equal by staged merge",
+        "mysql://user:password@host/database",
+        ("pymysql",),
+        "mysql",
+    ),
     "experimental-sql": Entry(
         "sinks.table.sink:TableSink",
         "a table of messages in a SQL database",

@@ -62,6 +62,7 @@ from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
+from tests.services.mariadb import MariaDB
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 from tests.services.python import Unavailable
 from tests.services.registry import FakeRegistry, Registry
@@ -183,6 +184,15 @@ def elasticsearch() -> Iterator[Elasticsearch]:
     """The run's shared Elasticsearch. Do not stop it: others use it."""
     with server_folder("elasticsearch") as folder:
         server = Elasticsearch(folder).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """The run's shared MariaDB; make a database of your own."""
+    with server_folder("mariadb") as folder:
+        server = MariaDB(folder).start()
         yield server
         server.stop()
 

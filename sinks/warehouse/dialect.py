@@ -246,9 +246,13 @@ class Dialect:
         """Delete rows of ``table`` (alias ``t``) that have a partner in ``source``."""
         return f"DELETE FROM {table} AS t USING {source} AS {alias} WHERE {on}"
 
-    def update_joined(self, table: str, source: str, alias: str, sets: str, on: str) -> str:
-        """Update rows of ``table`` (alias ``t``) from their one partner in ``source``."""
-        return f"UPDATE {table} AS t SET {sets} FROM {source} AS {alias} WHERE {on}"
+    def update_joined(
+        self, table: str, source: str, alias: str, sets: Mapping[str, str], on: str
+    ) -> str:
+        """Update rows of ``table`` (alias ``t``) from their one partner in ``source``; ``sets``
+        is column -> expression."""
+        listed = ", ".join(f"{self.quote(c)} = {value}" for c, value in sets.items())
+        return f"UPDATE {table} AS t SET {listed} FROM {source} AS {alias} WHERE {on}"
 
     def merge(self, merge: Merge) -> list[str]:
         """Statements that apply one row per key to a target. The default is one MERGE."""

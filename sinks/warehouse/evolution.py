@@ -14,7 +14,7 @@ anything else       CF5006: the table stops, with the reason
 =================== ====================================================================
 
 A column that was dropped and stands in the way of a new one is moved aside: it is called
-``_dropped_<name>`` from then on.
+``_dropped_<n>_<name>`` from then on, with the number of the column that it made room for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from changefeed.errors import ChangefeedError
 from changefeed.events import SchemaChange
 from changefeed.schema import Column, TableSchema
-from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.tables import Table
 
 _DROPPED = "_dropped_"
@@ -73,8 +72,8 @@ def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> li
             renames.append((was, column))
         types.append((was, column, not new.keyless and i in new.key))
     kept = live - {c.name for c in old.columns} - set(table.extra())
-    wanted = [c.name for _, c in renames] + [c.name for c in adds]
-    found += _aside(table, d, kept | _dropped(old, new), wanted, live)
+    wanted = [c for _, c in renames] + adds
+    found += _aside(table, kept | _dropped(old, new), wanted, live)
     found += _rename(table, renames, live)
     for column in adds:
         if column.name not in live:
@@ -104,18 +103,19 @@ def _same_key(table: Table, old: TableSchema, new: TableSchema) -> None:
         raise refused(table, new, "the key of the table changed")
 
 
-def _aside(
-    table: Table, d: Dialect, kept: set[str], wanted: list[str], live: set[str]
-) -> list[Change]:
-    """Columns that stayed after a drop make room for new ones of their name."""
-    found = []
-    for name in wanted:
-        if name in kept and name in live:
-            aside = d.fit(_DROPPED + name)
-            if aside in live:
-                raise refused(table, None, f"column {name} was dropped and added twice")
-            found.append(Change("aside", name, d.rename_column(table.name, name, aside)))
-            live.discard(name)
+def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -> list[Change]:
+    """Columns that stayed after a drop make room for new ones of their name.
+
+    The name they get holds the number of the new column: when a broken run is repeated, it
+    tells that this was done.
+    """
+    d, found = table.d, []
+    for column in wanted:
+        aside = d.fit(f"{_DROPPED}{column.number}_{column.name}")
+        if column.name in kept and column.name in live and aside not in live:
+            sql = d.rename_column(table.name, column.name, aside)
+            found.append(Change("aside", column.name, sql))
+            live.discard(column.name)
             live.add(aside)
     return found
 

@@ -65,15 +65,21 @@ def versions(table: Table, staged: Staged) -> list[str]:
     made = f"_versions_{staged.batch}"
     same = d.same(shape.key, "t", "v")
     begins = d.instant(f"v.{q(SEQUENCE)}")
-    first = f"(SELECT min({begins}) FROM {q(made)} AS v WHERE {same})"
-    there = f"EXISTS (SELECT 1 FROM {q(made)} AS v WHERE {same} AND {_newer(table)})"
+    first = f"_first_{staged.batch}"
+    key = ", ".join(map(q, shape.key))
+    closed = {VALID_TO: begins, IS_CURRENT: d.false}
+    older = f"{same} AND t.{q(IS_CURRENT)} AND v.{q(SEQUENCE)} > t.{q(table.sequence)}"
     names = [*shape.names, table.sequence, VALID_FROM, VALID_TO, IS_CURRENT]
     row = ", ".join(f"v.{q(n)}" for n in shape.names)
     ends = d.instant(f"v.{q('_next')}")
     statements = [
         d.temporary(made, _versions(table, staged)),
-        f"UPDATE {table.name} AS t SET {q(VALID_TO)} = {first}, {q(IS_CURRENT)} = {d.false} "
-        f"WHERE t.{q(IS_CURRENT)} AND {there}",
+        d.temporary(
+            first,
+            f"SELECT {key}, min({q(SEQUENCE)}) AS {q(SEQUENCE)} FROM {q(made)} GROUP BY {key}",
+        ),
+        d.update_joined(table.name, q(first), "v", closed, older),
+        d.drop_temporary(first),
         f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {row}, v.{q(SEQUENCE)}, "
         f"{begins}, CASE WHEN v.{q('_next')} IS NULL THEN NULL ELSE {ends} END, "
         f"v.{q('_next')} IS NULL FROM {q(made)} AS v WHERE v.{q(OPERATION)} <> 'DELETE'",
@@ -82,11 +88,6 @@ def versions(table: Table, staged: Staged) -> list[str]:
     if staged.scan:
         statements.append(_seen(table, staged))
     return statements
-
-
-def _newer(table: Table) -> str:
-    q = table.d.quote
-    return f"v.{q(SEQUENCE)} > t.{q(table.sequence)}"
 
 
 def _versions(table: Table, staged: Staged) -> str:

@@ -23,9 +23,8 @@ def delete_insert(d: Dialect, m: Merge) -> list[str]:
     statements = [d.temporary(m.name, _filled(d, m))]
     leave = ""
     if m.gone is not None:
-        gone = ", ".join(f"{q(c)} = {value}" for c, value in m.gone.items())
         on = f"{same} AND d.{q(OPERATION)} = 'DELETE'{older}"
-        statements.append(d.update_joined(m.table, diff, "d", gone, on))
+        statements.append(d.update_joined(m.table, diff, "d", m.gone, on))
         leave = f" AND {is_row}"
     statements += [
         d.delete_joined(m.table, diff, "d", f"{same}{older}{leave}"),

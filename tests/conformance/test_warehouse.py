@@ -11,6 +11,7 @@ import pytest
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from tests.services.mariadb import PASSWORD, USER, MariaDB
 from tests.services.postgres import Database
 
 
@@ -74,3 +75,36 @@ class PostgreSQLHarness(MergeHarness):
 def test_postgresql(case: MergeCase, postgres: Database) -> None:
     """14 has no MERGE: rows are deleted and inserted there."""
     _run(case, PostgreSQLHarness(postgres))
+
+
+class MariaDBHarness(MergeHarness):
+    secret = PASSWORD
+
+    def __init__(self, server: MariaDB, database: str) -> None:
+        self._server = server
+        self._database = database
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        address = f"{USER}:{PASSWORD}@127.0.0.1:{self._server.port}/{self._database}"
+        return open_sink(f"mysql://{address}", options)
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        with (
+            self._server.connect(database=self._database) as connection,
+            connection.cursor() as cursor,
+        ):
+            if not cursor.execute("SHOW TABLES LIKE %s", [topic.replace("_", "\\_")]):
+                return []
+            cursor.execute(f"SELECT * FROM `{topic}`")
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def raw(self) -> bytes:
+        return repr([self.rows(table) for table in ("t", "_changefeed_applied")]).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_mariadb(case: MergeCase, mariadb: MariaDB) -> None:
+    with mariadb.database() as database:
+        _run(case, MariaDBHarness(mariadb, database))

