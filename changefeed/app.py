@@ -94,10 +94,6 @@ class Application:
                 "CF6005", "the node's thread has ended: no feed is started any more"
             )
 
-    def warm_up(self) -> None:
-        """Start Spark in the background, so that the first feed need not wait for it."""
-        self._made().engine.start()
-
     def _made(self) -> Node:
         from changefeed.jobs.node import Node
         from changefeed.spark.session import SparkEngine

@@ -115,10 +115,7 @@ class Backend:
     def _start(self, node: Future[bool], failed: Callable[[Exception], None]) -> None:
         try:
             application = self.application
-            started = application.start_node()
-            node.set_result(started)
-            if started:
-                application.warm_up()
+            node.set_result(application.start_node())
         except Exception as error:
             # Whoever asks next meets the same error in his own thread, where it is reported.
             if not node.done():

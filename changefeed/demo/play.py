@@ -30,7 +30,7 @@ from grammar.split import split
 #: What the sinkless feed of ``feeds.sql`` watches: the scan is over when all their rows came.
 STREAMED = ("customers", "orders", "order_items")
 
-#: A first Spark session takes ten seconds here and much longer on a busy machine.
+#: The source is prepared first, which takes a second, and much longer on a busy machine.
 FIRST_ROW_SECONDS = 180.0
 
 StreamRow = tuple[str | None, str | None, str | None]
@@ -91,13 +91,12 @@ def _base() -> str:
 
 @contextmanager
 def _engine(state: Path) -> Iterator[Engine]:
-    """A state of its own with a node in this process; Spark starts in the background at once."""
+    """A state of its own with a node in this process."""
     state.mkdir()
     catalog = Catalog.open(str(state))
     handler = log_to(StateLayout(state).node_log)
     node = Node(catalog, str(state))
     try:
-        node.engine.start()
         node.start()
         yield Engine(catalog, host=node)
     finally:
@@ -132,7 +131,7 @@ def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:
     try:
         expected = shop.row_count(stage.server.uri(), STREAMED)
         display.heading(f"initial scan: {expected} rows")
-        with display.waiting("waiting for Spark to start"):
+        with display.waiting("waiting for the first row"):
             row = pump.next(FIRST_ROW_SECONDS)
         shown = 0
         while row is not None:
