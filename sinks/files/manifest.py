@@ -3,7 +3,8 @@
 A manifest names every file of one table and schema version in one bucket, in the form Amazon
 Redshift's ``COPY .. MANIFEST`` reads; a bucket gets one only when nothing can be added to it any
 more. It is made from a listing of the folder, so files of an earlier run, of executors and of
-the scan are in it, and a crash between bucket and manifest is made good at the next mark.
+the scan are in it, and a crash between bucket and manifest is made good at the next mark. The mark
+itself is written behind the manifests of all tables: who waits for it finds them all.
 """
 
 from __future__ import annotations

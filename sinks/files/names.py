@@ -40,7 +40,9 @@ class Buckets:
 
     def folder(self, stamp: Timestamp) -> str:
         """Folder of an instant; empty for ``flat``."""
-        return f"{stamp.datetime():{self.pattern}}" if self.pattern else ""
+        return (
+            f"{Timestamp(self.start(stamp.wall)).datetime():{self.pattern}}" if self.nanos else ""
+        )
 
     def begin(self, folder: str) -> int | None:
         """When the bucket of a folder begins; None for a folder that is none of ours."""
