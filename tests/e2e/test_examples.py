@@ -6,6 +6,7 @@ anew; read the difference.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from changefeed.spark.session import SparkEngine
 from grammar.split import split
 from tests.e2e.feeds import running
 from tests.services.cache import server_folder
+from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
@@ -98,6 +100,39 @@ def test_files(
         check(request, folder / "expected" / f"{topic}.ndjson", rows)
     csv = [line for path in sorted(exports.rglob("*.csv")) for line in path.read_text().split("\n")]
     check(request, folder / "expected" / "sensors.csv", [line for line in csv if line])
+
+
+@pytest.mark.elasticsearch
+def test_elasticsearch(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    elasticsearch: Elasticsearch,
+    spark_engine: SparkEngine,
+) -> None:
+    folder = EXAMPLES / "elasticsearch"
+    play(postgres, folder / "setup.sql")
+    with running(tmp_path / "state", spark_engine) as feeds:
+        search = f"{elasticsearch.uri}/?index_prefix=store_"
+        feeds.connect(store=postgres.uri, search=search)
+        for piece in split((folder / "feeds.sql").read_text()):
+            feeds.execute(piece.text.replace("127.0.0.1:9200", elasticsearch.address))
+        both = ("store_to_search", "cdc_store_products")
+        for name in both:
+            feeds.sync(name)
+        play(postgres, folder / "changes.sql")
+        for name in both:
+            feeds.sync(name)
+        feeds.execute("DROP CHANGEFEED store_to_search")
+        feeds.execute("DROP CDC FOR store.products")
+    assert elasticsearch.documents("store_changefeed_resolved"), "no resolved timestamp came"
+    for index in ("store_products", "store_reviews", "catalogue"):
+        documents = sorted(elasticsearch.documents(index).items())
+        rows = [f"{key}\t{json.dumps(document)}" for key, document in documents]
+        check(request, folder / "expected" / f"{index}.txt", rows)
+    fields = sorted(elasticsearch.mapping("store_products").items())
+    lines = [f"{name}\t{json.dumps(field)}" for name, field in fields]
+    check(request, folder / "expected" / "store_products.mapping.txt", lines)
 
 
 def test_quickstart() -> None:
