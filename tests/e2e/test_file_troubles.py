@@ -1,0 +1,78 @@
+"""What a user sees when files cannot be written: a full disk, a missing right."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from changefeed.spark.session import SparkEngine
+from sinks.files.staged import StagedFile
+from sinks.testing.readers import file_bytes, visible_files
+from tests.e2e.feeds import Feeds, running
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
+
+
+@pytest.fixture
+def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+    postgres.execute("create table t (a int primary key, b text); insert into t values (1, 'x')")
+    with running(tmp_path / "state", spark_engine) as made:
+        made.connect(shop=postgres.uri)
+        yield made
+
+
+def until(feeds: Feeds, status: str) -> str:
+    """Wait until the feed has a status; what it says of itself then."""
+    deadline = time.monotonic() + 60
+    while (job := feeds.catalog.job("f")).status.value != status:
+        assert time.monotonic() < deadline, f"{job.status} {job.reason}, never {status}"
+        time.sleep(0.05)
+    return f"{job.reason}|{feeds.execute('SHOW CHANGEFEED f').rows!r}"
+
+
+def test_a_full_disk_is_waited_for(
+    feeds: Feeds, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = threading.Event()
+    whole = StagedFile.write
+
+    def write(self: StagedFile, values: pa.Array) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(self, values)
+
+    monkeypatch.setattr(StagedFile, "write", write)
+    folder = tmp_path / "out"
+    feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}' WITH updated")
+    feeds.sync("f")
+    full.set()
+    postgres.execute("update t set b = 'y'")
+    said = until(feeds, "retrying")
+    assert f"no room for {folder}: No space left on device" in said
+    full.clear()
+    feeds.sync("f")
+    lines = [line for path in visible_files(folder) for line in file_bytes(path).splitlines()]
+    assert [json.loads(line)["after"]["b"] for line in lines if b"after" in line] == ["x", "y"]
+
+
+def test_a_missing_right_stops_the_feed_and_resume_goes_on(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    """Root may write anywhere, so a file in place of the directory stands for the right."""
+    (tmp_path / "out").write_text("")
+    feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{tmp_path}/out' WITH updated")
+    said = until(feeds, "failed")
+    assert f"{tmp_path}/out cannot be written" in said
+    assert "check the owner and rights of the directory, then RESUME." in said
+    (tmp_path / "out").unlink()
+    feeds.execute("RESUME CHANGEFEED f")
+    feeds.sync("f")
+    assert len(visible_files(tmp_path / "out")) == 1
