@@ -160,9 +160,9 @@ class MySQL(Warehouse):
             return
         try:
             self._connection = pymysql.connect(
-                **self._address,  # type: ignore[arg-type]
-                **self._login,  # type: ignore[arg-type]
-                **self._tls,  # type: ignore[arg-type]
+                **self._address,
+                **self._login,
+                **self._tls,
                 charset="utf8mb4",
                 autocommit=True,
                 connect_timeout=10,
