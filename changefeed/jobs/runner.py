@@ -244,7 +244,8 @@ class FeedRunner:
         """Until the log has more; a sink with a pace lets changes gather first."""
         pause = self._next_round - time.monotonic()
         if pause > 0:
-            self._stopping.wait(pause)
+            # Whatever the log does; but a statement or the scan may want something.
+            self.keeper.wait_beyond(Timestamp.MAX, min(pause, IDLE_SECONDS))
         else:
             # Not the high-water: that stays behind while a backfill is owed.
             self.keeper.wait_beyond(self._seen, IDLE_SECONDS)

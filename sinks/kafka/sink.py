@@ -62,6 +62,7 @@ class KafkaSink:
         executor=True,
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
+        resolved_by_topic=True,
     )
     stall_seconds: float = STALL_SECONDS
 
