@@ -33,6 +33,9 @@ VERSION = "8.19.21"
 #: The largest request the server takes: small, so that a test of it costs little.
 MAX_CONTENT_BYTES = 4 << 20
 
+#: The JVM of a server for tests: starts fast, takes little.
+SMALL_JAVA = "-Xms512m -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
 _SETTINGS: Mapping[str, str] = {
     "cluster.name": "tests",
     "node.name": "n1",
@@ -48,8 +51,11 @@ _SETTINGS: Mapping[str, str] = {
 class Elasticsearch:
     """A server over ``folder``; the same ports and data for every start."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, str] | None = None, java: str = SMALL_JAVA
+    ) -> None:
         self.folder = folder
+        self._java = java
         self.port, self._transport_port = free_port(), free_port()
         self.settings = dict(settings or {})
         self.log_file = folder / "out.log"
@@ -200,7 +206,7 @@ class Elasticsearch:
             "ES_PATH_CONF": str(self.folder / "conf"),
             "ES_TMPDIR": str(self.folder / "tmp"),
             "ES_JAVA_HOME": str(find_java().executable.resolve().parent.parent),
-            "ES_JAVA_OPTS": "-Xms512m -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "ES_JAVA_OPTS": self._java,
         }
 
     def _healthy(self) -> bool:
