@@ -15,6 +15,7 @@ from changefeed.option_relations import RELATIONS
 from changefeed.option_types import Takes, parse_duration, parse_moment, parse_size
 from changefeed.options import (
     CURSOR,
+    DELIVERY,
     DIFF,
     ENVELOPE,
     INITIAL_SCAN,
@@ -25,6 +26,7 @@ from changefeed.options import (
     RESOLVED,
     RETRY_FOR,
     Envelope,
+    Guarantee,
     InitialScan,
     OptionRow,
     Options,
@@ -142,6 +144,15 @@ def test_a_sink_refuses_what_it_cannot() -> None:
         "CF1206 this sink is incompatible with format=csv"
     ]
     assert given("compression = none, envelope = none", "file", files)[ENVELOPE] is Envelope.ROW
+
+
+def test_exactly_once_needs_a_sink_that_can() -> None:
+    assert refused("delivery = exactly_once", Abilities()) == [
+        "CF1206 this sink is incompatible with delivery=exactly_once"
+    ]
+    assert given("delivery = at_least_once", sink=Abilities())[DELIVERY] is Guarantee.AT_LEAST_ONCE
+    able = given("delivery = exactly_once", sink=Abilities(exactly_once=True))
+    assert able[DELIVERY] is Guarantee.EXACTLY_ONCE
 
 
 def test_a_sink_without_keys_puts_the_key_into_the_value() -> None:
