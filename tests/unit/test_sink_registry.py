@@ -143,7 +143,8 @@ def test_the_guide_names_every_scheme_parameter_and_case() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "sink-guide.md").read_text()
     wanted = {f"`{case.name}`" for case in CASES}
     wanted |= {f"{scheme}://" for scheme in registry.schemes()}
-    for uri in ("kafka://h", "confluent-cloud://h", "azure-event-hub://h", "file:///d"):
+    uris = ["kafka://h", "confluent-cloud://h", "azure-event-hub://h", "file:///d", "s3://b"]
+    for uri in (*uris, "gs://b", "azure://b", "hdfs://h", "https://h"):
         (error,) = [e for e in registry.check(f"{uri}?qqqq=1") if e.code.number == "CF1202"]
         wanted |= {f"`{name}`" for name in error.hint.removeprefix("it takes ").split(", ")}
     assert [text for text in sorted(wanted) if text not in guide] == []
