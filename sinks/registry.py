@@ -169,6 +169,12 @@ BUILT_IN: dict[str, Entry] = {
         ("pymysql",),
         "mysql",
     ),
+    "redshift": Entry(
+        "sinks.warehouse.redshift:RedshiftSink",
+        "tables of an Amazon Redshift database (never run against one)",
+        "redshift://user:password@cluster:5439/database?schema=shop",
+        ("psycopg",),
+    ),
     "experimental-sql": Entry(
         "sinks.table.sink:TableSink",
         "a table of messages in a SQL database",

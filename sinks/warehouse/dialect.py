@@ -52,11 +52,13 @@ class TypeRule:
         cast: SQL that makes the type out of the log form; ``{x}`` is the staging column.
         accepts: regular expression (RE2, whole text) of the log forms the type can hold; empty
             is all of them. A text that does not match stops the table with CF5006.
+        longest: bytes of the longest log form it can hold; 0 is any.
     """
 
     sql: str
     cast: str = "{x}"
     accepts: str = ANY
+    longest: int = 0
 
     def of(self, expression: str) -> str:
         """The typed value of a staging expression."""
@@ -102,6 +104,7 @@ class Dialect:
             each before, and makes them harmless to repeat.
         max_precision: digits of the largest exact decimal.
         true, false: literals.
+        counts: tables without a key can be kept (rows can be repeated by :meth:`copies`).
         keeps_key: CREATE TABLE declares the primary key (the target uses it to find rows).
     """
 
@@ -119,6 +122,7 @@ class Dialect:
     folds_case: ClassVar[bool] = False
     transactional_ddl: ClassVar[bool] = True
     max_precision: ClassVar[int] = 38
+    counts: ClassVar[bool] = True
     keeps_key: ClassVar[bool] = False
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"

@@ -117,6 +117,7 @@ def _latest_known(d: Dialect, staged: Staged, place: int) -> list[str]:
     key = ", ".join(map(q, shape.key))
     order = f"{unknown}, {q(SEQUENCE)} DESC, {q(ORDER)} DESC"
     return [
-        f"first_value({name}) OVER (PARTITION BY {key} ORDER BY {order}) AS {name}",
+        f"first_value({name}) OVER (PARTITION BY {key} ORDER BY {order} "
+        f"ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS {name}",
         f"min({unknown}) OVER (PARTITION BY {key}) AS {q(f'{_KEEP}{place}')}",
     ]

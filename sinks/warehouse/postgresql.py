@@ -128,9 +128,12 @@ class PostgreSQL(Warehouse):
             )
         except psycopg.Error as error:
             raise self._refused(error) from None
-        self.dialect.merges = self._connection.info.server_version >= 150000
+        self._look(self._connection.info.server_version)
         if not self._has_schema():
             self.run([Statement(self.dialect.create_schema(self.schema))])
+
+    def _look(self, version: int) -> None:
+        self.dialect.merges = version >= 150000
 
     def _has_schema(self) -> bool:
         name = self.dialect.literal(self.schema)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column, TableSchema
-from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.dialect import Dialect, TypeRule
 
 BATCH, SEQUENCE, ORDER, OPERATION, MISSING = (
     "_batch_id",
@@ -149,19 +149,26 @@ def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
     """
     for i, column in enumerate(shape.columns):
         rule = d.rule(column, key=i in shape.schema.key)
-        if not rule.accepts:
-            continue
         names = [column.name] + ([BEFORE + column.name] if i in shape.before else [])
-        for name in names:
-            fits = pc.match_substring_regex(staged[name], rf"\A(?:{rule.accepts})\z")
-            refused = pc.sum(pc.invert(fits)).as_py() or 0
-            if refused:
-                raise ChangefeedError(
-                    "CF5006",
-                    f"{shape.schema.table}: column {column.name} has a value that {rule.sql} of "
-                    f"{d.name} cannot hold",
-                    detail=f"target {shape.topic}, source type {column.type_name}, "
-                    f"{refused} of {staged.num_rows} rows",
-                    hint="change the value or the column's type at the source, or leave the "
-                    "column out of the feed, then RETRY.",
-                )
+        refused = sum(_refused(rule, staged[name]) for name in names)
+        if refused:
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: column {column.name} has a value that {rule.sql} of "
+                f"{d.name} cannot hold",
+                detail=f"target {shape.topic}, source type {column.type_name}, "
+                f"{refused} of {staged.num_rows} rows",
+                hint="change the value or the column's type at the source, or leave the "
+                "column out of the feed, then RETRY.",
+            )
+
+
+def _refused(rule: TypeRule, values: pa.ChunkedArray) -> int:
+    """How many of the values the type cannot hold."""
+    found = 0
+    if rule.accepts:
+        fits = pc.match_substring_regex(values, rf"\A(?:{rule.accepts})\z")
+        found += pc.sum(pc.invert(fits)).as_py() or 0
+    if rule.longest:
+        found += pc.sum(pc.greater(pc.binary_length(values), rule.longest)).as_py() or 0
+    return found

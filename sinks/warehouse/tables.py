@@ -131,6 +131,8 @@ class Table:
         folded = [n.casefold() for n in names]
         if self.d.folds_case and len(set(folded)) != len(folded):
             raise self._refused(schema, f"two columns differ only in case, {self.d.name} folds it")
+        if schema.keyless and not self.d.counts and self.keeping.history is not History.APPEND:
+            raise self._refused(schema, f"{self.d.name} needs a table with a key")
         if schema.keyless and self.keeping.soft:
             raise self._refused(schema, "deletes = 'soft' needs a table with a key")
         if schema.keyless and self.keeping.history is History.SCD2:

@@ -11,6 +11,7 @@ import pytest
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
 from tests.services.postgres import Database
 
@@ -75,6 +76,50 @@ class PostgreSQLHarness(MergeHarness):
 def test_postgresql(case: MergeCase, postgres: Database) -> None:
     """14 has no MERGE: rows are deleted and inserted there."""
     _run(case, PostgreSQLHarness(postgres))
+
+
+class RedshiftHarness(PostgreSQLHarness):
+    """PostgreSQL in its place: the statements of Redshift are standard SQL but for types."""
+
+    never: Mapping[str, str] = dict.fromkeys(
+        (
+            "merges_several_tables",
+            "replays_a_round",
+            "replays_old_rounds",
+            "survives_crash_before_commit",
+            "aborts",
+            "truncates",
+            "scans",
+            "scans_anew",
+            "scans_over_leftovers",
+            "counts_duplicates",
+            "keeps_sequence_beside",
+        ),
+        "has a table without a key",
+    ) | {
+        "evolves": "Redshift widens no integer",
+        "merges_awkward_text": "it has a text longer than VARCHAR can be",
+    }
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        uri = self._database.uri.replace("postgres@", f"postgres:{self.secret}@")
+        uri = uri.replace("postgresql:", "redshift:")
+        made = RedshiftSink(f"{uri}?schema=copy&sslmode=disable", options)
+        made._warehouse.dialect = _PlainStaging()
+        return made
+
+
+class _PlainStaging(RedshiftDialect):
+    """Without the clauses of CREATE TABLE that PostgreSQL does not know."""
+
+    def create_staging(self, table: str, columns: Mapping[str, str]) -> str:
+        return self.create_table(table, columns)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_redshift_on_postgresql(case: MergeCase, postgres: Database) -> None:
+    _run(case, RedshiftHarness(postgres))
 
 
 class MariaDBHarness(MergeHarness):

@@ -1,0 +1,152 @@
+"""``redshift://user:password@cluster:5439/database?schema=name``: Amazon Redshift.
+
+**Written from Redshift's documentation and never run against it**: there is no server of it to be
+had for tests. The statements are golden texts, and the strategy (delete and insert in one
+transaction, rows loaded by INSERT) passes the list of merging sinks on PostgreSQL, whose protocol
+Redshift speaks. What is kept to: MERGE takes no subquery as its source and no conditions, DELETE
+no alias, ``first_value`` needs a frame.
+
+A table without a key is refused: there is no way to repeat a row a number of times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pyarrow as pa
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import SinkURL
+from sinks.warehouse.dialect import (
+    COMMON_ERA,
+    Dialect,
+    Merge,
+    Statement,
+    TypeRule,
+    decimal_pattern,
+)
+from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
+from sinks.warehouse.replace import delete_insert
+from sinks.warehouse.rows import packets
+from sinks.warehouse.sink import WarehouseSink
+
+#: Bytes of the longest VARCHAR; a statement may have 16 MB.
+_TEXT = "VARCHAR(65535)"
+_FREE = "DECIMAL(38,18)"
+_LONGEST = 65535
+_ALIAS = re.compile(r'\bt\.(?=")')
+
+
+class RedshiftDialect(PostgreSQLDialect):
+    """Redshift's SQL, as text."""
+
+    name = "Redshift"
+    folds_case = True
+    keeps_key = False
+    counts = False
+    max_name = 127
+    max_precision = 38
+    key_text = "VARCHAR(512)"
+    staging_types: ClassVar[Mapping[str, str]] = {
+        "bool": "BOOLEAN",
+        "int16": "SMALLINT",
+        "int32": "INTEGER",
+        "int64": "BIGINT",
+        "string": _TEXT,
+    }
+    types: ClassVar[Mapping[str, TypeRule]] = {
+        "bool": TypeRule("BOOLEAN"),
+        "int16": TypeRule("SMALLINT"),
+        "int32": TypeRule("INTEGER"),
+        "int64": TypeRule("BIGINT"),
+        "float32": TypeRule("REAL", "CAST({x} AS REAL)"),
+        "float64": TypeRule("DOUBLE PRECISION", "CAST({x} AS DOUBLE PRECISION)"),
+        "decimal": TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(20, 18)),
+        "text": TypeRule(_TEXT, longest=_LONGEST),
+        "bytes": TypeRule("VARBYTE(65535)", "from_hex(substring({x}, 3))", longest=_LONGEST),
+        "date": TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
+        "time": TypeRule("TIME", "CAST({x} AS TIME)"),
+        "timetz": TypeRule("TIMETZ", "CAST({x} AS TIMETZ)"),
+        "timestamp": TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", COMMON_ERA),
+        "timestamptz": TypeRule("TIMESTAMPTZ", "CAST({x} AS TIMESTAMPTZ)", COMMON_ERA),
+        "interval": TypeRule("VARCHAR(128)"),
+        "json": TypeRule("SUPER", "json_parse({x})", longest=_LONGEST),
+        "uuid": TypeRule("VARCHAR(36)"),
+        "other": TypeRule(_TEXT, longest=_LONGEST),
+    }
+
+    def decimal(self, precision: int, scale: int) -> TypeRule:
+        return self.types["other"] if scale > 37 else Dialect.decimal(self, precision, scale)
+
+    def array(self, element: str) -> TypeRule:
+        return self.types["json"]
+
+    def instant(self, version: str) -> str:
+        return f"timestamptz 'epoch' + ({version} / 1000) * interval '1 microsecond'"
+
+    def create_staging(self, table: str, columns: Mapping[str, str]) -> str:
+        return f"{self.create_table(table, columns)} BACKUP NO SORTKEY (_batch_id, _sequence_num)"
+
+    def widen_column(self, table: str, name: str, sql: str) -> str:
+        raise ChangefeedError(
+            "CF5006",
+            f"Redshift cannot give column {name} a wider type",
+            detail=f"target {table}",
+            hint="it only lengthens VARCHAR: make the target anew.",
+        )
+
+    def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
+        # The target has no alias in DELETE.
+        return f"DELETE FROM {table} USING {source} AS {alias} WHERE {_ALIAS.sub(f'{table}.', on)}"
+
+    def merge(self, merge: Merge) -> list[str]:
+        return delete_insert(self, merge)
+
+
+class Redshift(PostgreSQL):
+    """Rows are loaded by INSERT: COPY reads from S3 alone."""
+
+    def __init__(self, uri: str, schema: str, place: str) -> None:
+        super().__init__(uri, schema, place)
+        self.dialect = RedshiftDialect()
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        names = ", ".join(map(self.dialect.quote, rows.column_names))
+        head = f"INSERT INTO {self.name(table)} ({names}) VALUES "
+        # Backslashes in a literal stand for themselves, as in standard_conforming_strings.
+        self.run([Statement(head + values, table) for values in packets(rows)])
+
+
+class RedshiftSink(WarehouseSink):
+    """``redshift://user:password@cluster:5439/database?schema=public&sslmode=``."""
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        url = SinkURL(uri)
+        schema = url.take_str("schema") or "public"
+        url.take_choice("sslmode", ("disable", "prefer", "require", "verify-ca", "verify-full"))
+        url.take_str("sslrootcert")
+        url.finish("redshift")
+        database = url.path.strip("/")
+        if not url.host or not database:
+            raise ChangefeedError(
+                "CF1201",
+                "a Redshift sink names a cluster and a database",
+                hint="write redshift://user:password@cluster:5439/database?schema=name",
+            )
+        super().__init__(
+            Redshift(for_libpq(uri, url.port or 5439), schema, f"Redshift {url.host}/{database}"),
+            options,
+        )
+
+
+def for_libpq(uri: str, port: int) -> str:
+    """The URI as PostgreSQL's client library reads it."""
+    address, _, query = uri.partition("?")
+    kept = [p for p in query.split("&") if p and p.partition("=")[0] != "schema"]
+    rest = address.partition("://")[2]
+    authority, _, database = rest.partition("/")
+    if not re.search(r":\d+\Z", authority):
+        authority += f":{port}"
+    return f"postgresql://{authority}/{database}" + ("?" + "&".join(kept) if kept else "")
