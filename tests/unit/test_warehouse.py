@@ -1,0 +1,408 @@
+"""The core of SQL warehouses: values, shapes, bookkeeping, errors; no server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from changefeed.errors import ChangefeedError
+from changefeed.events import SchemaChange
+from changefeed.schema import TableSchema
+from sinks.registry import check, open_sink, sink_location
+from sinks.testing.feed import at
+from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
+from sinks.warehouse import evolution
+from sinks.warehouse.applied import Applied
+from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.duckdb import DuckDB, DuckDBDialect, DuckDBSink
+from sinks.warehouse.mysql import MySQLDialect
+from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
+from sinks.warehouse.redshift import RedshiftDialect
+from sinks.warehouse.rows import packets
+from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink, read_options
+from sinks.warehouse.staging import Shape, check_values
+from sinks.warehouse.tables import History, Keeping, Table
+
+DIALECTS: Mapping[str, Dialect] = {
+    d.name: d for d in (DuckDBDialect(), PostgreSQLDialect(), MySQLDialect(), RedshiftDialect())
+}
+
+# ------------------------------------------------------------------------------- values
+
+
+def refused(dialect: Dialect, logical: str, text: str | None, *, key: bool = False) -> str:
+    """What the sink says of a value; empty when it takes it."""
+    schema = table_of("t", key=("a",), a=logical if key else "int32", b=logical)
+    source = Source(schema)
+    source.commit(insert("t", a=text if key else 1, b=None if key else text))
+    shape = Shape(schema, "t")
+    rows = RowFeed(source)._batch(RowFeed(source)._next(at(1)), source.log, 0).rows
+    staged = shape.staged(rows, 1)
+    try:
+        check_values(shape, staged, dialect)
+    except ChangefeedError as error:
+        assert error.code.number == "CF5006"
+        shown = f"{error.message} {error.detail} {error.hint}"
+        assert not text or len(text) < 3 or text.strip('"') not in shown, "the value is shown"
+        assert "shop.public.t" in shown and f"column {'a' if key else 'b'}" in shown
+        return shown
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("logical", "text", "refusing"),
+    [
+        ("decimal", "12345678901234567890.123456789012345678", "MySQL?"),
+        ("decimal", "0.0000000000000000001", "DuckDB Redshift"),
+        ("decimal", "1.50000000000000000000000000000000000000000", ""),
+        ("decimal", '"NaN"', "DuckDB MySQL Redshift"),
+        ("decimal", '"-Infinity"', "DuckDB MySQL Redshift"),
+        ("decimal(6,2)", "-9999.99", ""),
+        ("decimal(6,2)", '"NaN"', "DuckDB MySQL Redshift"),
+        ("decimal(3,5)", "0.00999", ""),
+        ("decimal(2,-3)", "-99000", ""),
+        ("float64", '"Infinity"', "MySQL"),
+        ("float64", "1e+300", ""),
+        ("float32", '"NaN"', "MySQL"),
+        ("date", "2024-02-29", ""),
+        ("date", "infinity", "MySQL Redshift"),
+        ("date", "0044-03-15 BC", "DuckDB MySQL Redshift"),
+        ("date", "12024-01-01", "MySQL Redshift"),
+        ("timestamp", "2024-03-31T01:02:03.123456", ""),
+        ("timestamptz", "2024-03-31T01:02:03Z", ""),
+        ("timestamptz", "-infinity", "MySQL Redshift"),
+        ("timestamptz", "0044-03-15T00:00:00Z BC", "DuckDB MySQL Redshift"),
+        ("array<int32>", "[1,null]", ""),
+        ("array<int32>", "[]", ""),
+        ("array<int32>", "[[1],[2]]", "DuckDB"),
+        ("array<json>", '[{"a": 1}]', ""),
+        ("text", "x" * 70_000, "Redshift"),
+        ("text", None, ""),
+    ],
+)
+def test_values_that_a_type_cannot_hold_are_named_by_column(
+    logical: str, text: str | None, refusing: str
+) -> None:
+    found = {name for name, d in DIALECTS.items() if refused(d, logical, text)}
+    assert found == {name for name in refusing.split() if not name.endswith("?")}
+
+
+def test_texts_in_keys_have_a_length_in_mysql() -> None:
+    mysql = DIALECTS["MySQL"]
+    assert not refused(mysql, "text", "☃" * 255, key=True)
+    assert "VARCHAR(255)" in refused(mysql, "text", "☃\n" * 128, key=True)
+    assert not refused(mysql, "bytes", "\\x" + "00" * 255, key=True)
+    assert "VARBINARY(255)" in refused(mysql, "bytes", "\\x" + "00" * 256, key=True)
+
+
+@pytest.mark.parametrize(
+    ("logical", "text", "shown"),
+    [
+        ("decimal", "0.000000000000000001", "0.000000000000000001"),
+        ("decimal(12,2)", "-12.30", "-12.30"),
+        ("float64", "NaN", "nan"),
+        ("bytes", "\\xdeadBEEF", r"\xDE\xAD\xBE\xEF"),
+        ("bytes", "\\x", ""),
+        ("date", "-infinity", "-infinity"),
+        ("timestamp", "10000-01-01T00:00:00.5", "10000-01-01 00:00:00.5"),
+        ("interval", "1 year -3 days +04:05:06", "1 year -3 days 04:05:06"),
+        ("interval", "-00:00:01", "-00:00:01"),
+        ("time", "24:00:00", "24:00:00"),
+        ("timetz", "01:02:03.5+05:30", "01:02:03.5+05:30"),
+        ("json", '{"b": 1.50, "a": [null]}', '{"b": 1.50, "a": [null]}'),
+        ("array<text>", '["a,b",null,"c\\"d"]', "['a,b', NULL, 'c\"d']"),
+        ("array<float64>", '[1.5,"NaN"]', "[1.5, nan]"),
+        ("array<timestamp>", '["2024-01-01T01:02:03"]', "['2024-01-01 01:02:03']"),
+        ("array<int32>", "[]", "[]"),
+        ("uuid", "EEB6EEFE-f688-46d8-952a-9f1101369c1b", "eeb6eefe-f688-46d8-952a-9f1101369c1b"),
+    ],
+)
+def test_duckdb_makes_each_type_of_its_log_form(logical: str, text: str, shown: str) -> None:
+    dialect = DuckDBDialect()
+    rule = dialect.rule(column_of("c", logical, 1))
+    sql = f"SELECT v::VARCHAR, typeof(v) FROM (SELECT {rule.of(dialect.literal(text))} AS v)"
+    [(found, kind)] = duckdb.sql(sql).fetchall()
+    assert found == shown
+    assert kind.replace(" WITH TIME ZONE", "TZ") == rule.sql
+
+
+def test_literals_of_inserted_rows() -> None:
+    source = Source(table_of("t", key=("a",), a="int64", b="text", c="bool"))
+    source.commit(insert("t", a=1, b="it's \\ \n☃", c=True), insert("t", a=2))
+    shape = Shape(source.schemas["t"], "t")
+    feed = RowFeed(source)
+    staged = shape.staged(feed._batch(feed._next(at(1)), source.log, 0).rows, 7)
+    [text] = packets(staged.select(["a", "b", "c", "_batch_id"]))
+    assert text == "(1,'it''s \\ \n☃',1,7),(2,NULL,NULL,7)"
+    wide = Source(table_of("w", key=("a",), a="int64", b="text"))
+    wide.commit(*(insert("w", a=i, b="x" * 3_000_000) for i in range(3)))
+    feed = RowFeed(wide)
+    staged = Shape(wide.schemas["w"], "w").staged(
+        feed._batch(feed._next(at(1)), wide.log, 0).rows, 7
+    )
+    assert [p.count("(") for p in packets(staged)] == [1, 1, 1]
+
+
+# ------------------------------------------------------------------------------- shapes
+
+
+def table(dialect: Dialect | None = None, keeping: Keeping | None = None) -> Table:
+    d = dialect or PostgreSQLDialect()
+    warehouse = PostgreSQL("", "s", "")
+    warehouse.dialect = d  # type: ignore[assignment]
+    keeping = keeping or Keeping()
+    return Table.of(warehouse, "t", keeping, Applied(d, '"s"."_changefeed_applied"', "x/1", "t"))
+
+
+def changes(old: TableSchema, new: TableSchema, *present: str) -> list[str]:
+    event = SchemaChange(old, new, at(1), 1)
+    names = present or tuple(c.name for c in old.columns)
+    found = evolution.changes(table(), event, dict.fromkeys(names, ""))
+    return [change.sql.removeprefix('ALTER TABLE "s"."t" ') for change in found]
+
+
+def test_renames_never_meet() -> None:
+    old = table_of("t", key=("id",), id="int32", a="text", b="text", c="text")
+    names = {"a": "b", "b": "c", "c": "a"}
+    turned = tuple(replace(c, name=names.get(c.name, c.name)) for c in old.columns)
+    assert changes(old, replace(old, columns=turned)) == [
+        'RENAME COLUMN "a" TO "_renamed_a"',
+        'RENAME COLUMN "c" TO "a"',
+        'RENAME COLUMN "b" TO "c"',
+        'RENAME COLUMN "_renamed_a" TO "b"',
+    ]
+
+
+def test_dropped_columns_make_room() -> None:
+    old = table_of("t", key=("id",), id="int32", a="text", b="text")
+    new = replace(old, columns=(old.columns[0], replace(old.columns[2], name="a")))
+    want = ['RENAME COLUMN "a" TO "_dropped_3_a"', 'RENAME COLUMN "b" TO "a"']
+    assert changes(old, new) == want
+    assert changes(old, new, "id", "_dropped_3_a", "a") == [], "it was done before a crash"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wider"),
+    [
+        ("int16", "int64", True),
+        ("int32", "decimal", True),
+        ("int64", "int32", False),
+        ("decimal(10,2)", "decimal(12,2)", True),
+        ("decimal(10,2)", "decimal(12,5)", False),
+        ("decimal(10,2)", "decimal", True),
+        ("decimal", "decimal(38,10)", False),
+        ("float32", "float64", True),
+        ("text", "int32", False),
+        ("timestamp", "timestamptz", False),
+    ],
+)
+def test_wider_types(old: str, new: str, wider: bool) -> None:
+    before = table_of("t", key=("id",), id="int32", a=old)
+    after = replace(before, columns=(before.columns[0], column_of("a", new, 2)))
+    if wider:
+        [sql] = changes(before, after)
+        assert sql.startswith('ALTER COLUMN "a" TYPE')
+        return
+    with pytest.raises(ChangefeedError, match="not wider") as caught:
+        changes(before, after)
+    assert caught.value.code.number == "CF5006"
+
+
+@pytest.mark.parametrize(
+    ("columns", "keeping", "why"),
+    [
+        ({"a": "int32", "_operation": "text"}, Keeping(), "used by the sink itself"),
+        ({"a": "int32", "_deleted": "text"}, Keeping(soft=True), "used by the sink itself"),
+    ],
+)
+def test_tables_that_cannot_be_kept(columns: dict[str, str], keeping: Keeping, why: str) -> None:
+    with pytest.raises(ChangefeedError, match=why):
+        table(keeping=keeping).check(table_of("t", key=("a",), **columns))
+
+
+def test_tables_without_a_key_have_no_versions() -> None:
+    for keeping in (Keeping(soft=True), Keeping(history=History.SCD2)):
+        with pytest.raises(ChangefeedError, match="needs a table with a key"):
+            table(keeping=keeping).check(table_of("t", a="int32"))
+    with pytest.raises(ChangefeedError, match="Redshift needs a table with a key"):
+        table(RedshiftDialect()).check(table_of("t", a="int32"))
+    with pytest.raises(ChangefeedError, match="differ only in case"):
+        table(DuckDBDialect()).check(table_of("t", key=("a",), a="int32", A="int32"))
+
+
+def test_long_names_stay_unique() -> None:
+    d = PostgreSQLDialect()
+    one, two = d.fit("_staging_" + "é" * 40 + "1"), d.fit("_staging_" + "é" * 40 + "2")
+    assert one != two and len(one.encode()) <= 63
+
+
+# ------------------------------------------------------------------------------- the sink
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source(table_of("t", key=("a",), a="int32", b="text"))
+
+
+def opened(path: Path, source: Source, **options: object) -> tuple[RowFeed, DuckDBSink]:
+    feed = RowFeed(source, options=options)
+    sink = DuckDBSink(f"duckdb://{path}", options)
+    feed.open(sink)
+    return feed, sink
+
+
+def read(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect(str(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_staged_rows_that_went_are_missed(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"))
+    epoch, receipts = feed.write(sink, 0, 1)
+    sink._load(sink._pending[0])
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DELETE FROM _staging_t")
+    with pytest.raises(ChangefeedError) as caught:
+        sink.commit(epoch, receipts)
+    assert caught.value.code.number == "CF5001"
+    sink.abort(epoch, receipts)
+    feed.deliver(sink, 0)
+    assert read(path, "SELECT a, b FROM t") == [(1, "x")]
+    sink.close()
+
+
+def test_a_target_that_went_is_missed(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    sink.close()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP TABLE t")
+    source.commit(insert("t", a=2, b="x"))
+    feed, sink = opened(path, source)
+    with pytest.raises(ChangefeedError, match="is gone") as caught:
+        feed.deliver(sink, 1)
+    assert caught.value.code.number == "CF5006"
+    source.load("t", [])
+    feed.open(sink)
+    feed.scan(sink, "t")
+    assert read(path, "SELECT a FROM t ORDER BY a") == [(1,), (2,)]
+    sink.close()
+
+
+def test_a_target_that_was_there_is_taken_over(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t (a INTEGER, mine TEXT); INSERT INTO t VALUES (1, 'm')")
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
+    feed.deliver(sink)
+    assert read(path, "SELECT a, mine, b FROM t ORDER BY a") == [(1, "m", "x"), (2, None, "y")]
+    sink.close()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("ALTER TABLE t DROP a")
+    feed, sink = opened(path, source)
+    source.commit(update("t", {"a": 1}, b="z"))
+    with pytest.raises(ChangefeedError, match="no column a"):
+        feed.deliver(sink, 2)
+    sink.close()
+
+
+def test_resolved_stands_beside_the_tables(tmp_path: Path, source: Source) -> None:
+    from changefeed.events import Resolved
+
+    path = tmp_path / "db"
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    sink.resolved(Resolved(at(9)), b"")
+    [row] = read(path, "SELECT feed, table_name, resolved FROM _changefeed_applied")
+    assert row == ("conformance", "t", str(at(9)))
+    sink.close()
+
+
+def test_the_file_is_free_between_rounds(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    program = f"import duckdb; print(duckdb.connect({str(path)!r}).sql('FROM t').fetchall())"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.startswith("[(1, 'x', "), ran.stderr
+    sink.close()
+
+
+def test_a_file_in_use_is_tried_again(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    program = (
+        f"import duckdb, sys; c = duckdb.connect({str(path)!r}); print('open', flush=True); "
+        "sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(ChangefeedError) as caught:
+            opened(path, source)
+        assert caught.value.code.number == "CF5001"
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"), delete("t", a=1))
+    feed.deliver(sink)
+    assert read(path, "FROM t") == []
+    sink.close()
+
+
+def test_the_pace_follows_the_cost_of_a_merge() -> None:
+    sink = WarehouseSink(DuckDB("unused"))
+    assert sink.pace == PACE
+    sink._adapt(4.0)
+    assert sink.pace == 20.0
+    sink._adapt(100.0)
+    assert sink.pace == SLOWEST
+    for _ in range(10):
+        sink._adapt(0.1)
+    assert PACE <= sink.pace < PACE + 1
+
+
+def test_options() -> None:
+    assert read_options({}) == Keeping()
+    found = read_options({"deletes": "soft", "sequence_column": "none", "on_drop": "drop"})
+    assert found == Keeping(soft=True, sequence="", drop=True)
+    assert read_options({"sequence_column": "_v", "history": "scd2"}).sequence == "_v"
+
+
+def test_uris() -> None:
+    secret = "postgresql://app:pa55@db/shop?schema=copy"
+    assert "pa55" not in sink_location(secret) + repr(open_sink(secret))
+    for uri, code in [
+        ("duckdb:///x.duckdb?shema=a", "CF1202"),
+        ("duckdb://host/x.duckdb", "CF1201"),
+        ("postgresql://db", "CF1201"),
+        ("postgresql://db/shop?schma=x", "CF1202"),
+        ("mysql://db", "CF1201"),
+        ("mysql://u:p@db/shop?tls=1", "CF1202"),
+        ("redshift:///shop", "CF1201"),
+    ]:
+        assert [problem.code.number for problem in check(uri)] == [code], uri
+
+
+def test_servers_that_are_not_there_are_tried_again(source: Source) -> None:
+    for uri in ("postgresql://u:pa55@127.0.0.1:1/d", "mysql://u:pa55@127.0.0.1:1/d"):
+        sink = open_sink(uri)
+        with pytest.raises(ChangefeedError) as caught:
+            RowFeed(source).open(sink)
+        assert caught.value.code.number == "CF5001"
+        assert "pa55" not in f"{caught.value.message} {caught.value.detail}"
+        sink.close()
