@@ -17,6 +17,7 @@ skipped when they come again, so a replayed insert cannot bring back a deleted r
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ from sinks.warehouse.dialect import Dialect
 TABLE = "_changefeed_applied"
 
 _NEW = ("id", "feed", "table_name", "version", "seq", "scanned")
+
+#: Characters of an ``id``.
+_LONGEST = 255
 
 #: A number above every ``seq`` of a log.
 LAST = 2**63 - 1
@@ -57,8 +61,11 @@ class Applied:
 
     @property
     def id(self) -> str:
-        """The row's key."""
-        return f"{self.job}/{self.name}"
+        """The row's key; a very long name is cut and ends in a digest."""
+        text = f"{self.job}/{self.name}"
+        if len(text) <= _LONGEST:
+            return text
+        return f"{text[: _LONGEST - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     @property
     def _where(self) -> str:

@@ -128,7 +128,8 @@ def test_duckdb_makes_each_type_of_its_log_form(logical: str, text: str, shown: 
     dialect = DuckDBDialect()
     rule = dialect.rule(column_of("c", logical, 1))
     sql = f"SELECT v::VARCHAR, typeof(v) FROM (SELECT {rule.of(dialect.literal(text))} AS v)"
-    [(found, kind)] = duckdb.sql(sql).fetchall()
+    with duckdb.connect() as connection:
+        [(found, kind)] = connection.execute(sql).fetchall()
     assert found == shown
     assert kind.replace(" WITH TIME ZONE", "TZ") == rule.sql
 

@@ -1,0 +1,165 @@
+"""The SQL that each warehouse gets: ``tests/golden/warehouse/<dialect>.txt``.
+
+An input is a case of :data:`CASES`; the output is its statements, one a line. Redshift is proved by
+nothing but these texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.events import SchemaChange
+from changefeed.schema import TableSchema
+from sinks.testing.rows import column_of, table_of
+from sinks.warehouse import evolution, history, keyless
+from sinks.warehouse.applied import TABLE, Applied
+from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.duckdb import DuckDBDialect
+from sinks.warehouse.merge import merge
+from sinks.warehouse.mysql import MySQLDialect
+from sinks.warehouse.postgresql import PostgreSQLDialect
+from sinks.warehouse.redshift import RedshiftDialect
+from sinks.warehouse.sink import sweep
+from sinks.warehouse.staging import Shape
+from sinks.warehouse.tables import History, Keeping, Staged, Table
+from tests.golden import runner
+
+
+def _before_merge() -> Dialect:
+    dialect = PostgreSQLDialect()
+    dialect.merges = False
+    return dialect
+
+
+DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    "duckdb": DuckDBDialect,
+    "postgresql": PostgreSQLDialect,
+    "postgresql14": _before_merge,
+    "mysql": MySQLDialect,
+    "redshift": RedshiftDialect,
+}
+
+KEYED = table_of("t", key=("id",), id="int32", name="text", total="decimal(12,2)", at="timestamptz")
+KEYLESS = table_of("t", id="int32", name="text")
+
+
+def _table(d: Dialect, keeping: Keeping) -> Table:
+    def name(table: str) -> str:
+        return f"shop.{table}"
+
+    applied = Applied(d, name(TABLE), "state/17", "shop.public.t")
+    return Table(
+        d, "t", "shop.t", name("_staging_t"), "shop._sequence_t", "shop._scan_t", keeping, applied
+    )
+
+
+def _staged(
+    schema: TableSchema, *, scan: bool = False, missing: frozenset[int] = frozenset()
+) -> Staged:
+    return Staged(Shape(schema, "t"), 5, "shop._staging_t", 3, scan, missing, (900, 7))
+
+
+def _create(d: Dialect) -> list[str]:
+    table, shape = _table(d, Keeping()), Shape(KEYED, "t")
+    return [
+        d.create_table(table.name, table.columns(KEYED), table.declared_key(KEYED)),
+        d.create_staging(table.staging, shape.staging_columns(d)),
+        table.applied.insert("f", "t"),
+    ]
+
+
+def _round(d: Dialect) -> list[str]:
+    table = _table(d, Keeping())
+    merged = merge(table, _staged(KEYED))
+    return [table.applied.lock("n1"), *merged, table.applied.advance(900, 7)]
+
+
+def _evolve(d: Dialect) -> list[str]:
+    old = table_of("t", key=("id",), id="int32", name="text")
+    columns = (old.columns[0], column_of("label", "text", 2), column_of("added", "date", 3))
+    new = TableSchema(old.table, columns, old.key, old.identity, oid=old.oid)
+    event = SchemaChange(old, new, Timestamp(1), 1)
+    present = {"id": "", "name": "", "_sequence_num": ""}
+    return [c.sql for c in evolution.changes(_table(d, Keeping()), event, present)]
+
+
+#: Input of a golden file -> statements.
+CASES: Mapping[str, Callable[[Dialect], list[str]]] = {
+    "create": _create,
+    "a round of changes": _round,
+    "rows of a scan": lambda d: merge(_table(d, Keeping()), _staged(KEYED, scan=True)),
+    "unsent values": lambda d: merge(_table(d, Keeping()), _staged(KEYED, missing=frozenset({1}))),
+    "soft deletes": lambda d: merge(_table(d, Keeping(soft=True)), _staged(KEYED)),
+    "sequence beside": lambda d: merge(_table(d, Keeping(sequence="")), _staged(KEYED)),
+    "end of a scan": lambda d: sweep(_table(d, Keeping()), Shape(KEYED, "t"), 900),
+    "no key": lambda d: keyless.count_merge(_table(d, Keeping()), _staged(KEYLESS)),
+    "every change": lambda d: history.append(
+        _table(d, Keeping(history=History.APPEND)), _staged(KEYED)
+    ),
+    "versions": lambda d: history.versions(
+        _table(d, Keeping(history=History.SCD2)), _staged(KEYED)
+    ),
+    "another shape": _evolve,
+}
+
+
+@pytest.mark.parametrize("file", runner.files("warehouse"))
+def test_sql(file: Path, rewrite: bool) -> None:
+    dialect = DIALECTS[file.stem]()
+    runner.run(file, lambda case: "\n".join(CASES[case](dialect)), rewrite=rewrite)
+
+
+def test_every_dialect_has_every_case() -> None:
+    for name in DIALECTS:
+        file = runner.FOLDER / "warehouse" / f"{name}.txt"
+        wanted = [case for case in CASES if (name, case) != ("redshift", "no key")]
+        assert [case.input for case in runner.cases(file)] == wanted
+
+
+# ------------------------------------------------------------------------------- documentation
+
+_PAGE = Path(__file__).parents[2] / "docs" / "sink-warehouse.md"
+_BEGIN = "<!-- types: written by tests/golden/test_warehouse.py --rewrite -->\n"
+_END = "<!-- end of types -->"
+_LOGICAL = {
+    "bool": "boolean",
+    "int16": "smallint",
+    "int32": "integer",
+    "int64": "bigint",
+    "float32": "real",
+    "float64": "double precision",
+    "decimal(12,2)": "numeric(12,2)",
+    "decimal": "numeric",
+    "text": "text, varchar, enum",
+    "bytes": "bytea",
+    "date": "date",
+    "time": "time",
+    "timetz": "timetz",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamptz",
+    "interval": "interval",
+    "json": "json, jsonb",
+    "uuid": "uuid",
+    "array<int32>": "integer[]",
+    "array<timestamptz>": "timestamptz[]",
+    "other": "any other",
+}
+
+
+def test_the_page_shows_the_types(rewrite: bool) -> None:
+    shown = [make() for name, make in DIALECTS.items() if name != "postgresql14"]
+    lines = ["| source | " + " | ".join(d.name for d in shown) + " |"]
+    lines.append("|---" * (len(shown) + 1) + "|")
+    for logical, source in _LOGICAL.items():
+        kept = [d.rule(column_of("c", logical, 1)).sql for d in shown]
+        lines.append(f"| {source} | " + " | ".join(f"`{sql}`" for sql in kept) + " |")
+    page = _PAGE.read_text("utf-8")
+    head, rest = page.split(_BEGIN)
+    new = head + _BEGIN + "\n".join(lines) + "\n" + _END + rest.partition(_END)[2]
+    if rewrite:
+        _PAGE.write_text(new, "utf-8")
+    assert new == _PAGE.read_text("utf-8")
