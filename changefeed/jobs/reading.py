@@ -103,7 +103,7 @@ class Reading:
             sink = self.runner.outlet.for_scan()
         writer = Writer(self, sink, schema, told)
         plan = self.runner.plan(schema)
-        here = plan.format in FORMATS
+        here = plan.format in FORMATS and not writer.typed
         small = rows < HERE_ROWS if here else len(parts) <= 1 and rows < SMALL_ROWS
         in_workers = self.runner.outlet.in_workers(sink) and not writer.keeps
         try:

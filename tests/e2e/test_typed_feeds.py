@@ -62,7 +62,8 @@ def bench(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every table counts as a large one."""
-    monkeypatch.setattr(reading, "SMALL_ROWS", 0)
+    monkeypatch.setattr(reading, "SMALL_ROWS", -1_000_000)
+    monkeypatch.setattr(reading, "HERE_ROWS", -1_000_000)
 
 
 # ------------------------------------------------------------------------------- typed rows
