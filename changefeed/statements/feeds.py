@@ -61,7 +61,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             tag="CREATE CHANGEFEED",
         )
     plan = plan_create(statement, context.surroundings())
-    warnings = _source_warnings(plan.source.source, plan.tables, context)
+    warnings = _source_warnings(plan.source.source, plan.tables, context, server=plan.source.fresh)
     if plan.sinkless:
         rows = context.host.start_sinkless(plan)
         return Result(
@@ -273,13 +273,20 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
     return Result("rows", CHECK_COLUMNS, rows)
 
 
-def _source_warnings(name: str, stages: Sequence[TableStage], context: Context) -> list[str]:
-    """What the source finds worth a word; not every kind of source has such a check."""
+def _source_warnings(
+    name: str, stages: Sequence[TableStage], context: Context, *, server: bool = True
+) -> list[str]:
+    """What the source finds worth a word; not every kind of source has such a check.
+
+    ``server`` is false where what it says of itself was said before, with its first feed.
+    """
     source = context.source(name)
     if not isinstance(source, Warns):
         return []
     tables = [stage.schema.table for stage in stages]
-    return source.warnings([Watch(table.name, table.schema) for table in tables])
+    words = source.warnings([Watch(table.name, table.schema) for table in tables])
+    said = set() if server else set(source.warnings())
+    return [word for word in words if word not in said]
 
 
 # ------------------------------------------------------------------------ ALTER, RENAME
@@ -289,7 +296,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
     job = context.job(statement.feed)
     plan = plan_alter(statement, job, context.surroundings())
-    warnings = _source_warnings(job.source, plan.add, context) if plan.add else []
+    warnings = _source_warnings(job.source, plan.add, context, server=False)
     altered = context.catalog.alter_job(
         job.id,
         sink_uri=plan.sink_uri,

@@ -100,6 +100,7 @@ class FakeSource:
     prepared: list[tuple[str, tuple[TableName, ...]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    heirs: tuple[str, ...] = ()
     refused: dict[TableName, ChangefeedError] = field(default_factory=dict)
 
     def _reach(self) -> None:
@@ -136,7 +137,8 @@ class FakeSource:
         ]
 
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
-        return self.words
+        about = [f"{watch.name} has heirs" for watch in watches if watch.name in self.heirs]
+        return [*self.words, *about]
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
         self._reach()

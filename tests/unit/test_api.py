@@ -166,11 +166,15 @@ def test_without_a_node_what_the_source_refuses_leaves_nothing(alone: World) -> 
 
 
 def test_create_and_alter_pass_on_what_the_source_has_to_say(world: World) -> None:
-    world.sources["shop"].words = ["the server keeps its log without a limit"]
+    """What it says of itself comes once, with its first feed."""
+    source = world.sources["shop"]
+    source.words, source.heirs = ["the log has no limit"], ("orders", "items")
     made = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
-    assert "the server keeps its log without a limit" in made.notices
+    assert made.notices[:2] == ["the log has no limit", "orders has heirs"]
+    second = world.run("CREATE CHANGEFEED g FOR orders INTO 'null://'")
+    assert second.notices[0] == "orders has heirs"
     altered = world.run("ALTER CHANGEFEED f ADD items")
-    assert "the server keeps its log without a limit" in altered.notices
+    assert altered.notices[0] == "items has heirs"
     assert world.run("ALTER CHANGEFEED f SET resolved = '1s'").notices == []
 
 
