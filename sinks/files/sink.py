@@ -12,6 +12,7 @@ import itertools
 import json
 import secrets
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,7 +112,7 @@ class FilesSink:
         """Make what the receipts stand for the driver's: durable files, published or not."""
         with self._explained():
             self._stage.finish()
-            if self._place.shared or not self._remote:
+            if self._place.staging is not None or not self._remote:
                 return receipts
             staged = _staged(receipts)
             self._publish(staged)
@@ -160,7 +161,7 @@ class FilesSink:
             # A row above the size of a file has one to itself.
             file.write(values.slice(0, max(1, count)))
             size += file.bytes - before
-            staged[file.path.name] = file.name
+            staged[file.temporary] = file.name
             values = values.slice(max(1, count))
         return size
 
@@ -176,13 +177,9 @@ class FilesSink:
             schema=batch.schema.version,
         )
         temporary = f"{self._job}-{self._namer.session}-{secrets.token_hex(8)}"
+        settings = self.settings
         return StagedFile(
-            self._place.staging() / temporary,
-            name,
-            field,
-            self.settings.format,
-            self.settings.compression,
-            keep=self._place.shared,
+            self._place.staging, temporary, name, field, settings.format, settings.compression
         )
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
@@ -200,9 +197,11 @@ class FilesSink:
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._stage.close()
-        if self._place.shared:
+        folder = self._place.staging
+        if folder is not None:
             for temporary in _staged(receipts):
-                (self._place.staging() / temporary).unlink(missing_ok=True)
+                with suppress(OSError):  # what is left is swept later
+                    (folder / temporary).unlink()
         else:
             self._place.remove([name for r in receipts for _, name in _named(r)])
 

@@ -25,7 +25,7 @@ class Stage:
             file = self._open.get(key)
             if file is None:
                 file = self._open[key] = make()
-                self._unpublished[file.path.name] = file
+                self._unpublished[file.temporary] = file
             return file
 
     def get(self, temporary: str) -> StagedFile | None:
@@ -47,7 +47,7 @@ class Stage:
         with self._lock:
             file = self._open.pop(key, None)
             if file is not None:
-                self._unpublished.pop(file.path.name, None)
+                self._unpublished.pop(file.temporary, None)
         if file is not None:
             file.discard()
 

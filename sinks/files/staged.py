@@ -4,40 +4,49 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from sinks.files.writers import WRITERS, Writer
+
+SPOOL_BYTES = 1_000_000
+"""Above it a file without a folder goes to disk: many small ones need no file handles."""
 
 
 class StagedFile:
     """Rows of one schema version of one table.
 
     Attributes:
-        path: the temporary file; its name is the file's in receipts.
+        temporary: what receipts call it.
         name: what the file will be called below the sink's directory.
         bytes: written so far, before compression.
     """
 
     def __init__(
-        self, path: Path, name: str, field: pa.Field, format: str, compression: str, *, keep: bool
+        self,
+        folder: Path | None,
+        temporary: str,
+        name: str,
+        field: pa.Field,
+        format: str,
+        compression: str,
     ) -> None:
-        """``keep``: the file stays under its temporary name for a rename, of any process. Else
-        only this object can reach it, and nothing is left of it whatever happens."""
-        self.path = path
+        """In ``folder`` the file has its temporary name, for a rename by any process. Without
+        one only this object can reach it, and nothing is left of it whatever happens."""
+        self.temporary = temporary
         self.name = name
         self.bytes = 0
-        self._keep = keep
-        raw = pa.OSFile(str(path), "wb")
-        self._reader: Any = None
-        if not keep:
-            self._reader = open(path, "rb")  # noqa: SIM115 - lives as long as this object
-            os.unlink(path)
-        self._raw = raw
-        self._writer: Writer = WRITERS[format](raw, field, compression)
+        self._path = None if folder is None else folder / temporary
+        self._spool = _Spool(SPOOL_BYTES) if self._path is None else None
+        self._raw = (
+            pa.PythonFile(self._spool, "w")
+            if self._path is None
+            else pa.OSFile(str(self._path), "wb")
+        )
+        self._writer: Writer = WRITERS[format](self._raw, field, compression)
         self._closed = False
 
     def write(self, values: pa.Array) -> None:
@@ -46,19 +55,23 @@ class StagedFile:
             self.bytes += self._writer.write(values)
 
     def finish(self) -> None:
-        """Close. A file that is kept is on disk on return."""
+        """Close. A file in a folder is on disk on return."""
         if not self._closed:
             self._writer.close()
             self._closed = True
-            if self._keep:
-                sync(self.path)
+            if self._path is not None:
+                sync(self._path)
 
     def content(self) -> pa.Buffer:
-        """The bytes of a finished file that is not kept."""
-        size = os.fstat(self._reader.fileno()).st_size
-        if not size:
-            return pa.py_buffer(b"")
-        return pa.py_buffer(mmap.mmap(self._reader.fileno(), size, access=mmap.ACCESS_READ))
+        """The bytes of a finished file without a folder."""
+        if self._spool is None:
+            raise ValueError("a file in a folder is renamed, not read")
+        size = self._spool.seek(0, os.SEEK_END)
+        self._spool.seek(0)
+        if size <= SPOOL_BYTES:
+            return pa.py_buffer(self._spool.read())
+        self._spool.flush()
+        return pa.py_buffer(mmap.mmap(self._spool.fileno(), size, access=mmap.ACCESS_READ))
 
     def discard(self) -> None:
         """Close and forget."""
@@ -69,13 +82,24 @@ class StagedFile:
             with suppress(OSError):
                 self._raw.close()
         self.release()
-        if self._keep:
-            self.path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Its place has it: give back what holds the content."""
-        if self._reader is not None:
-            self._reader.close()
+        if self._spool is not None:
+            self._spool.release()
+
+
+class _Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """In memory while it is small, then a file that has no name."""
+
+    def close(self) -> None:
+        """The writer is done; the content is still to be read."""
+
+    def release(self) -> None:
+        """Forget the content."""
+        super().close()
 
 
 def sync(path: Path) -> None:

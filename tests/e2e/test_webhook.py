@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,29 @@ def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: Sp
     lengths = [request.value.get("length", 0) for request in server.taken]
     assert max(lengths) <= 500
     assert all("x-changefeed-signature" in request.headers for request in server.taken)
+
+
+def test_a_refused_message_stops_its_table_only(
+    tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+) -> None:
+    postgres.execute("create table t (a int primary key, b text)")
+    postgres.execute("create table u (a int primary key, b text)")
+    server = WebhookServer(judge=lambda body: 422 if b"poison" in body else 200)
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        feeds.execute(f"CREATE CHANGEFEED f FOR t, u INTO '{server.uri}' WITH updated")
+        feeds.sync("f")
+        postgres.execute("insert into t values (1, 'fine')")
+        postgres.execute("insert into u values (1, 'poison')")
+        deadline = time.monotonic() + 60
+        while "failed" not in repr(feeds.execute("SHOW CHANGEFEED f TABLES").rows):
+            assert time.monotonic() < deadline, "the table did not stop"
+            time.sleep(0.05)
+        postgres.execute("insert into t values (2, 'later')")
+        while "[2]" not in (keys := [m.key for m in server.messages([]) if m.topic == "t"]):
+            assert time.monotonic() < deadline, f"only {keys} came"
+            time.sleep(0.05)
+        said = repr(feeds.execute("SHOW CHANGEFEED f TABLES").rows)
+        assert "it answered 422" in said and "poison" not in said
+        assert feeds.catalog.job("f").status.value == "running"
+    server.stop()

@@ -54,6 +54,7 @@ class PutServer:
 class _Handler(BaseHTTPRequestHandler):
     service: PutServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else every answer waits 40 ms for an acknowledgement
     timeout = 30
 
     def _answer(self, status: int) -> None:

@@ -236,7 +236,7 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()], ids=str)
 def test_lines_of_every_column_type(tmp_path: Path, kind: pa.DataType) -> None:
     field = pa.field("value", kind)
-    file = StagedFile(tmp_path / "x", "x", field, "json", "none", keep=True)
+    file = StagedFile(tmp_path, "x", "x", field, "json", "none")
     column = pa.array(["a", "", "ü"], pa.string()).cast(kind)
     file.write(column.slice(1))
     file.write(column.slice(0, 0))

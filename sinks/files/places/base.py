@@ -38,15 +38,12 @@ class Place(Protocol):
     """Where the files of a sink are. Methods raise OSError or ChangefeedError.
 
     Attributes:
-        shared: what is staged can be published by another process, so executors leave it to
-            the driver; else they publish themselves.
+        staging: the folder where files are written first, for any process to publish; None
+            where only the process that wrote a file can, so executors do it themselves.
     """
 
-    shared: bool
-
-    def staging(self) -> Path:
-        """The local folder where files are written first."""
-        ...
+    @property
+    def staging(self) -> Path | None: ...
 
     def prepare(self, job: int, session: str) -> None:
         """See that files can be written, and remove what earlier runs of the job left."""

@@ -18,26 +18,24 @@ ORPHAN_SECONDS = 3600.0
 class LocalPlace:
     """A directory; what another process staged can be published here."""
 
-    shared = True
-
     def __init__(self, root: Path) -> None:
         self._root = root
-
-    def staging(self) -> Path:
-        return self._root / TEMPORARY
+        self.staging = root / TEMPORARY
+        self._mine = "0-unopened"
 
     def prepare(self, job: int, session: str) -> None:
-        folder = self.staging()
+        folder = self.staging
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f"{job}-{session}.probe"
+        self._mine = f"{job}-{session}"
+        probe = folder / f"{self._mine}.probe"
         probe.touch()
         probe.unlink()
-        self._sweep(job, f"{job}-{session}")
+        self._sweep(job)
 
-    def _sweep(self, job: int, mine: str) -> None:
+    def _sweep(self, job: int) -> None:
         """Remove what an earlier run of this job left behind."""
-        for path in self.staging().glob(f"{job}-*"):
-            if path.name.startswith(mine):
+        for path in self.staging.glob(f"{job}-*"):
+            if path.name.startswith(self._mine):
                 continue
             try:
                 if time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
@@ -51,13 +49,13 @@ class LocalPlace:
             final = self._root / move.name
             if final.parent not in touched:
                 touched |= _make(self._root, final.parent)
-            os.rename(self.staging() / move.temporary, final)
+            os.rename(self.staging / move.temporary, final)
         for folder in sorted(touched):
             sync(folder)
 
     def put(self, name: str, content: bytes) -> None:
-        temporary = f"put-{os.getpid()}-{os.urandom(8).hex()}"
-        path = self.staging() / temporary
+        temporary = f"{self._mine}-{os.urandom(8).hex()}"
+        path = self.staging / temporary
         path.write_bytes(content)
         sync(path)
         self.publish([Move(temporary, name, None)])

@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +31,7 @@ TOKEN_SECONDS = 1800.0
 class ObjectPlace:
     """A bucket and prefix; or with ``renames`` a folder of a filesystem that has a rename."""
 
-    shared = False
+    staging = None
 
     def __init__(
         self,
@@ -61,9 +60,6 @@ class ObjectPlace:
             if self._connected is None or time.monotonic() > self._connected[1]:
                 self._connected = (self._connect(), time.monotonic() + self._lifetime)
             return self._connected[0]
-
-    def staging(self) -> Path:
-        return remote.staging()
 
     def prepare(self, job: int, session: str) -> None:
         """Put and remove a hidden file: a key that may write may not be allowed to look."""
@@ -98,8 +94,10 @@ class ObjectPlace:
         for name in names:
             try:
                 self._system.delete_file(f"{self._root}/{name}")
-            except OSError:
-                continue  # it may be gone, or the key may only write: the file does no harm
+            except FileNotFoundError:
+                continue
+            except (OSError, ChangefeedError):
+                return  # away, or the key may only write: the files do no harm
 
     def folders(self, folder: str) -> list[str]:
         return [info.base_name for info in self._list(folder) if info.type == fs.FileType.Directory]

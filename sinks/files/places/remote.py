@@ -7,11 +7,9 @@ round that failed has put already stays, and comes again under another name: rep
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -20,11 +18,6 @@ from sinks.files.places.base import Move
 
 PARALLEL = 8
 """Tables whose files are put at once; those of one table go one after another."""
-
-
-def staging() -> Path:
-    """Where the files are that have no name left: see :class:`StagedFile`."""
-    return Path(tempfile.gettempdir())
 
 
 def publish(moves: Sequence[Move], put: Callable[[str, pa.Buffer], None]) -> None:

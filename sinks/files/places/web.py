@@ -9,7 +9,6 @@ import logging
 import ssl
 from collections.abc import Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -31,7 +30,7 @@ _BUSY = {408, 425, 429, 503}
 class WebPlace:
     """A folder on a server."""
 
-    shared = False
+    staging = None
 
     def __init__(self, spec: PlaceSpec) -> None:
         self._root = spec.root
@@ -52,9 +51,6 @@ class WebPlace:
                 timeout=TIMEOUT,
             )
         return self._client
-
-    def staging(self) -> Path:
-        return remote.staging()
 
     def prepare(self, job: int, session: str) -> None:
         """Nothing is asked: the first PUT shows whether the server takes files."""
@@ -84,7 +80,7 @@ class WebPlace:
             try:
                 self._connected().delete(self.url(name))
             except httpx.HTTPError:
-                continue  # the file does no harm
+                return  # away: the files do no harm
 
     def folders(self, folder: str) -> list[str]:
         raise NotImplementedError("a server that takes PUT has no listing")
