@@ -131,6 +131,7 @@ def ONLY_WITH(
 
 
 _W, _R, _B, _E = Envelope.WRAPPED, Envelope.ROW, Envelope.BARE, Envelope.ENRICHED
+_C = Envelope.CHANGED
 _NO_PLACE = "the other envelopes have no place for it"
 _ONE_SCAN = "a scan alone has one timestamp and no changes"
 
@@ -163,8 +164,8 @@ EXCLUDES(
 ONLY_WITH(DIFF, ENVELOPE, _W, _E, because=_NO_PLACE)
 ONLY_WITH(KEY_IN_VALUE, ENVELOPE, _W, _B, _E, because=_NO_PLACE)
 ONLY_WITH(TOPIC_IN_VALUE, ENVELOPE, _W, _B, because=_NO_PLACE)
-ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, because="there is no value to hold it")
-ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, because="there is no value to hold it")
+ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
+ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
 ONLY_WITH(ENRICHED_PROPERTIES, ENVELOPE, _E, because=_NO_PLACE)
 ONLY_WITH(
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
@@ -172,12 +173,18 @@ ONLY_WITH(
     Format.JSON,
     because="the other formats hold json as text",
 )
+EXCLUDES(
+    Term(FORMAT, (Format.AVRO,)),
+    Term(ENVELOPE, (Envelope.CHANGED,)),
+    message="{first} is incompatible with {second}",
+    because="a record has all its fields: one left out could not be told from NULL",
+)
 _NO_SCHEMA = "the other formats have no schema"
 ONLY_WITH(CONFLUENT_SCHEMA_REGISTRY, FORMAT, Format.AVRO, because=_NO_SCHEMA)
 ONLY_WITH(AVRO_SCHEMA_PREFIX, FORMAT, Format.AVRO, because=_NO_SCHEMA)
 EXCLUDES(
     Term(FORMAT, (Format.PARQUET,)),
-    Term(ENVELOPE, (Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED)),
+    Term(ENVELOPE, (Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),
     message="{first} is incompatible with {second}",
     because="a row of a Parquet file is the row with columns of our own beside it",
 )
@@ -197,7 +204,7 @@ ONLY_WITH(
 )
 EXCLUDES(
     Term(FORMAT, (Format.CSV,)),
-    Term(ENVELOPE, (Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED)),
+    Term(ENVELOPE, (Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),
     message="{first} is incompatible with {second}",
     because="a line of csv is the row and nothing else",
 )

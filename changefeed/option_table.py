@@ -197,7 +197,8 @@ ENVELOPE = option(
     ),
     Envelope.WRAPPED,
     group="Message",
-    summary="Shape of the value. none is row, diff is wrapped with the option diff.",
+    summary="Shape of the value. none is row, diff is wrapped with the option diff, changed is "
+    "the columns that a change gave another value.",
     example="envelope = 'enriched'",
     shown="wrapped",
 )

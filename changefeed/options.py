@@ -236,6 +236,11 @@ class Options(Mapping[str, Any]):
         return frozenset(self._raw)
 
     @property
+    def needs_before(self) -> bool:
+        """Messages are made of the whole row before a change, too."""
+        return bool(self[DIFF]) or self[ENVELOPE] is Envelope.CHANGED
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about options that are valid but doubtful."""
         return tuple(note for look in _NOTES if (note := look(self)))

@@ -15,6 +15,7 @@ class Envelope(StrEnum):
     ROW = "row"
     BARE = "bare"
     KEY_ONLY = "key_only"
+    CHANGED = "changed"
     ENRICHED = "enriched"
 
 

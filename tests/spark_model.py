@@ -136,6 +136,12 @@ def _before(plan: MessagePlan, row: Row) -> str:
     return _object(plan, row, "b", known) if there else "null"
 
 
+def _unchanged(plan: MessagePlan, row: Row, i: int) -> bool:
+    there = any(row.get(f"b{k}") is not None for k in plan.schema.key)
+    known = i in plan.schema.before_ordinals
+    return there and known and row.get(f"a{i}") == row.get(f"b{i}")
+
+
 def value_of(plan: MessagePlan, row: Row, now_ns: int) -> str | None:
     """The message value."""
     delete = row["op"] == "d"
@@ -147,9 +153,12 @@ def value_of(plan: MessagePlan, row: Row, now_ns: int) -> str | None:
     if plan.topic_in_value:
         meta["topic"] = json_string(plan.topic)
     columns = shown_columns(plan)
-    if plan.envelope is Envelope.KEY_ONLY or (plan.envelope is Envelope.ROW and delete):
+    rows_alone = (Envelope.ROW, Envelope.CHANGED)
+    if plan.envelope is Envelope.KEY_ONLY or (plan.envelope in rows_alone and delete):
         return None
-    if plan.envelope in (Envelope.ROW, Envelope.BARE):
+    if plan.envelope is Envelope.CHANGED:
+        columns = [i for i in columns if not _unchanged(plan, row, i)]
+    if plan.envelope in (*rows_alone, Envelope.BARE):
         if plan.envelope is Envelope.BARE:
             meta["key"] = key_of(plan, row)
         first = [("__crdb__", _pairs(sorted(meta.items())))] if meta else []

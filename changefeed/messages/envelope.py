@@ -70,6 +70,24 @@ def _row(rows: Rows, side: str) -> pa.Array:
     return _flat(rows, side, _timestamps(rows) | _topic(rows.plan))
 
 
+def _changed(rows: Rows, side: str) -> pa.Array:
+    """The columns whose value is another than before the change; all of a row that is new.
+
+    A column of which the log has no value before counts as changed.
+    """
+    if side == "b":
+        return pa.nulls(rows.count, pa.string())
+    meta = _timestamps(rows) | _topic(rows.plan)
+    members: list[Part] = []
+    for i in rows.plan.columns:
+        member = joined([", ", *rows.member("a", i)], rows.count)
+        members.append(pc.if_else(rows.unchanged(i), "", member) if i in rows.known else member)
+    if meta:
+        return joined(['{"__crdb__": ', *_members(meta), *members, "}"], rows.count)
+    body = pc.utf8_slice_codeunits(joined(members, rows.count), 2)
+    return joined(["{", body, "}"], rows.count)
+
+
 def _bare(rows: Rows, side: str) -> pa.Array:
     meta = {"key": rows.key(side), **_timestamps(rows), **_topic(rows.plan)}
     return _flat(rows, side, meta)
@@ -80,6 +98,7 @@ _SHAPES: dict[Envelope, Callable[[Rows, str], pa.Array]] = {
     Envelope.ENRICHED: _enriched,
     Envelope.ROW: _row,
     Envelope.BARE: _bare,
+    Envelope.CHANGED: _changed,
 }
 
 

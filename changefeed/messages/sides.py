@@ -109,12 +109,25 @@ class Rows:
         image = self.object("b", self.plan.before_columns)
         if side == "b":
             return image
-        # A key column of a row is never NULL. Without a key every column is asked.
-        key = [self.column(f"b{i}").is_valid() for i in self.plan.schema.key if i in self.known]
-        there = reduce(pc.or_, key) if key else pa.array([False] * self.count)
-        if not pc.any(there).as_py():
+        if not pc.any(self.had_before).as_py():
             return ["null"]
-        return [pc.if_else(there, joined(image, self.count), "null")]
+        return [pc.if_else(self.had_before, joined(image, self.count), "null")]
+
+    def unchanged(self, i: int) -> pa.Array:
+        """Where a row before the change had the same value in column ``i``, which is known."""
+        after, before = self.column(f"a{i}"), self.column(f"b{i}")
+        both_null = pc.and_(pc.is_null(after), pc.is_null(before))
+        same = pc.or_(both_null, pc.fill_null(pc.equal(after, before), False))
+        return pc.and_(self.had_before, same)
+
+    @cached_property
+    def had_before(self) -> pa.Array:
+        """Where there was a row before; a delete aside.
+
+        A key column of a row is never NULL. Without a key every column is asked.
+        """
+        key = [self.column(f"b{i}").is_valid() for i in self.plan.schema.key if i in self.known]
+        return reduce(pc.or_, key) if key else pa.array([False] * self.count)
 
     # -- metadata -------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from changefeed.errors import ChangefeedError, raise_all
 from changefeed.events import Position
 from changefeed.jobs.model import Status, TableProgress
 from changefeed.options import (
-    DIFF,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
     KEY_COLUMN,
@@ -224,7 +223,7 @@ class _Alteration:
                 action.options[0].span,
             )
             return
-        found, problems = find_tables(action.targets, self.source, diff=options[DIFF])
+        found, problems = find_tables(action.targets, self.source, diff=options.needs_before)
         self.problems += problems
         fresh: list[Found] = []
         for place in found:
@@ -238,7 +237,7 @@ class _Alteration:
                     )
             else:
                 fresh.append(place)
-        self._check_source(fresh, diff=options[DIFF])
+        self._check_source(fresh, diff=options.needs_before)
         if self.problems:
             return
         start: Position | None = None

@@ -17,7 +17,6 @@ from changefeed.events import Position
 from changefeed.jobs.model import TableProgress
 from changefeed.options import (
     CURSOR,
-    DIFF,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
     KEY_COLUMN,
@@ -192,7 +191,7 @@ class Planner:
 
     def _found(self, source: Source, state: SourceState, options: Options | None) -> list[Found]:
         """The tables, after every check the source makes of itself and of them."""
-        diff = bool(options and options[DIFF])
+        diff = bool(options and options.needs_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
         watches = [

@@ -5,7 +5,8 @@
 =============  ==================================================
 ``AFTER``      ``row``: the whole row after the change
 ``ALL``        ``wrapped`` with ``diff``: the row before and after
-``CHANGE``     the changed values alone: refused, there is no such envelope
+``CHANGE``     ``changed``: the columns that have another value; Kafka
+               only, because part of a row is not a document
 =============  ==================================================
 """
 
@@ -25,6 +26,7 @@ _ENVELOPES = {
         nodes.Option("envelope", nodes.Literal("wrapped")),
         nodes.Option("diff"),
     ),
+    nodes.Record.CHANGE: (nodes.Option("envelope", nodes.Literal("changed")),),
 }
 
 
@@ -37,7 +39,8 @@ def translate(statement: nodes.CreateCdc, text: str = "") -> nodes.CreateChangef
     """The CREATE CHANGEFEED that does the same.
 
     Raises:
-        ChangefeedError: CF1203, CF1204 of the dialect's options; CF1303 ``record = CHANGE``.
+        ChangefeedError: CF1203, CF1204 of the dialect's options; CF1303 ``record = CHANGE`` into
+            Elasticsearch.
     """
     kind = statement.kind.lower()
     own = parse_cdc_options(kind, statement.options, text=text)
@@ -64,16 +67,15 @@ def _shape(statement: nodes.CreateCdc, own: CdcOptions) -> tuple[nodes.Option, .
     """The envelope of ``record``, unless the list has an envelope of its own."""
     if any(option.name == "envelope" for option in own.others):
         return ()
-    shape = _ENVELOPES.get(own.record)
-    if shape is None:
+    if own.record is nodes.Record.CHANGE and statement.kind.lower() == "elasticsearch":
         record = _option(statement, "record")
         raise ChangefeedError(
             "CF1303",
-            "record = CHANGE (the changed values alone) is not supported",
+            "record = CHANGE is not supported into Elasticsearch: part of a row is not a document",
             hint="record = ALL has the row before and after, record = AFTER the row after.",
             span=to_span(record.value.span if record and record.value else statement.span),
         )
-    return shape
+    return _ENVELOPES[own.record]
 
 
 def _option(statement: nodes.CreateCdc, name: str) -> nodes.Option | None:

@@ -162,5 +162,6 @@ _SHAPES = {
     Envelope.ENRICHED: _enriched,
     Envelope.ROW: _row,
     Envelope.BARE: _bare,
+    Envelope.CHANGED: _row,
     Envelope.KEY_ONLY: _nothing,
 }

@@ -17,9 +17,7 @@ from pyspark.sql import functions as F
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column
 from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.spark.avro import avro_key, avro_value
 from changefeed.spark.failure import VALUE_PREFIX
-from changefeed.spark.parquet import parquet_value
 from changefeed.spark.plan import MessagePlan
 from changefeed.spark.sides import NOW, Rows, before_json, commit_time, upsert_op
 from changefeed.spark.tokens import Part, csv_token, joined, separated, string
@@ -101,6 +99,27 @@ def _row(rows: Rows, side: str) -> Expression:
     return _flat(rows, side, _timestamps(rows.plan) | _topic(rows.plan))
 
 
+def _changed(rows: Rows, side: str) -> Expression:
+    """The columns whose value is another than before the change; all of a row that is new.
+
+    A column of which the log has no value before counts as changed.
+    """
+    if side == "b":
+        return F.lit(None).cast("string")
+    meta = _timestamps(rows.plan) | _topic(rows.plan)
+    members = []
+    for i in rows.plan.columns:
+        member = joined([", ", *rows.member("a", i)])
+        if i in rows.known:
+            same = rows.had_before() & F.col(f"a{i}").eqNullSafe(F.col(f"b{i}"))
+            member = F.when(same, "").otherwise(member)
+        members.append(member)
+    body = F.concat(*members)
+    if meta:
+        return joined(['{"__crdb__": ', *_members(meta), body, "}"])
+    return joined(["{", F.substring(body, 3, 2**31 - 1), "}"])
+
+
 def _bare(rows: Rows, side: str) -> Expression:
     meta = {"key": rows.key(side), **_timestamps(rows.plan), **_topic(rows.plan)}
     return _flat(rows, side, meta)
@@ -111,6 +130,7 @@ _SHAPES = {
     Envelope.ENRICHED: _enriched,
     Envelope.ROW: _row,
     Envelope.BARE: _bare,
+    Envelope.CHANGED: _changed,
 }
 
 
@@ -118,8 +138,6 @@ _SHAPES = {
 _FORMATS: dict[Format, tuple[Callable[[Rows], Expression], Callable[[Rows], Expression]]] = {
     Format.JSON: (_json_key, _json),
     Format.CSV: (_json_key, _csv),
-    Format.AVRO: (avro_key, avro_value),
-    Format.PARQUET: (_json_key, parquet_value),
 }
 
 

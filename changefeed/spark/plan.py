@@ -150,7 +150,7 @@ class MessagePlan:
             after.add(self.headers_ordinal)
         known = set(self.schema.before_ordinals)
         before = (set(self.message_key) | set(self.schema.key)) & known
-        if self.shows_before:
+        if self.shows_before or self.envelope is Envelope.CHANGED:
             before |= set(self.before_columns)
         if self.headers_ordinal in known:
             before.add(self.headers_ordinal or 0)

@@ -63,6 +63,12 @@ SHAPES: list[tuple[MessagePlan, Message, Message]] = [
         ("[1]", '{"__crdb__": {"key": [1]}, "a": 1, "b": "y"}'),
         ("[1]", '{"__crdb__": {"key": [1]}, "a": 1, "b": null}'),
     ),
+    (MessagePlan(T, "t", Envelope.CHANGED), ("[1]", '{"b": "y"}'), ("[1]", None)),
+    (
+        MessagePlan(T, "t", Envelope.CHANGED, updated=True),
+        ("[1]", f'{{"__crdb__": {{"updated": "{AT}"}}, "b": "y"}}'),
+        ("[1]", None),
+    ),
     (MessagePlan(T, "t", Envelope.KEY_ONLY), ("[1]", None), ("[1]", None)),
     (
         MessagePlan(

@@ -134,6 +134,7 @@ def test_an_example_of_a_wide_row_is_cut() -> None:
             "envelope=row",
         ),
         ("cluster_address = 'k:1,l:2', record = ALL", "kafka://k:1,l:2", "envelope=wrapped diff"),
+        ("cluster_address = 'k', record = CHANGE", "kafka://k", "envelope=changed"),
         ("cluster_address = 'k', envelope = 'bare', updated", "kafka://k", "envelope=bare updated"),
     ],
 )

@@ -407,7 +407,8 @@ def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
         yield _problem(
             "CF2003",
             watch,
-            f"diff needs the old values of all columns, and table {table.name} logs only its key",
+            "the old values of all columns are needed (diff, changed), and table "
+            f"{table.name} logs only its key",
             _full(short),
         )
     elif table.identity is Identity.FULL and short:
