@@ -14,12 +14,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import psutil
 import pytest
 
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
 from tests.e2e.feeds import running
+from tests.e2e.test_feeds import until
 from tests.services.cache import server_folder
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
@@ -100,6 +102,46 @@ def test_files(
         check(request, folder / "expected" / f"{topic}.ndjson", rows)
     csv = [line for path in sorted(exports.rglob("*.csv")) for line in path.read_text().split("\n")]
     check(request, folder / "expected" / "sensors.csv", [line for line in csv if line])
+
+
+def test_warehouse(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+) -> None:
+    folder = EXAMPLES / "warehouse"
+    path = tmp_path / "sales.duckdb"
+    play(postgres, folder / "setup.sql")
+
+    def rows(sql: str) -> list[str]:
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            return [str(row) for row in connection.execute(sql).fetchall()]
+
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(
+            sales=postgres.uri,
+            warehouse=f"duckdb://{path}?schema=now",
+            archive=f"duckdb://{path}?schema=past",
+        )
+        feeds.run_file(folder / "feeds.sql")
+        both = ("sales_copy", "sales_history")
+        for name in both:
+            feeds.sync(name)
+        play(postgres, folder / "changes.sql")
+        for name in both:
+            feeds.sync(name)
+        until(lambda: len(rows("FROM now.orders WHERE currency = 'EUR'")) == 3)  # the backfill
+        for name in both:
+            feeds.execute(f"DROP CHANGEFEED {name}")
+    versions = "id, name, segment, _is_current, _valid_to IS NULL FROM past.customers"
+    for name, sql in {
+        "customers": "SELECT * FROM now.customers ORDER BY id",
+        "orders": "SELECT * REPLACE (placed::VARCHAR AS placed) FROM now.orders ORDER BY id",
+        "customers_history": f"SELECT {versions} ORDER BY id, _valid_from",
+    }.items():
+        check(request, folder / "expected" / f"{name}.txt", rows(sql))
 
 
 @pytest.mark.elasticsearch
