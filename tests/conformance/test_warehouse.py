@@ -8,12 +8,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from changefeed.errors import Action, ChangefeedError
 from sinks.base import Sink
 from sinks.registry import open_sink
-from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
+from sinks.testing.rows import RowFeed, Source, delete, insert, table_of
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
-from tests.services.postgres import Database
+from tests.services.postgres import Database, PostgresCluster
 
 
 def _run(case: MergeCase, harness: MergeHarness) -> None:
@@ -153,3 +155,119 @@ class MariaDBHarness(MergeHarness):
 def test_mariadb(case: MergeCase, mariadb: MariaDB) -> None:
     with mariadb.database() as database:
         _run(case, MariaDBHarness(mariadb, database))
+
+
+# ---------------------------------------------------------------------- two runs at one time
+
+
+def late_run(harness: MergeHarness) -> None:
+    """A run that lost its lease commits what another run has delivered meanwhile, and more."""
+    source = Source(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
+    source.commit(insert("t", a=1, b="x"), insert("v", a=1))
+    feed = RowFeed(source, harness.topic)
+    late = feed.open(harness.sink())
+    epoch, receipts = feed.write(late, 0, len(source.log))
+    other = feed.open(harness.sink())
+    source.commit(insert("v", a=1), delete("t", a=1), insert("t", a=2, b="y"))
+    feed.deliver(other, 0)
+    feed.commit(late, epoch, receipts)
+    for table in ("t", "v"):
+        assert visible(harness.rows(table)) == source.rows(table)
+    late.close()
+    other.close()
+
+
+def test_late_run_duckdb(tmp_path: Path) -> None:
+    late_run(DuckDBHarness(tmp_path / "shop.duckdb"))
+
+
+@pytest.mark.postgres
+def test_late_run_postgresql(postgres: Database) -> None:
+    late_run(PostgreSQLHarness(postgres))
+
+
+@pytest.mark.slow
+def test_late_run_mariadb(mariadb: MariaDB) -> None:
+    with mariadb.database() as database:
+        late_run(MariaDBHarness(mariadb, database))
+
+
+# ---------------------------------------------------------------------- errors of real servers
+
+
+def _code(sink: Sink, source: Source) -> str:
+    with pytest.raises(ChangefeedError) as caught:
+        RowFeed(source).open(sink)
+        RowFeed(source).deliver(sink, 0)
+    sink.close()
+    return caught.value.code.number
+
+
+@pytest.mark.postgres
+def test_errors_of_postgresql(postgres: Database) -> None:
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.commit(insert("t", a=1, b="secret-value"), insert("t", a=2, b="secret-value"))
+    uri = postgres.uri
+    assert _code(open_sink(f"{uri}_not_there"), source) == "CF5002"
+    postgres.execute("create role weak login; revoke create on schema public from public")
+    try:
+        weak = uri.replace("postgres@", "weak@")
+        assert _code(open_sink(weak), source) == "CF5002"
+    finally:
+        postgres.execute("drop role weak")
+    postgres.execute("create table t (a int primary key, b text unique)")
+    sink = open_sink(uri)
+    feed = RowFeed(source)
+    feed.open(sink)
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert caught.value.code.number == "CF5006"
+    shown = f"{caught.value.message} {caught.value.detail}"
+    assert "secret-value" not in shown and "t" in shown.replace(":", " ").split()
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    sink.close()
+
+
+@pytest.mark.postgres
+def test_postgresql_that_goes_away(own_postgres: PostgresCluster) -> None:
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    feed = RowFeed(source)
+    with own_postgres.database() as database:
+        sink = open_sink(database.uri)
+        feed.open(sink)
+        source.commit(insert("t", a=1, b="x"))
+        feed.deliver(sink)
+        source.commit(insert("t", a=2, b="y"))
+        epoch, receipts = feed.write(sink, 1, 2)
+        own_postgres.kill()
+        with pytest.raises(ChangefeedError) as caught:
+            sink.commit(epoch, receipts)
+        assert caught.value.action is Action.RETRY
+        sink.abort(epoch, receipts)
+        with pytest.raises(ChangefeedError) as caught:
+            feed.deliver(sink, 1)
+        assert caught.value.action is Action.RETRY
+        sink.abort(epoch, receipts)
+        own_postgres.start()
+        feed.deliver(sink, 0)
+        assert database.execute("select a, b from t order by a") == [(1, "x"), (2, "y")]
+        sink.close()
+
+
+@pytest.mark.slow
+def test_errors_of_mariadb(mariadb: MariaDB) -> None:
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.commit(insert("t", a=1, b="secret-value"), insert("t", a=2, b="secret-value"))
+    address = f"127.0.0.1:{mariadb.port}"
+    assert _code(open_sink(f"mysql://{USER}:wrong@{address}/x"), source) == "CF5002"
+    with mariadb.database() as database:
+        with mariadb.connect(database=database) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(99) UNIQUE)")
+        sink = open_sink(f"mysql://{USER}:{PASSWORD}@{address}/{database}")
+        feed = RowFeed(source)
+        feed.open(sink)
+        with pytest.raises(ChangefeedError) as caught:
+            feed.deliver(sink)
+        assert caught.value.code.number == "CF5006"
+        assert "secret-value" not in f"{caught.value.message} {caught.value.detail}"
+        sink.close()
