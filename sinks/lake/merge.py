@@ -157,8 +157,13 @@ def comparable(column: Column) -> bool:
     return column.physical != "string" or spark_type(column.logical) == "string"
 
 
-def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
-    """Every staged row as a row of a table that keeps all changes."""
+def append(
+    target: str, schema: TableSchema, layout: Layout, view: str, *, again: bool = False
+) -> str:
+    """Every staged row as a row of a table that keeps all changes.
+
+    ``again``: some of them may be there already.
+    """
     names = [c.name for c in schema.columns]
     own = {
         layout.sequence: VERSION,
@@ -168,8 +173,15 @@ def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
     }
     rows = source(schema, view, also=(ORDER, COMMITTED))
     columns = ", ".join(map(quote, [*names, *own]))
-    values = ", ".join([*(f"c{i}" for i in range(len(names))), *own.values()])
-    return f"INSERT INTO {target} ({columns}) SELECT {values} FROM ({rows})"
+    values = [*(f"c{i}" for i in range(len(names))), *own.values()]
+    if not again:
+        return f"INSERT INTO {target} ({columns}) SELECT {', '.join(values)} FROM ({rows})"
+    same = {layout.sequence: VERSION, CHANGE_ORDER: ORDER, CHANGE: OPERATION}
+    matching = " AND ".join(f"t.{quote(name)} = s.{value}" for name, value in same.items())
+    return (
+        f"MERGE INTO {target} AS t USING ({rows}) AS s ON {matching} "
+        f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({', '.join(values)})"
+    )
 
 
 def versions(
@@ -178,11 +190,14 @@ def versions(
     layout: Layout,
     view: str,
     bounds: Mapping[str, tuple[object, object]] | None = None,
+    *,
+    again: bool = False,
 ) -> str:
     """One MERGE that closes the current version of each changed key and adds the new ones.
 
     Each key has one row that may match, its first change, which ends what was current; and
-    for every version a row without a key, which matches nothing and is inserted.
+    for every version a row that matches nothing and is inserted. ``again``: some of the
+    versions may be there already, and match.
     """
     keys = [f"c{i}" for i in schema.key]
     names = [c.name for c in schema.columns]
@@ -206,14 +221,17 @@ def versions(
     if layout.soft:
         columns[DELETED] = "false"
     current, sequence = f"t.{quote(CURRENT)}", f"t.{quote(layout.sequence)}"
+    ends = f"s._closes AND {current} AND {sequence} < s.{VERSION}"
+    if again:
+        ends = f"if(s._closes, {current} AND {sequence} < s.{VERSION}, {sequence} = s.{VERSION})"
     ended = {VALID_TO: moment(f"s.{VERSION}"), CURRENT: "false"}
     if layout.soft:
         ended[DELETED] = f"s.{OPERATION} = 'd'"
     sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
     return (
         f"MERGE INTO {target} AS t USING ({rows}) AS s "
-        f"ON s._closes AND {current} AND {_matching(schema, bounds or {})} "
-        f"WHEN MATCHED AND s.{VERSION} > {sequence} THEN UPDATE SET {sets} "
+        f"ON {ends} AND {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND s._closes THEN UPDATE SET {sets} "
         f"WHEN NOT MATCHED AND NOT s._closes AND s.{OPERATION} <> 'd' THEN INSERT "
         f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
     )

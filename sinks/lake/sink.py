@@ -200,14 +200,14 @@ class LakeSink:
         if event.at.version <= self._floor(target):
             return
         self._check_key(event.new)
+        place = event.at.version, event.seq
         with self._working(target) as session:
             lake = self._table(session, target)
-            lake.evolve(event.old, event.new)
-            lake.ensure(event.new)
-            # Not the event's own version: the rows of the new shape begin with it.
-            lake.set_shape(event.at.previous().version)
-        self._shapes[target.topic] = event.new.fingerprint()
-        self._floors[target.topic] = event.at.previous().version
+            if not lake.exists() or lake.shape() < place:
+                lake.evolve(event.old, event.new)
+                lake.ensure(event.new)
+                lake.set_shape(*place)
+        self._forget_table(target)
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """See :class:`sinks.base.EndsScans`."""
@@ -267,12 +267,20 @@ class LakeSink:
                     self._merge_scan(lake, frame, epoch, schema)
                 return
             frame.createOrReplaceTempView(VIEW)
-            with lake.commit_notes(self._opened.feed, epoch.upto, applied=True):
-                lake.run(self._statement(lake, schema, files))
+            # A commit in the middle of a transaction (before its ALTER TABLE) is not known by
+            # its version, so its statement must bear to be repeated.
+            floor, last = self._floor(target), max(file.last_version for file in files)
+            upto = epoch.upto if epoch.upto.version > floor else None
+            again = upto is None or upto.version < last
+            with lake.commit_notes(self._opened.feed, upto, applied=True):
+                lake.run(self._statement(lake, schema, files, again=again))
             self._upkeep.after_commit(lake)
-        self._floors[target.topic] = epoch.upto.version
+        if upto is not None:
+            self._floors[target.topic] = upto.version
 
-    def _statement(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> str:
+    def _statement(
+        self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged], *, again: bool
+    ) -> str:
         layout, limits = self._layout, _limits(schema, files)
         if layout.history != "off" and any(file.incomplete for file in files):
             raise ChangefeedError(
@@ -283,9 +291,9 @@ class LakeSink:
                 "FULL at the source, then RESUME.",
             )
         if layout.history == "append":
-            return merge.append(lake.ident, schema, layout, VIEW)
+            return merge.append(lake.ident, schema, layout, VIEW, again=again)
         if layout.history == "scd2":
-            return merge.versions(lake.ident, schema, layout, VIEW, limits)
+            return merge.versions(lake.ident, schema, layout, VIEW, limits, again=again)
         folded = any(file.incomplete for file in files)
         rows = merge.folded_source(schema, VIEW) if folded else merge.source(schema, VIEW)
         return merge.merge(lake.ident, schema, layout, rows, bounds=limits, folded=folded)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: What a commit says: the version and the timestamp it makes the table complete to.
 APPLIED, RESOLVED, FEED = "changefeed.applied", "changefeed.resolved", "changefeed.feed"
-#: Property of a table: the version of the last change of shape it followed.
+#: Property of a table: the place of the last change of shape it followed.
 SHAPE = "changefeed.shape"
 
 
@@ -105,13 +105,18 @@ class LakeTable(ABC):
 
     def floor(self) -> int:
         """The version up to which nothing need come again: a shape is followed only after all
-        before it was committed."""
-        return max(self.applied(), int(self.setting(SHAPE) or 0))
+        transactions before it were committed."""
+        return max(self.applied(), self.shape()[0] - 1)
 
-    def set_shape(self, version: int) -> None:
-        """Record that the table followed the change of shape at ``version``."""
+    def shape(self) -> tuple[int, int]:
+        """Version and sequence number of the last change of shape it followed."""
+        version, _, seq = (self.setting(SHAPE) or "0.0").partition(".")
+        return int(version), int(seq)
+
+    def set_shape(self, version: int, seq: int) -> None:
+        """Record that the table followed a change of shape."""
         self.session.sql(
-            f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SHAPE)} = '{version}')"
+            f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SHAPE)} = '{version}.{seq}')"
         )
 
     # -- shape ------------------------------------------------------------------------------
@@ -217,18 +222,24 @@ class LakeTable(ABC):
     # -- rows -------------------------------------------------------------------------------
 
     @contextmanager
-    def commit_notes(self, feed: str, upto: Timestamp, *, applied: bool) -> Iterator[None]:
-        """What commits inside the block say of themselves.
+    def commit_notes(
+        self, feed: str, upto: Timestamp | None = None, *, applied: bool = False
+    ) -> Iterator[None]:
+        """What a commit inside the block says of itself. One statement a block: Delta takes a
+        second one of the same ``applied`` for a repetition and does nothing.
 
         Args:
             feed: who wrote.
-            upto: the timestamp of the feed up to which the table is complete with them.
+            upto: the timestamp of the feed whose state the table has with this commit.
             applied: changes up to there need not come again (a scan says nothing of changes).
         """
-        notes = {FEED: feed, RESOLVED: str(upto), APPLIED: str(upto.version)}
-        if not applied:
-            del notes[APPLIED]
-        settings = self.noted(notes, upto.version if applied else None)
+        notes = {FEED: feed}
+        if upto is not None:
+            notes[RESOLVED] = str(upto)
+        version = upto.version if upto is not None and applied else None
+        if version is not None:
+            notes[APPLIED] = str(version)
+        settings = self.noted(notes, version)
         for name, value in settings.items():
             self.session.conf.set(name, value)
         try:

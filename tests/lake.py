@@ -1,0 +1,57 @@
+"""Reading Delta and Iceberg tables of a place in tests, as somebody else's Spark would."""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from changefeed.spark.session import SparkEngine
+from sinks.lake import iceberg
+from sinks.lake.place import place_of
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The tables of one sink URI."""
+
+    engine: SparkEngine
+    uri: str
+
+    def table(self, name: str) -> str:
+        """The table in SQL."""
+        place = place_of(self.uri)
+        if place.format == "delta":
+            return f"delta.`{place.root}/{name}`"
+        return ".".join(f"`{part}`" for part in (place.catalog, *place.namespace, name))
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a query; ``{t}`` in it is the table ``t``."""
+        place = place_of(self.uri)
+        with self.engine.use(packs=place.packs) as session:
+            if place.format == "iceberg":
+                for name, value in iceberg.settings(place).items():
+                    session.conf.set(name, value)
+            names = {part: self.table(part) for part in _names(sql)}
+            return [tuple(row) for row in session.sql(sql.format(**names)).collect()]
+
+    def columns(self, name: str) -> dict[str, str]:
+        """Name to type."""
+        return {row[0]: row[1] for row in self.query(f"describe {{{name}}}") if row[0]}
+
+    def notes(self, name: str) -> list[dict[str, str]]:
+        """What the commits of a table say of themselves, oldest first."""
+        if place_of(self.uri).format == "delta":
+            found = self.query(f"describe history {{{name}}}")
+            return [json.loads(row[13]) for row in reversed(found) if row[13]]
+        rows = self.query(f"select summary from {self.table(name)}.snapshots order by committed_at")
+        ours = [
+            {key: value for key, value in row[0].items() if key.startswith("changefeed.")}
+            for row in rows
+        ]
+        return [notes for notes in ours if notes]
+
+
+def _names(sql: str) -> list[str]:
+    return [field for _, field, _, _ in string.Formatter().parse(sql) if field]
