@@ -4,5 +4,5 @@
 :mod:`~changefeed.formats.shape` which members a typed message has,
 :mod:`~changefeed.formats.avro` writes both down as Avro schemas, and
 :mod:`~changefeed.formats.registry` makes those known to a schema registry. The values
-themselves are made by Spark (:mod:`changefeed.spark.typed`). Nothing here imports pyspark.
+themselves are made in :mod:`changefeed.messages`.
 """

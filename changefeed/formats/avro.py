@@ -1,9 +1,5 @@
 """Avro schemas of messages, named and shaped as CockroachDB's are.
 
-Two schemas describe the same bytes: :func:`key_schema` and :func:`value_schema` are for readers
-and the registry; :func:`wire_schema` has numbers for names, because Avro's binary form holds no
-names and Spark, which writes it, would confuse columns that differ only in case.
-
 Every member is a union with ``null`` first and ``null`` as default, so adding and dropping
 columns is compatible both ways. ``NaN`` of a ``numeric(p,s)``, which Avro's decimal cannot be,
 is the string branch of its union.
@@ -12,7 +8,6 @@ is the string branch of its union.
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -66,9 +61,6 @@ def avro_namespace(prefix: str) -> str:
 
 def _escape(character: str) -> str:
     return f"_u{ord(character):04x}_"
-
-
-# ------------------------------------------------------------------------------- for readers
 
 
 def key_schema(plan: MessagePlan) -> Schema:
@@ -132,39 +124,6 @@ def _type(kind: Typed) -> Any:
     if kind.element is not None:
         return {"type": "array", "items": union(kind.element)}
     return _PRIMITIVE.get(kind.kind) or dict(_LOGICAL[kind.kind])
-
-
-# ------------------------------------------------------------------------------- for Spark
-
-
-def wire_schema(shape: Record) -> str:
-    """The schema of the same bytes with ``f0``, ``f1``, .. for names and plain numbers."""
-    return json.dumps(_wire_record(shape, "r"))
-
-
-def _wire_record(record: Record, name: str) -> Schema:
-    fields = [
-        {"name": f"f{i}", "type": _wire_member(member, f"{name}{i}")}
-        for i, (_, member) in enumerate(record.members)
-    ]
-    return {"type": "record", "name": name, "fields": fields}
-
-
-def _wire_member(member: Leaf | Record, name: str) -> list[Any]:
-    if isinstance(member, Record):
-        return ["null", _wire_record(member, name)]
-    return [_without_moments(branch) for branch in union(member.type)]
-
-
-def _without_moments(schema: Any) -> Any:
-    """Moments as the numbers they are: Spark would want its own types for them."""
-    if isinstance(schema, list):
-        return [_without_moments(branch) for branch in schema]
-    if not isinstance(schema, dict) or schema.get("logicalType") == "decimal":
-        return schema
-    if "items" in schema:
-        return schema | {"items": _without_moments(schema["items"])}
-    return schema["type"]
 
 
 # ------------------------------------------------------------------------------- marks

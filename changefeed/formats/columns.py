@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,6 +52,7 @@ def arrow_type(kind: Typed) -> pa.DataType:
     return _ARROW[kind.kind]
 
 
+@lru_cache(maxsize=1024)
 def message_schema(plan: MessagePlan) -> pa.Schema:
     """The Arrow schema of a plan's messages.
 
@@ -81,17 +83,8 @@ def parquet_fields(plan: MessagePlan) -> list[pa.Field]:
 
 def as_messages(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """What Spark hands over, in exactly ``schema``, one of :func:`message_schema`."""
-    columns = [_as_type(batch.column(field.name), field.type) for field in schema]
+    columns = [batch.column(field.name) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if not pa.types.is_struct(wanted):
-        return column
-    children = [
-        column.field(i).cast(field.type) for i, field in enumerate(wanted)
-    ]  # by place: Spark's names are f0, f1, ..
-    return pa.StructArray.from_arrays(children, fields=list(wanted))
 
 
 # ------------------------------------------------------------------------------- for sinks

@@ -167,7 +167,7 @@ def _flat(plan: MessagePlan) -> Record:
     """A row of a Parquet file: the columns, then what happened to them."""
     more: list[tuple[str, Leaf | Record]] = [(f"{META}event_type", Leaf(STRING, Origin.OP))]
     more += [(f"{META}{name}", leaf) for name, leaf in _stamps(plan)]
-    if plan.diff:
+    if plan.shows_before:
         more.append((f"{META}diff", Leaf(STRING, Origin.BEFORE_JSON)))
     taken = {name for name, _ in more}
     columns = _columns(plan, plan.columns)

@@ -1,4 +1,4 @@
-"""JSON and CSV messages, made of log rows by Arrow's kernels: a column at a time, in this process.
+"""Messages of every format, made of log rows by Arrow's kernels: a column at a time.
 
     log rows -> which are messages (select) -> tokens of the values (tokens)
              -> key, value, headers (envelope) -> rows of MESSAGE_SCHEMA (encode)
@@ -6,5 +6,8 @@
 A value of the log is a finished token or becomes one by a cast or a quote, so a message is its
 tokens and constant text beside each other, which is one call of Arrow's for a whole column.
 Measured against the same expressions in Spark's JVM (``benchmarks/encode.py``): a twentieth of
-the CPU, and no JVM to wait for. Formats that need types (Avro, Parquet) are made by Spark.
+the CPU, and no JVM to wait for. Formats that need types read the log's text into columns of
+those types first (typed); Avro is then bytes beside each other (pieces, avro), Parquet the
+columns themselves (parquet). Against fastavro row by row a twentieth of the CPU
+(``benchmarks/encode_avro.py``).
 """

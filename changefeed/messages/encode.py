@@ -6,7 +6,7 @@ import time
 
 import pyarrow as pa
 
-from changefeed.events import MESSAGE_SCHEMA
+from changefeed.formats.columns import message_schema
 from changefeed.messages.envelope import headers, keys, values
 from changefeed.messages.select import wanted_rows
 from changefeed.messages.sides import Rows
@@ -16,7 +16,7 @@ from changefeed.spark.plan import MessagePlan
 from changefeed.spark.text import clean_columns
 
 #: Formats made here.
-FORMATS = frozenset({Format.JSON, Format.CSV})
+FORMATS = frozenset(Format)
 
 #: Rows and bytes encoded in one go: small enough for the processor's caches, and so that the
 #: text of all messages stays far below the 2 GiB an Arrow array can hold.
@@ -53,7 +53,7 @@ def encode_messages(
         for stretch in _stretches(table)
         for batch in stretch.combine_chunks().to_batches()
     ]
-    return pa.Table.from_batches(made, MESSAGE_SCHEMA)
+    return pa.Table.from_batches(made, message_schema(plan))
 
 
 def _stretches(table: pa.Table) -> list[pa.Table]:
@@ -75,11 +75,12 @@ def _encode(
         clean = clean_columns(batch, text_inputs(plan))
     rows = Rows(plan, batch, clean, now_ns, scan=scan)
     made = {"key": keys(rows), "value": values(rows), "headers": headers(rows)}
+    schema = message_schema(plan)
     columns = [
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
-        for field in MESSAGE_SCHEMA
+        for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:

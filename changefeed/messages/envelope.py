@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
+from changefeed.messages.avro import avro_keys, avro_values
+from changefeed.messages.parquet import parquet_values
 from changefeed.messages.sides import Rows
 from changefeed.messages.tokens import Part, csv_token, joined, separated, string
 from changefeed.shapes import Envelope, Format
@@ -21,13 +23,16 @@ from changefeed.spark.plan import MessagePlan
 
 def keys(rows: Rows) -> pa.Array:
     """The message keys."""
+    if rows.plan.format is Format.AVRO:
+        return avro_keys(rows)
     return rows.choose(lambda side: joined(rows.key(side), rows.count))
 
 
 def values(rows: Rows) -> pa.Array:
     """The message values; null where a message has none."""
-    if rows.plan.format is Format.CSV:
-        return _csv(rows)
+    other = _OTHER.get(rows.plan.format)
+    if other is not None:
+        return other(rows)
     if rows.plan.envelope is Envelope.KEY_ONLY:
         return pa.nulls(rows.count, pa.string())
     shape = _SHAPES[rows.plan.envelope]
@@ -40,6 +45,13 @@ def _csv(rows: Rows) -> pa.Array:
         field = csv_token(rows.plan.schema.columns[i], rows.column(f"a{i}"))
         parts += [",", field] if parts else [field]
     return joined(parts, rows.count)
+
+
+_OTHER: dict[Format, Callable[[Rows], pa.Array]] = {
+    Format.CSV: _csv,
+    Format.AVRO: avro_values,
+    Format.PARQUET: parquet_values,
+}
 
 
 def _wrapped(rows: Rows, side: str) -> pa.Array:

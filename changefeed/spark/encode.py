@@ -88,7 +88,7 @@ def _fold(
     # Two variants of a plan, not one for each set of clean columns: building one costs more
     # than escaping saves on so few rows.
     all_clean = texts <= (clean_columns(table, texts) if clean is None else clean)
-    with engine.use(packs=plan.packs) as session:
+    with engine.use() as session:
         from changefeed.spark.fold import run
 
         prepared = engine.kept(
@@ -122,7 +122,7 @@ def encode_big(
         return message_schema(plan).empty_table()
     if clean is None:
         clean = clean_columns(table, text_inputs(plan))
-    with engine.use(group, packs=plan.packs) as session:
+    with engine.use(group) as session:
         from changefeed.spark.rows import from_table, messages
 
         with from_table(session, table, plan, engine.scratch, engine.cores) as rows:
@@ -142,7 +142,7 @@ def encode_files(
     """The messages of rows in files of the log, in the order of ``seq``; one Spark job."""
     if not segments:
         return message_schema(plan).empty_table()
-    with engine.use(group, packs=plan.packs) as session:
+    with engine.use(group) as session:
         from changefeed.spark.rows import from_segments, messages
 
         rows = from_segments(session, segments, plan)

@@ -123,6 +123,6 @@ def deliver_on_executors(
     """
     if ordered:
         frame = frame.repartition(engine.cores, "key").sortWithinPartitions(F.col("seq"))
-    with engine.use(group, packs=plan.packs):
+    with engine.use(group):
         receipts = frame.mapInArrow(Deliverer(deliver, message_schema(plan)), RECEIPT_DDL).collect()
     return [Delivered(r["part"], r["rows"], r["bytes"]) for r in receipts]

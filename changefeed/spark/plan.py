@@ -135,11 +135,6 @@ class MessagePlan:
         """The log holds the whole row before a change."""
         return self.schema.identity is Identity.FULL
 
-    @property
-    def packs(self) -> tuple[str, ...]:
-        """What Spark must have loaded to make these messages (``changefeed.spark.packs``)."""
-        return ("avro",) if self.format is Format.AVRO else ()
-
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the log's row columns that the messages are made of, in log order."""

@@ -262,7 +262,7 @@ def _on_executors(
 ) -> Iterator[Delivered]:
     if not parts or stopping():
         return
-    with engine.use(group, packs=plan.packs) as session:
+    with engine.use(group) as session:
         from changefeed.spark.executors import RECEIPT_DDL, Delivered, Deliverer
         from changefeed.spark.progress import Listener
 
@@ -295,7 +295,7 @@ def _on_driver(
         for first in range(0, len(parts), engine.cores):
             if stopping():
                 return
-            with engine.use(group, packs=plan.packs) as session:
+            with engine.use(group) as session:
                 from changefeed.spark.executors import Delivered
 
                 chosen = parts[first : first + engine.cores]

@@ -31,7 +31,8 @@ pytestmark = [
 TABLE = """
 create table {name} (
   id int primary key, name text, price numeric(12,2), born date, at timestamptz(6),
-  seen timestamp, alarm time, tags text[], doc jsonb, data bytea, rate double precision, exact numeric
+  seen timestamp, alarm time, tags text[], doc jsonb, data bytea, rate double precision,
+  exact numeric
 )"""
 ROW = """
 insert into {name} values (1, 'pear', 1.50, '2024-03-31', '2024-03-31 01:02:03.123456+00',
@@ -66,7 +67,7 @@ def read(kafka: KafkaBroker, schema_registry: Registry) -> Iterator[Reader]:
     with SchemaRegistryClient({"url": schema_registry.url}) as client:
         decode = AvroDeserializer(client)
 
-        def decoded(record: Record, part: str) -> Any:
+        def decoded(record: Record, part: MessageField) -> Any:
             data = record.key if part == MessageField.KEY else record.value
             return decode(data, SerializationContext(record.topic, part))
 
