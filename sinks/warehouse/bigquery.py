@@ -9,20 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved
 from changefeed.uri import SinkURL
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.paced import PacedSink, take_interval
 
 #: Seconds between rounds: 960 load jobs a day and table.
 INTERVAL = 90
 
 
-class BigQuerySink(WarehouseSink):
+class BigQuerySink(PacedSink):
     """``bigquery://project/dataset?location=&credentials=&gcs_bucket=&load_interval=``."""
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
@@ -39,7 +37,7 @@ class BigQuerySink(WarehouseSink):
                 "a BigQuery sink is a project and a dataset",
                 hint="write it as bigquery://project/dataset",
             )
-        interval = url.take_int("load_interval", INTERVAL, least=0, most=86_400)
+        interval = take_interval(url, INTERVAL)
         # Google's libraries take a second to import: not before somebody wants this sink.
         from sinks.warehouse.bigquery_client import BigQueryWarehouse
 
@@ -52,21 +50,7 @@ class BigQuerySink(WarehouseSink):
             bucket=url.take_str("gcs_bucket", "") or "",
         )
         url.finish()
-        super().__init__(warehouse, options)
-        self.pace = self._interval = float(INTERVAL if interval is None else interval)
-        self._resolved_at = 0.0
-
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        """As in the core, but not oftener than rounds: each is a job that costs and counts."""
-        now = time.monotonic()
-        if self._resolved_at and now - self._resolved_at < self._interval:
-            return
-        super().resolved(mark, payload)
-        self._resolved_at = now
-
-    def _adapt(self, seconds: float) -> None:
-        """The interval is what the quota allows; a merge that takes long makes it longer."""
-        self.pace = max(self._interval, seconds)
+        super().__init__(warehouse, options, interval)
 
 
 def _key(given: str | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -56,8 +57,15 @@ def lose_answer(request: Request, forward: Callable[[Request], Reply]) -> Reply 
     return None
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that refuses our certificate is part of a test."""
+
+
 class FaultyProxy:
-    """Forwards requests to ``127.0.0.1:port``.
+    """Forwards requests to ``127.0.0.1:port``; with ``tls`` it speaks TLS to the client.
 
     Attributes:
         script: faults for the next requests to a path that holds ``matching``, one each.
@@ -65,7 +73,9 @@ class FaultyProxy:
         seen: every such request.
     """
 
-    def __init__(self, port: int, matching: str = "/_bulk") -> None:
+    def __init__(
+        self, port: int, matching: str = "/_bulk", tls: ssl.SSLContext | None = None
+    ) -> None:
         self.script: deque[Fault] = deque()
         self.always: Fault | None = None
         self.seen: list[Request] = []
@@ -99,8 +109,11 @@ class FaultyProxy:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 

@@ -71,7 +71,8 @@ class SnowflakeEmulator(PythonServer):
     # ------------------------------------------------------------------ details
 
     def command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        words: list[str | Path] = [our_python(), "-S", "-m", "fakesnow", "-s"]
+        program = Path(__file__).with_name("snowflake_server.py")
+        words: list[str | Path] = [our_python(), "-S", "-P", program, "-s"]
         words += ["-p", str(self.port), "--host", "127.0.0.1"]
         return words, environment(self._packages, TMPDIR=str(self.folder))
 

@@ -1,0 +1,45 @@
+"""Warehouses whose every job costs money or counts against a quota: rounds at an interval."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from changefeed.events import Resolved
+from changefeed.uri import SinkURL
+from sinks.warehouse.dialect import Warehouse
+from sinks.warehouse.sink import WarehouseSink
+
+
+def take_interval(url: SinkURL, default: int) -> float:
+    """The URI's ``load_interval``: seconds between rounds, 0 for as soon as there is data.
+
+    Raises:
+        ChangefeedError: CF1207, it is no number of seconds.
+    """
+    seconds = url.take_int("load_interval", default, least=0, most=86_400)
+    return float(default if seconds is None else seconds)
+
+
+class PacedSink(WarehouseSink):
+    """A :class:`WarehouseSink` whose rounds are at least ``interval`` seconds apart; changes
+    gather in the change log meanwhile."""
+
+    def __init__(
+        self, warehouse: Warehouse, options: Mapping[str, object] | None, interval: float
+    ) -> None:
+        super().__init__(warehouse, options)
+        self.pace = self._interval = interval
+        self._stated: float | None = None
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """As in the core, but not oftener than rounds: the next mark says more than this one."""
+        now = time.monotonic()
+        if self._stated is not None and now - self._stated < self._interval:
+            return
+        super().resolved(mark, payload)
+        self._stated = now
+
+    def _adapt(self, seconds: float) -> None:
+        """A round that takes longer than the interval makes it as long."""
+        self.pace = max(self._interval, seconds)

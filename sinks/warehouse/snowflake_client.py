@@ -1,0 +1,317 @@
+"""A Snowflake schema: Parquet by PUT and COPY INTO into staging, MERGE in transactions.
+
+* Files go to a temporary stage of the session, which ends with it.
+* Any definition, a temporary table too, commits the transaction it stands in. So temporary
+  tables of a round are made before it begins, and the first thing in it is to lock the rows of
+  bookkeeping and to see that nobody moved them meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import snowflake.connector
+from cryptography.hazmat.primitives import serialization
+from snowflake.connector import errors as snow
+
+from changefeed.errors import ChangefeedError
+from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.snowflake_sql import DROP, TEMPORARY, SnowflakeDialect, folded
+
+_STAGE = "_changefeed_stage"
+_SESSION = {
+    "TIMEZONE": "UTC",
+    "QUERY_TAG": "changefeed",
+    "LOCK_TIMEOUT": 120,
+    "CLIENT_TELEMETRY_ENABLED": False,
+}
+_LOGIN_TIMEOUT, _NETWORK_TIMEOUT = 20, 120
+
+#: Numbers of Snowflake's messages. The session or its token is over: log in again.
+_SESSION_OVER = frozenset({390104, 390111, 390112, 390114, 390195})
+#: A lock was not to be had, too many wait for it, the statement was cancelled or took too long,
+#: the account's or the service's limits.
+_BUSY = frozenset({604, 625, 628, 630, 646, 370001, 390203})
+#: No right, no warehouse to work with, no such role.
+_RIGHTS = frozenset({606, 2043, 3001, 3003, 390186, 390189})
+_GONE = frozenset({2003})
+_NO_LOGIN = range(390100, 390500)
+
+log = logging.getLogger("changefeed.sinks.snowflake")
+# The library says on WARNING what it then raises, with addresses of the account in it.
+logging.getLogger("snowflake.connector").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who logs in where; ``host``, ``port`` and ``protocol`` follow from the account if empty."""
+
+    account: str
+    user: str
+    password: str = field(default="", repr=False)
+    warehouse: str = ""
+    role: str = ""
+    private_key: bytes = field(default=b"", repr=False)
+    passphrase: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    authenticator: str = ""
+    host: str = ""
+    port: str = ""
+    protocol: str = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """For ``snowflake.connector.connect``.
+
+        Raises:
+            ChangefeedError: CF5002, the private key cannot be read.
+        """
+        found: dict[str, Any] = {
+            name: value
+            for name in (
+                *("account", "user", "password", "warehouse", "role", "token"),
+                *("authenticator", "host", "port", "protocol"),
+            )
+            if (value := getattr(self, name))
+        }
+        if self.private_key:
+            found["private_key"] = self._der()
+            found.setdefault("authenticator", "SNOWFLAKE_JWT")
+        elif self.token:
+            found.setdefault("authenticator", "oauth")
+        return found
+
+    def _der(self) -> bytes:
+        password = self.passphrase.encode() or None
+        try:
+            load = (
+                serialization.load_pem_private_key
+                if self.private_key.lstrip().startswith(b"-----")
+                else serialization.load_der_private_key
+            )
+            key = load(self.private_key, password)
+        except (ValueError, TypeError):
+            raise ChangefeedError(
+                "CF5002",
+                "the private key of the Snowflake sink cannot be read",
+                hint="private_key is base 64 of a PKCS #8 key, PEM or DER; an encrypted one "
+                "needs passphrase.",
+            ) from None
+        return key.private_bytes(
+            serialization.Encoding.DER,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """SQL that tells how far tables are, and SQL that lets nobody else move them."""
+
+    look: str
+    lock: str
+
+
+_BEGIN, _COMMIT = Statement("BEGIN"), Statement("COMMIT")
+
+
+class SnowflakeWarehouse(Warehouse):
+    """A schema of a database. Not connected until :meth:`connect`."""
+
+    def __init__(self, login: Login, database: str, schema: str) -> None:
+        self.dialect = SnowflakeDialect()
+        self.schema = schema
+        self.place = f"Snowflake schema {login.account}/{database}/{schema}"
+        self._login = login
+        self._database = database
+        self._connection: Any = None
+        self._staged = False
+
+    # ------------------------------------------------------------------ connection
+
+    def connect(self) -> None:
+        if self._connection is not None:
+            return
+        arguments = self._login.arguments()
+        with self._translated("connecting"):
+            connection = snowflake.connector.connect(
+                **arguments,
+                database=self.dialect.quote(self._database),
+                autocommit=True,
+                application="changefeed",
+                login_timeout=_LOGIN_TIMEOUT,
+                network_timeout=_NETWORK_TIMEOUT,
+                session_parameters=dict(_SESSION),
+            )
+        self._connection = connection
+        self._staged = False
+        with self._translated("making the schema"):
+            schema = self.dialect.quote(self.schema)
+            self._execute(self.dialect.create_schema(self.schema))
+            self._execute(f"USE SCHEMA {schema}")
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except snow.Error as error:
+                log.debug("closing the session failed: %s", type(error).__name__)
+
+    def _execute(self, sql: str) -> list[tuple[object, ...]]:
+        if self._connection is None:
+            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    # ------------------------------------------------------------------ statements
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        if len(statements) == 1:
+            self._one(statements[0])
+            return
+        before = [s for s in statements if s.sql.startswith(TEMPORARY)]
+        after = [s for s in statements if s.sql.startswith(DROP)]
+        inside = [s for s in statements if not s.sql.startswith((TEMPORARY, DROP))]
+        stand = self._stand(statements) if before else None
+        stands = self.query(stand.look) if stand else []
+        for statement in before:
+            self._one(statement)
+        self._one(_BEGIN)
+        try:
+            if stand is not None:
+                self._one(Statement(stand.lock))
+                if self.query(stand.look) != stands:
+                    raise ChangefeedError("CF5004", f"{self.place} is written by somebody else")
+            for statement in inside:
+                self._one(statement)
+            self._one(_COMMIT)
+        except BaseException:
+            self._roll_back()
+            raise
+        for statement in after:
+            self._one(statement)
+
+    def _stand(self, statements: Sequence[Statement]) -> _Stand:
+        d = self.dialect
+        table = self.name(bookkeeping.TABLE)
+        topics = ", ".join(sorted({d.literal(s.topic) for s in statements}))
+        where = f"WHERE {d.quote('table_name')} IN ({topics})"
+        listed = ", ".join(map(d.quote, ("id", "version", "seq", "scanned")))
+        node = d.quote("node")
+        return _Stand(
+            f"SELECT {listed} FROM {table} {where} ORDER BY {d.quote('id')}",
+            f"UPDATE {table} SET {node} = {node} {where}",
+        )
+
+    def _one(self, statement: Statement) -> None:
+        with self._translated("a statement", statement.topic):
+            self._execute(statement.sql)
+
+    def _roll_back(self) -> None:
+        try:
+            self._execute("ROLLBACK")
+        except (snow.Error, ChangefeedError, OSError) as error:
+            # Without its session the transaction is rolled back by Snowflake.
+            log.debug("ROLLBACK failed: %s", type(error).__name__)
+            self.close()
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        with self._translated("a query"):
+            return self._execute(sql)
+
+    def columns(self, table: str) -> dict[str, str]:
+        with self._translated("looking at a table", table):
+            try:
+                found = self._execute(f"DESCRIBE TABLE {self.name(table)}")
+            except snow.ProgrammingError as error:
+                if error.errno in _GONE:
+                    return {}
+                raise
+        return {folded(str(row[0])): str(row[1]) for row in found}
+
+    # ------------------------------------------------------------------ loads
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        """A file of its own name: a repeated load is another file, and the sink counts rows."""
+        renamed = rows.rename_columns([folded(name) for name in rows.column_names])
+        stage = self.dialect.quote(_STAGE)
+        with (
+            tempfile.TemporaryDirectory(prefix="changefeed-") as folder,
+            self._translated("a load", table),
+        ):
+            if not self._staged:
+                self._execute(f"CREATE TEMPORARY STAGE IF NOT EXISTS {stage}")
+                self._staged = True
+            path = Path(folder, f"{_plain(load_id)}.parquet")
+            pq.write_table(renamed, path, compression="snappy")
+            place = f"@{stage}/{_plain(load_id)}/"
+            self._execute(f"PUT 'file://{path}' {place} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
+            self._execute(
+                f"COPY INTO {self.name(table)} FROM {place} FILE_FORMAT = (TYPE = PARQUET) "
+                "MATCH_BY_COLUMN_NAME = CASE_SENSITIVE PURGE = TRUE"
+            )
+
+    # ------------------------------------------------------------------ errors
+
+    @contextmanager
+    def _translated(self, what: str, topic: str = "") -> Iterator[None]:
+        """Snowflake's errors inside come out as ChangefeedError, without their text."""
+        try:
+            yield
+        except (snow.Error, OSError) as error:
+            found = self._sorted_out(error, what, topic)
+            if found.code.number == "CF5001":
+                self.close()
+            raise found from None
+
+    def _sorted_out(self, error: Exception, what: str, topic: str) -> ChangefeedError:
+        number = getattr(error, "errno", None) or 0
+        query = getattr(error, "sfqid", None)
+        detail = f"{what}; {type(error).__name__} {number:06d}"
+        detail += f", query {query}" if query else ""
+        if number in _SESSION_OVER or number in _GONE:
+            return ChangefeedError("CF5001", f"{self.place}: what was there is gone", detail=detail)
+        if number in _BUSY or isinstance(
+            error, snow.TooManyRequests | snow.ServiceUnavailableError
+        ):
+            return ChangefeedError("CF5004", f"{self.place} is busy", detail=detail)
+        refused = isinstance(error, snow.ForbiddenError) or _login_refused(error)
+        if refused or number in _RIGHTS or number in _NO_LOGIN:
+            return ChangefeedError(
+                "CF5002",
+                f"{self.place} refused the login or a right is missing",
+                detail=detail,
+                hint="the role needs USAGE on warehouse and database, and CREATE SCHEMA or, in "
+                "the schema, CREATE TABLE and CREATE STAGE.",
+            )
+        if isinstance(error, snow.ProgrammingError | snow.DataError | snow.IntegrityError):
+            if topic:
+                return ChangefeedError(
+                    "CF5006",
+                    f"{self.place} refused a statement about table {topic}",
+                    detail=detail,
+                    hint="Snowflake's query history shows the whole message.",
+                )
+            return ChangefeedError("CF5003", f"{self.place} refused a statement", detail=detail)
+        return ChangefeedError("CF5001", f"{self.place} cannot be reached", detail=detail)
+
+
+def _login_refused(error: Exception) -> bool:
+    """The login's own number is inside the text of one number for all failed logins."""
+    if getattr(error, "errno", None) != 250001:
+        return False
+    return "39010" in str(error) or "Incorrect username or password" in str(error)
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in text)

@@ -1,0 +1,46 @@
+"""Snowflake's stand-in against the list of what a merging sink must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from snowflake.connector.errors import ProgrammingError
+
+from sinks.base import Sink
+from sinks.registry import open_sink
+from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from tests.services.snowflake import PASSWORD, SnowflakeEmulator
+
+
+class SnowflakeHarness(MergeHarness):
+    secret = PASSWORD
+
+    def __init__(self, emulator: SnowflakeEmulator) -> None:
+        self.database = emulator.database()
+        self._emulator = emulator
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        return open_sink(self._emulator.uri(self.database, "shop", "load_interval=0"), options)
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        with self._emulator.connect(self.database) as connection, connection.cursor() as cursor:
+            try:
+                cursor.execute(f"SELECT * FROM shop.{topic}")
+            except ProgrammingError as error:
+                if error.errno == 2003:
+                    return []
+                raise
+            names = [column.name.lower() for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def raw(self) -> bytes:
+        return repr([self.rows(table) for table in ("t", "_changefeed_applied")]).encode()
+
+
+@pytest.mark.snowflake
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_merges(case: MergeCase, snowflake: SnowflakeEmulator) -> None:
+    reason = run_merge_case(case, SnowflakeHarness(snowflake))
+    if reason:
+        pytest.skip(f"never: {reason}")
