@@ -3,9 +3,11 @@
     python -m benchmarks.kafka drain --table narrow --rows 2000000
     python -m benchmarks.kafka scan --rows 5000000
     python -m benchmarks.kafka latency --rate 100 --seconds 60
+    python -m benchmarks.kafka delivery --rows 2000000
 
 *drain*: both have a slot, the same changes are committed, then one after the other drains
-them. *scan*: both read the same table. *latency*: one after the other, at the same rate. From
+them. *scan*: both read the same table. *latency*: one after the other, at the same rate. *delivery*: our own at least once beside our own exactly
+once (Kafka transactions; the marks that end them count as messages, a few dozen). From
 the start of the process to the last message, because a contender that works in large batches
 has done most of it when its first message is there; measure millions of rows, so that the
 start does not matter. Messages are counted by the ends of the topic. CPU is user and system
@@ -127,6 +129,32 @@ def latency(run: Run, asked: Asked) -> dict[str, Contender]:
     return {"ours": of_ours, "debezium": of_debezium}
 
 
+def delivery(run: Run, asked: Asked) -> dict[str, Contender]:
+    """Our two ways to deliver, each with a slot of its own and the same backlog behind it."""
+    table = asked.workload.table
+    with run.database.connect() as connection:
+        asked.workload.create(connection)
+    made: dict[str, Ours] = {}
+    for way in ("at_least_once", "exactly_once"):
+        folder = run.folder / way
+        folder.mkdir()
+        made[way] = Ours(folder, run.database.uri, run.broker.uri)
+        with made[way].running():
+            made[way].execute(
+                f"CREATE CHANGEFEED bench FOR source.{table} AS {way} INTO 'external://sink'"
+                f" WITH initial_scan = 'no', delivery = '{way}'"
+            )
+            made[way].wait_status("bench", "running")
+    with run.database.connect() as connection:
+        asked.workload.change(connection, asked.rows)
+    return {
+        way: lambda ours=ours, way=way: _ours(  # type: ignore[misc]
+            run, ours, way, asked.rows
+        ).per_row(asked.rows)
+        for way, ours in made.items()
+    }
+
+
 def _ours(run: Run, ours: Ours, topic: str, rows: int, create: str | None = None) -> Cost:
     counter = Counter(run.broker, topic)
     with ours.running() as pid, Meter(pid) as meter:
@@ -143,7 +171,7 @@ def _share(cost: Cost) -> str:
     return f"{cost.cpu_seconds / cost.wall_seconds:.0%} of a core with its start"
 
 
-MODES = {"drain": drain, "scan": scan, "latency": latency}
+MODES = {"drain": drain, "scan": scan, "latency": latency, "delivery": delivery}
 
 
 def main() -> None:
