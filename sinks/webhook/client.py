@@ -58,7 +58,8 @@ class Client:
         for name in ("httpx", "httpcore"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._client = httpx.Client(
-            verify=_context(settings.tls) if settings.url.startswith("https:") else True,
+            # Without TLS (and redirects are not followed) there is nothing to load.
+            verify=_context(settings.tls) if settings.url.startswith("https:") else False,
             auth=settings.login,
             timeout=settings.timeout,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),

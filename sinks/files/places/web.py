@@ -46,7 +46,8 @@ class WebPlace:
             arguments = self._spec.arguments
             login = arguments.get("user")
             self._client = httpx.Client(
-                verify=_context(arguments.get("ca")),
+                # Without TLS (and redirects are not followed) there is nothing to load.
+                verify=_context(arguments.get("ca")) if self._root.startswith("https:") else False,
                 auth=None if login is None else (login, arguments.get("password", "")),
                 timeout=TIMEOUT,
             )
