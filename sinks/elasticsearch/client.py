@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import ssl
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -146,20 +147,31 @@ class Cluster:
         settings = self._settings
         if not settings.secure:
             return {}
-        found: dict[str, Any] = {"verify_certs": settings.verify, "ssl_show_warn": False}
         texts = {
             "ca_certs": settings.ca_cert,
             "client_cert": settings.client_cert,
             "client_key": settings.client_key,
         }
-        for name, text in texts.items():
-            if text is not None:
-                if self._files is None:
-                    self._files = tempfile.TemporaryDirectory(prefix="changefeed-tls-")
-                path = Path(self._files.name, f"{name}.pem")
-                path.write_text(text)
-                found[name] = str(path)
-        return found
+        found: dict[str, Any] = {
+            name: self._file(f"{name}.pem", text) for name, text in texts.items() if text
+        }
+        if settings.verify:
+            return found
+        # Without a check of the server the transport would forget the client's certificate.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        if "client_cert" in found:
+            context.load_cert_chain(found["client_cert"], found["client_key"])
+        return {"verify_certs": False, "ssl_show_warn": False, "ssl_context": context}
+
+    def _file(self, name: str, text: str) -> str:
+        """The path of a file only we can read; it goes with the connections."""
+        if self._files is None:
+            self._files = tempfile.TemporaryDirectory(prefix="changefeed-tls-")
+        path = Path(self._files.name, name)
+        path.write_text(text)
+        return str(path)
 
     # -------------------------------------------------------------------- requests
 
@@ -210,6 +222,10 @@ class Cluster:
             answer = self._connected().perform_request(method, target, body=body, headers=headers)
         except TlsError as error:
             raise self._explained("CF5002", "TLS with Elasticsearch failed", error) from error
+        except ssl.SSLError as error:
+            raise self._error(
+                "CF5002", "a certificate or key of the sink URI cannot be read", str(error)
+            ) from error
         except ConnectionTimeout as error:
             timeout = f"no answer in {self._settings.timeout:g} s"
             raise self._error("CF5001", "Elasticsearch does not answer", timeout) from error

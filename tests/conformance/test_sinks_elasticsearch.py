@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -20,6 +24,7 @@ from sinks.elasticsearch.sink import ElasticsearchSink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
 from sinks.testing.messages import Message, parse_message
+from tests.services.certificates import write_certificates
 from tests.services.elasticsearch import MAX_CONTENT_BYTES, Elasticsearch
 from tests.services.http_faults import FaultyProxy, cut
 
@@ -257,3 +262,56 @@ def test_a_mark_is_set_when_a_search_sees_the_rows(elasticsearch: Elasticsearch)
         },
     )
     sink.close()
+
+
+# -------------------------------------------------------------------------------------- login
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    write_certificates(folder)
+    return folder
+
+
+@pytest.fixture
+def secure(elasticsearch: Elasticsearch, certificates: Path) -> Iterator[FaultyProxy]:
+    """The server behind TLS that demands a client's certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server-keystore.pem")
+    context.load_verify_locations(certificates / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with FaultyProxy(elasticsearch.port, matching="/", tls=context) as proxy:
+        yield proxy
+
+
+def encoded(path: Path) -> str:
+    return quote(base64.b64encode(path.read_bytes()))
+
+
+def opened(proxy: FaultyProxy, parameters: str, login: str = "") -> None:
+    sink = ElasticsearchSink(f"elasticsearch+https://{login}127.0.0.1:{proxy.port}/?{parameters}")
+    try:
+        sink.open(SinkContext("f", 1, ()))
+    finally:
+        sink.close()
+
+
+def test_tls_with_certificates_on_both_sides(secure: FaultyProxy, certificates: Path) -> None:
+    client = "".join(
+        f"&{name}={encoded(certificates / file)}"
+        for name, file in {"client_cert": "client.pem", "client_key": "client.key"}.items()
+    )
+    opened(secure, f"ca_cert={encoded(certificates / 'ca.pem')}{client}", "ann:pw@")
+    opened(secure, f"insecure_tls_skip_verify=true{client}&api_key=id:key")
+    sent = [request.headers.get("authorization") for request in secure.seen]
+    assert sent == ["Basic YW5uOnB3", "ApiKey aWQ6a2V5"]
+    for parameters in (
+        client.removeprefix("&"),  # an authority nobody knows
+        f"ca_cert={encoded(certificates / 'ca.pem')}",  # no certificate of ours
+    ):
+        with pytest.raises(ChangefeedError) as caught:
+            opened(secure, parameters)
+        assert caught.value.code.number in ("CF5001", "CF5002")
+        assert "BEGIN" not in f"{caught.value.message} {caught.value.detail}"
+    assert len(secure.seen) == 2

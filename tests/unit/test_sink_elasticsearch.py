@@ -12,6 +12,7 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import MESSAGE_SCHEMA
 from changefeed.schema import Column, Form, TableName, TableSchema
+from sinks.base import SinkContext
 from sinks.elasticsearch import body, mapping
 from sinks.elasticsearch.answers import Outcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import counted
@@ -103,6 +104,15 @@ def test_a_message_key_of_another_column_is_refused() -> None:
     with pytest.raises(ChangefeedError) as caught:
         open_sink("elasticsearch://h", {"key_column": "b"})
     assert caught.value.code.number == "CF1206"
+
+
+def test_a_certificate_that_is_none_is_said_at_open() -> None:
+    certificates = "client_cert=UEVN&client_key=UEVN&insecure_tls_skip_verify=true"
+    sink = open_sink(f"elasticsearch+https://127.0.0.1:1?{certificates}")
+    with pytest.raises(ChangefeedError) as caught:
+        sink.open(SinkContext("f", 1, ()))
+    sink.close()
+    assert (caught.value.code.number, "cannot be read" in caught.value.message) == ("CF5002", True)
 
 
 # ------------------------------------------------------------------------------------- bodies
