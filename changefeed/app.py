@@ -19,6 +19,7 @@ from changefeed.telemetry import log, log_to
 
 if TYPE_CHECKING:
     from changefeed.jobs.node import Node
+    from changefeed.monitor import MonitorServer
     from changefeed.spark.session import SparkEngine
 
 
@@ -93,6 +94,16 @@ class Application:
             raise ChangefeedError(
                 "CF6005", "the node's thread has ended: no feed is started any more"
             )
+
+    def monitor(self, host: str, port: int) -> MonitorServer:
+        """The status page, metrics and health of this process, to be entered.
+
+        Raises:
+            ChangefeedError: CF6006 the address cannot be had.
+        """
+        from changefeed.monitor import Monitor, MonitorServer
+
+        return MonitorServer(host, port, Monitor(self.engine, self.check_node))
 
     def _made(self) -> Node:
         from changefeed.jobs.node import Node

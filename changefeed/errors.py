@@ -193,4 +193,5 @@ CODES: dict[str, Code] = _table(
     Code("CF6003", _U, "another node holds this state"),
     Code("CF6004", _R, "lease on a job was lost"),
     Code("CF6005", _S, "the node ended by itself", "start it again; node.log says why it ended."),
+    Code("CF6006", _U, "address cannot be listened on", "give --http another host:port."),
 )

@@ -148,15 +148,39 @@ def cli(
     )
 
 
+def _address(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
+    """``host:port``, or a port of this machine."""
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{value!r} is not host:port", context, parameter)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 @cli.command()
 @_place_options
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Serve the status page, /metrics and /healthz there, without a login.",
+)
 @click.pass_context
-def start(context: click.Context, state: str | None, master: str | None, heap: str | None) -> None:
+def start(
+    context: click.Context,
+    state: str | None,
+    master: str | None,
+    heap: str | None,
+    http: tuple[str, int] | None,
+) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
     from shell.service import serve
 
     place = Place(state, master, heap).over(context.obj)
-    context.exit(serve(place.directory, master=place.master, heap=place.heap))
+    context.exit(serve(place.directory, master=place.master, heap=place.heap, http=http))
 
 
 @cli.command()

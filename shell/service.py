@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from types import FrameType
 
 from changefeed.errors import ChangefeedError
@@ -17,12 +18,20 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _TICK = 1.0
 
 
-def serve(state: str, *, master: str | None = None, heap: str | None = None) -> Exit:
+def serve(
+    state: str,
+    *,
+    master: str | None = None,
+    heap: str | None = None,
+    http: tuple[str, int] | None = None,
+) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
+
+    ``http`` is where the status page, metrics and health are served.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
-            has ended by itself.
+            has ended by itself; CF6006 ``http`` cannot be listened on.
     """
     stopping = _stop_on_signals()
     from changefeed.app import Application
@@ -33,13 +42,16 @@ def serve(state: str, *, master: str | None = None, heap: str | None = None) -> 
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        with Application(state, master=master, heap=heap) as application:
+        with Application(state, master=master, heap=heap) as application, ExitStack() as stack:
             if not application.start_node():
                 raise ChangefeedError(
                     "CF6003",
                     f"another node runs the feeds of {application.catalog.shown}",
                     hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
                 )
+            if http is not None:
+                server = stack.enter_context(application.monitor(*http))
+                logger.info("status at %s/, /metrics and /healthz", server.address)
             while not stopping.wait(_TICK):
                 application.check_node()
             logger.info("stopping: feeds keep their place and go on at the next start")

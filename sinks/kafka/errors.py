@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from changefeed.errors import ChangefeedError
-from changefeed.telemetry import LimitRepeats
+from sinks.repeats import LimitRepeats
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

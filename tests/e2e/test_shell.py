@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,8 +178,10 @@ def test_the_service_runs_feeds_until_it_is_told_to_stop(
     shop: Shell, postgres: Database, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
-    with shop.running("start") as node:
-        read_until(node, b"started", errors=True)
+    with shop.running("start", "--http", "127.0.0.1:0") as node:
+        said = read_until(node, b"/healthz", errors=True)
+        assert b"started" in said
+        page = re.findall(rb"http://127\.0\.0\.1:\d+/", said)[0].decode()
         second = shop.run("start")
         assert second.returncode == 3
         assert "CF6003" in second.stderr
@@ -190,6 +194,9 @@ def test_the_service_runs_feeds_until_it_is_told_to_stop(
         assert made.returncode == 0, made.stderr
         assert "no node runs for this state" not in made.stderr
         assert delivered(lake) == {1: "a", 2: "b"}
+        for path, words in (("", "lake"), ("metrics", 'feed="lake"'), ("healthz", "ok")):
+            with urllib.request.urlopen(page + path, timeout=30) as answer:
+                assert words in answer.read().decode()
         node.send_signal(signal.SIGTERM)
         out, errors = node.communicate(timeout=PATIENCE)
         assert node.returncode == 0

@@ -1,10 +1,10 @@
-"""What the engine's log leaves out."""
+"""Lines of client libraries that come again and again."""
 
 from __future__ import annotations
 
 import logging
 
-from changefeed.telemetry import LimitRepeats
+from sinks.repeats import LimitRepeats
 
 
 def lines(limit: LimitRepeats, *texts: str) -> list[str]:

@@ -1,0 +1,189 @@
+"""What a node shows over HTTP: a page for people, ``/metrics`` for Prometheus, ``/healthz``.
+
+Everything is read from the state when it is asked for, as SHOW does: nothing is counted twice,
+and nothing that SHOW would redact is there. There is no login: the address is this machine's
+unless a person says otherwise.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from changefeed.api import Engine, Session
+from changefeed.catalog import Job, Status, TableState
+from changefeed.errors import ChangefeedError
+from changefeed.options import GC_TTL, Options
+from changefeed.statements.listing import lag
+from changefeed.telemetry import log
+
+_LABELS = ("job_id", "feed", "source")
+
+_HTML = "text/html; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+
+
+class Figures(Collector):
+    """The feeds and sources of a state, as Prometheus wants them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything now."""
+        jobs = self._engine.catalog.jobs()
+        yield from self._of_feeds(jobs)
+        up = GaugeMetricFamily("changefeed_source_up", "the source answers", labels=["source"])
+        for state in self._engine.catalog.source_states():
+            up.add_metric([state.name], float(not state.error))
+        yield up
+
+    def _of_feeds(self, jobs: list[Job]) -> Iterator[Metric]:
+        now = self._engine.clock.now().wall
+
+        def gauge(name: str, text: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"changefeed_{name}", text, labels=_LABELS)
+
+        status = GaugeMetricFamily(
+            "changefeed_status", "1 for where the feed is", labels=(*_LABELS, "status")
+        )
+        behind = gauge("lag_seconds", "age of the newest instant up to which all is delivered")
+        used = gauge("retention_used_ratio", "lag as a part of gc_ttl; at 1 the feed fails")
+        rate = gauge("rows_per_second", "rows delivered, over the last seconds")
+        failed = gauge("failed_tables", "tables that stopped alone")
+        rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
+        size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
+        for job in jobs:
+            labels = [str(job.id), job.name, job.source]
+            status.add_metric([*labels, str(job.status)], 1.0)
+            rows.add_metric(labels, float(job.emitted_rows))
+            size.add_metric(labels, float(job.emitted_bytes))
+            rate.add_metric(labels, job.rows_per_second)
+            tables = self._engine.catalog.tables(job.id)
+            failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
+            seconds = lag(job, now)
+            if seconds is not None:
+                behind.add_metric(labels, float(seconds))
+                used.add_metric(labels, float(seconds) / Options.from_dict(job.options)[GC_TTL])
+        yield from (status, behind, used, rate, failed, rows, size)
+
+
+class Monitor:
+    """Answers the requests; knows no socket."""
+
+    def __init__(self, engine: Engine, check: Callable[[], None]) -> None:
+        """``check`` raises when the node of this process is not at work."""
+        self._engine = engine
+        self._check = check
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(Figures(engine))
+
+    def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        """Status, content type and body for a path."""
+        if path == "/metrics":
+            return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        if path in ("/healthz", "/health"):
+            return self._health()
+        if path == "/":
+            return HTTPStatus.OK, _HTML, self._page().encode()
+        return HTTPStatus.NOT_FOUND, _TEXT, b"there are /, /metrics and /healthz\n"
+
+    def _health(self) -> tuple[HTTPStatus, str, bytes]:
+        try:
+            self._check()
+        except ChangefeedError as error:
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{error.message}\n".encode()
+        return HTTPStatus.OK, _TEXT, b"ok\n"
+
+    def _page(self) -> str:
+        shown = self._engine.execute("SHOW CHANGEFEEDS", Session(client="http"))
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in shown.columns)
+        place = shown.columns.index("status")
+        lines = [
+            f'<tr class="{html.escape(str(row[place]))}">'
+            + "".join(f"<td>{'' if c is None else html.escape(str(c))}</td>" for c in row)
+            + "</tr>"
+            for row in shown.rows
+        ]
+        body = "\n".join(lines) or f'<tr><td colspan="{len(shown.columns)}">no feeds</td></tr>'
+        return _PAGE.format(state=html.escape(self._engine.catalog.shown), head=head, body=body)
+
+
+_TROUBLE = ", ".join(f"tr.{status}" for status in (Status.FAILED, Status.RETRYING, Status.STALLED))
+_PAGE = (
+    """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">
+<title>changefeeds</title><style>
+body {{ font: 14px system-ui, sans-serif; margin: 2em }}
+table {{ border-collapse: collapse }}
+th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid #ddd }}
+"""
+    + _TROUBLE
+    + """ {{ background: #fff0e6 }}
+</style></head><body><h1>Changefeeds</h1><p>{state} &middot; <a href="/metrics">metrics</a></p>
+<table><thead><tr>{head}</tr></thead><tbody>
+{body}
+</tbody></table></body></html>
+"""
+)
+
+
+class MonitorServer:
+    """Serves a :class:`Monitor` on a thread of its own until closed. Use as a context manager."""
+
+    def __init__(self, host: str, port: int, monitor: Monitor) -> None:
+        """Port 0 takes a free one: see :attr:`address`.
+
+        Raises:
+            ChangefeedError: CF6006 the address cannot be had.
+        """
+
+        class Handler(BaseHTTPRequestHandler):
+            server_version = "changefeed"
+            sys_version = ""
+
+            def do_GET(self) -> None:
+                try:
+                    status, kind, body = monitor.answer(self.path.partition("?")[0])
+                except ChangefeedError as error:
+                    status, kind = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT
+                    body = f"{error.message}\n".encode()
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Cache-Control", "no-store")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                log.debug("http: " + format, *args)
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ChangefeedError(
+                "CF6006", f"cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """``http://host:port``."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def __enter__(self) -> MonitorServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

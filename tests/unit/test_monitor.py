@@ -1,0 +1,92 @@
+"""The page, the metrics and the health of a node, over a real socket."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from changefeed.errors import ChangefeedError
+from changefeed.monitor import Monitor, MonitorServer
+from tests.golden.world import NOW, SECRETS, World
+
+
+class Bench:
+    """A served world; ``ill`` makes its node sick."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ill = ""
+        self.server = MonitorServer("127.0.0.1", 0, Monitor(world.engine, self._check))
+
+    def _check(self) -> None:
+        if self.ill:
+            raise ChangefeedError("CF6005", self.ill)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(self.server.address + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def figures(self) -> dict[tuple[str, str], float]:
+        """Values by name and feed (or source)."""
+        return {
+            (sample.name, sample.labels.get("feed", sample.labels.get("source", ""))): sample.value
+            for family in text_string_to_metric_families(self.get("/metrics")[1])
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    world = World(tmp_path)
+    world.shop()
+    bench = Bench(world)
+    with bench.server:
+        yield bench
+    world.close()
+
+
+def test_the_figures_of_a_feed(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://u:hunter2@k:9092'")
+    world.node.deliver("f", NOW - 90 * 10**9, rows=50)
+    world.fail_table("f", "items", "CF5003 refused")
+    found = bench.figures()
+    assert found["changefeed_lag_seconds", "f"] == 90
+    assert found["changefeed_retention_used_ratio", "f"] == 90 / (25 * 3600)
+    assert found["changefeed_emitted_rows_total", "f"] == 100
+    assert found["changefeed_emitted_bytes_total", "f"] == 10_000
+    assert found["changefeed_failed_tables", "f"] == 1
+    assert found["changefeed_source_up", "shop"] == 1
+    world.catalog.save_source_state("shop", error="cannot connect")
+    assert bench.figures()["changefeed_source_up", "shop"] == 0
+
+
+def test_the_page_shows_the_feeds_and_no_secret(bench: Bench) -> None:
+    assert "no feeds" in bench.get("/")[1]
+    bench.world.run("CREATE CHANGEFEED \"<b>\" FOR orders INTO 'kafka://u:hunter2@k:9092'")
+    status, page = bench.get("/?x=1")
+    assert status == 200 and "&lt;b&gt;" in page and "<b>" not in page
+    for path in ("/", "/metrics"):
+        assert not [secret for secret in SECRETS if secret in bench.get(path)[1]]
+
+
+def test_health(bench: Bench) -> None:
+    assert bench.get("/healthz") == (200, "ok\n")
+    bench.ill = "the node's thread has ended"
+    assert bench.get("/healthz") == (503, "the node's thread has ended\n")
+    assert bench.get("/nothing")[0] == 404
+
+
+def test_an_address_that_is_taken(bench: Bench) -> None:
+    port = int(bench.server.address.rpartition(":")[2])
+    with pytest.raises(ChangefeedError) as caught:
+        MonitorServer("127.0.0.1", port, Monitor(bench.world.engine, bench._check))
+    assert caught.value.code.number == "CF6006"
