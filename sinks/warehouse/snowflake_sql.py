@@ -99,5 +99,8 @@ class SnowflakeDialect(Dialect):
 
     # ------------------------------------------------------------------ applying changes
 
+    def update_joined(self, table: str, source: str, alias: str, sets: str, on: str) -> str:
+        return f"UPDATE {table} t SET {sets} FROM {source} {alias} WHERE {on}"
+
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
         return f"DELETE FROM {table} t USING {source} {alias} WHERE {on}"

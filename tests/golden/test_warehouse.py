@@ -17,6 +17,7 @@ from changefeed.schema import TableSchema
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse import evolution, history, keyless
 from sinks.warehouse.applied import TABLE, Applied
+from sinks.warehouse.bigquery_sql import BigQueryDialect
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.duckdb import DuckDBDialect
 from sinks.warehouse.merge import merge
@@ -24,6 +25,7 @@ from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.sink import sweep
+from sinks.warehouse.snowflake_sql import SnowflakeDialect
 from sinks.warehouse.staging import Shape
 from sinks.warehouse.tables import History, Keeping, Staged, Table
 from tests.golden import runner
@@ -41,6 +43,8 @@ DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "postgresql14": _before_merge,
     "mysql": MySQLDialect,
     "redshift": RedshiftDialect,
+    "bigquery": BigQueryDialect,
+    "snowflake": SnowflakeDialect,
 }
 
 KEYED = table_of("t", key=("id",), id="int32", name="text", total="decimal(12,2)", at="timestamptz")
