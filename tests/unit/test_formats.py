@@ -31,6 +31,7 @@ from changefeed.formats.registry import SchemaRegistry, parse_registry
 from changefeed.formats.schemas import FeedSchemas, feed_schemas
 from changefeed.formats.types import Kind, typed_logical
 from changefeed.options import Options
+from changefeed.plan.example import example
 from changefeed.schema import Identity
 from changefeed.shapes import Envelope, Format
 from changefeed.spark.plan import MessagePlan, Registered
@@ -139,6 +140,17 @@ def test_marks_and_values_can_be_read_as_one_another(envelope: Envelope) -> None
     read: Any = fastavro.schemaless_reader(io.BytesIO(datum), marks, None)
     inner = read["__crdb__"] if envelope is Envelope.ROW else read
     assert inner == {"resolved": "1.0000000002"}
+
+
+def test_explain_shows_the_members_in_their_order() -> None:
+    plan = replace(PLAN, updated=True, diff=True)
+    row = '{"a": 1, "b": "x"}'
+    stamp = '"1536242855577149065.0000000000"'
+    value = f'{{"before": {row}, "after": {row}, "updated": {stamp}}}'
+    assert example(plan) == ('{"a": 1}', value)
+    flat = '{"a": 1, "b": "x", "__crdb__event_type": "u"}'
+    assert example(replace(PLAN, format=Format.PARQUET)) == ("[1]", flat)
+    assert example(replace(PLAN, envelope=Envelope.KEY_ONLY)) == ('{"a": 1}', "")
 
 
 # ------------------------------------------------------------------------------- columns
