@@ -23,9 +23,9 @@ FOLDER = EXAMPLES / "copy"
 SHORT = Buckets("%Y-%m-%d/%H/%M-%S", 2_000_000_000)
 
 
-def script() -> ModuleType:
-    """The example's load.py."""
-    spec = importlib.util.spec_from_file_location("load", FOLDER / "load.py")
+def load_script(path: Path) -> ModuleType:
+    """A script of an example, not run."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -40,7 +40,7 @@ def test_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(PARTITION_FORMATS, "minute", SHORT)
-    load, lake = script().load, tmp_path / "lake"
+    load, lake = load_script(FOLDER / "load.py").load, tmp_path / "lake"
     play(postgres, FOLDER / "setup.sql")
     postgres.execute(
         "insert into rides select i, 'rome', 'ann ' || i, 0, now() from generate_series(1, 300) i"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from changefeed.spark.session import SparkEngine
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import running
+from tests.e2e.test_copy_example import load_script
+from tests.e2e.test_examples import EXAMPLES, play
 from tests.services.postgres import Database
 from tests.services.webhook import WebhookServer
 
@@ -74,3 +77,25 @@ def test_a_refused_message_stops_its_table_only(
         assert "it answered 422" in said and "poison" not in said
         assert feeds.catalog.job("f").status.value == "running"
     server.stop()
+
+
+def test_the_example(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> None:
+    folder = EXAMPLES / "webhook"
+    receiver = load_script(folder / "receive.py")
+    table = receiver.Table()
+    server = receiver.server(0, b"a secret of both sides", table)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    play(postgres, folder / "setup.sql")
+    with running(tmp_path / "state", spark_engine) as feeds:
+        hook = f"webhook-http://127.0.0.1:{server.server_address[1]}/orders"
+        feeds.connect(shop=postgres.uri, hook=hook)
+        feeds.run_file(folder / "feeds.sql")
+        feeds.sync("orders_to_hook")
+        assert table.rows.keys() == {"[1]", "[2]"}
+        play(postgres, folder / "changes.sql")
+        feeds.sync("orders_to_hook")
+    server.shutdown()
+    server.server_close()
+    assert table.rows == {"[1]": {"id": 1, "customer": "ann", "total": 10.25}}
+    header = f"t={int(time.time())},v1=0"
+    assert not receiver.genuine(b"a secret of both sides", header, b"{}")
