@@ -150,13 +150,11 @@ KAFKA = frozenset({"kafka", "confluent-cloud", "azure-event-hub"})
 LAKE = frozenset({"delta", "iceberg"})
 MERGED = LAKE | {
     "bigquery",
-    "clickhouse",
     "duckdb",
     "mysql",
     "postgresql",
     "redshift",
     "snowflake",
-    "spanner",
 }
 
 #: Spellings of the webhook sink.
