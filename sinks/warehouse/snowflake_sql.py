@@ -99,8 +99,11 @@ class SnowflakeDialect(Dialect):
 
     # ------------------------------------------------------------------ applying changes
 
-    def update_joined(self, table: str, source: str, alias: str, sets: str, on: str) -> str:
-        return f"UPDATE {table} t SET {sets} FROM {source} {alias} WHERE {on}"
+    def update_joined(
+        self, table: str, source: str, alias: str, sets: Mapping[str, str], on: str
+    ) -> str:
+        listed = ", ".join(f"{self.quote(c)} = {value}" for c, value in sets.items())
+        return f"UPDATE {table} t SET {listed} FROM {source} {alias} WHERE {on}"
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
         return f"DELETE FROM {table} t USING {source} {alias} WHERE {on}"
