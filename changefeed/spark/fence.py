@@ -81,6 +81,8 @@ class Gate:
         self._here = here
         self._secret = secrets.token_bytes(16)
         self._listener = socket.create_server((host, 0))
+        self._port = int(self._listener.getsockname()[1])
+        self._host = host
         self._changed = threading.Condition()
         self._inside: dict[socket.socket, int] = {}
         self._closed = False
@@ -88,8 +90,7 @@ class Gate:
 
     def ticket(self) -> Ticket:
         """For the workers."""
-        host, port = self._listener.getsockname()[:2]
-        return Ticket(host, port, self._secret)
+        return Ticket(self._host, self._port, self._secret)
 
     @property
     def inside(self) -> tuple[int, ...]:
