@@ -50,7 +50,9 @@ def packages_loaded_by(code: str) -> set[str]:
 
 
 def test_grammar_loads_lark_and_nothing_else() -> None:
-    assert packages_loaded_by(_EVERY_MODULE.format(package="grammar")) == {"grammar", "lark"}
+    loaded = packages_loaded_by(_EVERY_MODULE.format(package="grammar"))
+    # lark takes the package regex where something else has brought it.
+    assert loaded - {"regex"} == {"grammar", "lark"}
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -94,6 +94,8 @@ def test_lock_holds_every_dependency() -> None:
     wanted = [*project["dependencies"]]
     for extra in project["optional-dependencies"].values():
         wanted += extra
+    # dev names the other extras, whose requirements are in the list by themselves.
+    wanted = [text for text in wanted if not text.startswith(f"{project['name']}[")]
     locked = _locked("requirements.lock") | _locked("requirements-java.lock")
     missing = [
         text
