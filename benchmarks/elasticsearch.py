@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -152,10 +150,10 @@ def server(stack: ExitStack, url: str) -> str:
     """The server to use; one for this run when none is named."""
     if url:
         return url
+    from tests.services.cache import server_folder
     from tests.services.elasticsearch import Elasticsearch
 
-    folder = Path(mkdtemp(prefix="changefeed-bench-"))
-    folder.chmod(0o755)
+    folder = stack.enter_context(server_folder("elasticsearch"))
     own = Elasticsearch(folder, {"http.max_content_length": "100mb"}, JAVA).start()
     stack.callback(own.stop)
     return own.address
