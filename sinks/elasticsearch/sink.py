@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, Truncate
 from changefeed.schema import TableSchema
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
@@ -75,6 +76,12 @@ class ElasticsearchSink:
         self._letters.prepare()
         self._indices.forget()
         self._marks.forget()
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Ask the cluster who it is; no index is made."""
+        one_index_each(context.targets)
+        self._cluster.hello()
+        return []
 
     def close(self) -> None:
         bulk, self._bulk = self._bulk, None
