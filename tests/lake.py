@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import string
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from changefeed.spark.session import SparkEngine
 from sinks.lake import iceberg
 from sinks.lake.place import place_of
+
+_numbers = itertools.count(1)
+
+
+def unused_catalog() -> str:
+    """A name for a catalog: a session keeps the first place it was told for one."""
+    return f"catalog{time.time_ns()}_{next(_numbers)}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,19 @@ class Lake:
                     session.conf.set(name, value)
             names = {part: self.table(part) for part in _names(sql)}
             return [tuple(row) for row in session.sql(sql.format(**names)).collect()]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Everything a table holds; nothing where there is no such table."""
+        place = place_of(self.uri)
+        with self.engine.use(packs=place.packs) as session:
+            if place.format == "iceberg":
+                for setting, value in iceberg.settings(place).items():
+                    session.conf.set(setting, value)
+                if not session.catalog.tableExists(self.table(name)):
+                    return []
+            elif not Path(place.root, name, "_delta_log").is_dir():
+                return []
+            return [row.asDict() for row in session.table(self.table(name)).collect()]
 
     def columns(self, name: str) -> dict[str, str]:
         """Name to type."""

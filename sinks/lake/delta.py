@@ -1,9 +1,10 @@
 """Delta tables: one directory each under the root.
 
-What a table has recorded of its feed is Delta's own transaction identifier (application
-``changefeed``, version): it is written in the commit of the rows and kept in checkpoints, and
-Delta itself skips a commit whose number is not higher. The commit's userMetadata says the
-same for readers, with the timestamp.
+What a table has recorded of its feed is Delta's own transaction identifier: application
+``changefeed`` with the version, or for a part of a transaction ``changefeed:<version>`` with
+the sequence number. It is written in the commit of the rows and kept in checkpoints, and Delta
+itself skips a commit whose number is not higher. The commit's userMetadata says the same for
+readers, with the timestamp.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinks.lake.applied import Applied
 from sinks.lake.merge import quote
 from sinks.lake.table import LakeTable, as_json, columns_sql, parts_sql, properties_sql
 
@@ -66,9 +68,17 @@ class DeltaTable(LakeTable):
         none = self._java.scala.Option.empty()
         return log.update(False, none, none)
 
-    def applied(self) -> int:
-        found = self._snapshot().transactions().get(APPLICATION)
-        return int(found.get()) if found.isDefined() else 0
+    def applied(self) -> Applied:
+        found = Applied()
+        entries = self._snapshot().transactions().iterator()
+        while entries.hasNext():
+            entry = entries.next()
+            application, _, version = str(entry._1()).partition(":")
+            if application == APPLICATION:
+                number = int(entry._2())
+                said = Applied(int(version), number) if version else Applied(number)
+                found = found.latest(said)
+        return found
 
     def empty(self) -> bool:
         return bool(self._snapshot().numOfFiles() == 0)
@@ -85,12 +95,19 @@ class DeltaTable(LakeTable):
             f"{properties_sql({**_PROPERTIES, **properties})}"
         )
 
-    def noted(self, notes: Mapping[str, str], applied: int | None) -> dict[str, str]:
+    def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
         settings = {"spark.databricks.delta.commitInfo.userMetadata": as_json(notes)}
         if applied is not None:
-            settings["spark.databricks.delta.write.txnAppId"] = APPLICATION
-            settings["spark.databricks.delta.write.txnVersion"] = str(applied)
+            part = applied.seq is not None
+            application = f"{APPLICATION}:{applied.version}" if part else APPLICATION
+            settings["spark.databricks.delta.write.txnAppId"] = application
+            settings["spark.databricks.delta.write.txnVersion"] = str(
+                applied.seq if part else applied.version
+            )
         return settings
+
+    def replace(self, query: str) -> None:
+        self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")
 
     def append(self, rows: DataFrame) -> None:
         rows.write.format("delta").mode("append").save(self.path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinks.lake.applied import Applied
 from sinks.lake.merge import literal, quote
 from sinks.lake.place import Place
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
@@ -65,16 +66,16 @@ class IcebergTable(LakeTable):
         loader = self._java.org.apache.iceberg.spark.Spark3Util
         return loader.loadIcebergTable(self._jsession, self.ident)
 
-    def applied(self) -> int:
+    def applied(self) -> Applied:
         table = self._table()
         snapshot = table.currentSnapshot()
         while snapshot is not None:
             found = snapshot.summary().get(APPLIED)
             if found is not None:
-                return int(found)
+                return Applied.parse(found)
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
-        return int(table.properties().get(APPLIED) or 0)
+        return Applied.parse(table.properties().get(APPLIED) or "0")
 
     def setting(self, name: str) -> str | None:
         found = self._table().properties().get(name)
@@ -97,7 +98,10 @@ class IcebergTable(LakeTable):
         if clusters:
             self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
 
-    def noted(self, notes: Mapping[str, str], applied: int | None) -> dict[str, str]:
+    def replace(self, query: str) -> None:
+        self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")
+
+    def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
         return {f"{_SUMMARY}{name}": value for name, value in notes.items()}
 
     def append(self, rows: DataFrame) -> None:
@@ -112,7 +116,7 @@ class IcebergTable(LakeTable):
 
     def expire(self, older_than: float) -> None:
         applied = self.applied()
-        if applied:
+        if applied.version:
             self.session.sql(
                 f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(APPLIED)} = '{applied}')"
             )

@@ -14,11 +14,13 @@ from changefeed.schema import Column, TableSchema
 from sinks.lake.staging import COMMITTED, MISSING, OPERATION, ORDER, VERSION
 from sinks.lake.types import spark_type, typed
 
-#: What a soft-deleted row is marked in.
-DELETED = "_deleted"
+#: What a soft-deleted row is marked in, by format: Iceberg has a use of its own for _deleted.
+DELETED = {"delta": "_deleted", "iceberg": "_is_deleted"}
 #: Columns of history = 'scd2', of history = 'append'.
 VALID_FROM, VALID_TO, CURRENT = "_valid_from", "_valid_to", "_is_current"
 CHANGE, CHANGED_AT, CHANGE_ORDER = "_operation", "_changed_at", "_ordinal"
+#: The number of a row among equal ones, where the table has no key.
+NUMBER = "_occurrence"
 
 
 def quote(name: str) -> str:
@@ -39,22 +41,25 @@ class Layout:
         sequence: name of the column with the version of a row.
         soft: a delete marks the row.
         history: ``off``, ``scd2`` or ``append``.
+        deleted: name of the column that marks a row as deleted.
     """
 
     sequence: str = "_sequence_num"
     soft: bool = False
     history: str = "off"
+    deleted: str = DELETED["delta"]
 
-    @property
-    def extra(self) -> tuple[tuple[str, str], ...]:
+    def extra(self, *, keyless: bool = False) -> tuple[tuple[str, str], ...]:
         """Name and type of every column that is ours."""
         own = [(self.sequence, "bigint")]
+        if keyless and self.history == "off":
+            own.append((NUMBER, "bigint"))
         if self.history == "append":
             own += [(CHANGE, "string"), (CHANGED_AT, "timestamp"), (CHANGE_ORDER, "int")]
         elif self.history == "scd2":
             own += [(VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (CURRENT, "boolean")]
         if self.soft and self.history != "append":
-            own.append((DELETED, "boolean"))
+            own.append((self.deleted, "boolean"))
         return tuple(own)
 
 
@@ -116,8 +121,8 @@ def merge(
     values = {c.name: _value(schema, i, c, folded) for i, c in enumerate(schema.columns)}
     own = {layout.sequence: f"s.{VERSION}"}
     if layout.soft:
-        own[DELETED] = "false"
-        gone = f"UPDATE SET {quote(DELETED)} = true, {quote(layout.sequence)} = s.{VERSION}"
+        own[layout.deleted] = "false"
+        gone = f"UPDATE SET {quote(layout.deleted)} = true, {quote(layout.sequence)} = s.{VERSION}"
     else:
         gone = "DELETE"
     sets = [f"{quote(name)} = {value}" for name, value in (values | own).items()]
@@ -157,13 +162,8 @@ def comparable(column: Column) -> bool:
     return column.physical != "string" or spark_type(column.logical) == "string"
 
 
-def append(
-    target: str, schema: TableSchema, layout: Layout, view: str, *, again: bool = False
-) -> str:
-    """Every staged row as a row of a table that keeps all changes.
-
-    ``again``: some of them may be there already.
-    """
+def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
+    """Every staged row as a row of a table that keeps all changes."""
     names = [c.name for c in schema.columns]
     own = {
         layout.sequence: VERSION,
@@ -173,15 +173,8 @@ def append(
     }
     rows = source(schema, view, also=(ORDER, COMMITTED))
     columns = ", ".join(map(quote, [*names, *own]))
-    values = [*(f"c{i}" for i in range(len(names))), *own.values()]
-    if not again:
-        return f"INSERT INTO {target} ({columns}) SELECT {', '.join(values)} FROM ({rows})"
-    same = {layout.sequence: VERSION, CHANGE_ORDER: ORDER, CHANGE: OPERATION}
-    matching = " AND ".join(f"t.{quote(name)} = s.{value}" for name, value in same.items())
-    return (
-        f"MERGE INTO {target} AS t USING ({rows}) AS s ON {matching} "
-        f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({', '.join(values)})"
-    )
+    values = ", ".join([*(f"c{i}" for i in range(len(names))), *own.values()])
+    return f"INSERT INTO {target} ({columns}) SELECT {values} FROM ({rows})"
 
 
 def versions(
@@ -190,14 +183,11 @@ def versions(
     layout: Layout,
     view: str,
     bounds: Mapping[str, tuple[object, object]] | None = None,
-    *,
-    again: bool = False,
 ) -> str:
     """One MERGE that closes the current version of each changed key and adds the new ones.
 
     Each key has one row that may match, its first change, which ends what was current; and
-    for every version a row that matches nothing and is inserted. ``again``: some of the
-    versions may be there already, and match.
+    for every version a row that matches nothing and is inserted.
     """
     keys = [f"c{i}" for i in schema.key]
     names = [c.name for c in schema.columns]
@@ -219,14 +209,12 @@ def versions(
         CURRENT: "s._next IS NULL",
     }
     if layout.soft:
-        columns[DELETED] = "false"
+        columns[layout.deleted] = "false"
     current, sequence = f"t.{quote(CURRENT)}", f"t.{quote(layout.sequence)}"
     ends = f"s._closes AND {current} AND {sequence} < s.{VERSION}"
-    if again:
-        ends = f"if(s._closes, {current} AND {sequence} < s.{VERSION}, {sequence} = s.{VERSION})"
     ended = {VALID_TO: moment(f"s.{VERSION}"), CURRENT: "false"}
     if layout.soft:
-        ended[DELETED] = f"s.{OPERATION} = 'd'"
+        ended[layout.deleted] = f"s.{OPERATION} = 'd'"
     sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
     return (
         f"MERGE INTO {target} AS t USING ({rows}) AS s "
@@ -234,6 +222,52 @@ def versions(
         f"WHEN MATCHED AND s._closes THEN UPDATE SET {sets} "
         f"WHEN NOT MATCHED AND NOT s._closes AND s.{OPERATION} <> 'd' THEN INSERT "
         f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
+    )
+
+
+def counted(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
+    """One MERGE into a table whose rows have no key: equal rows are numbered from 1, and as
+    many are added behind or taken from the end as the changes say in sum."""
+    names = [quote(c.name) for c in schema.columns]
+    columns = [f"c{i}" for i in range(len(names))]
+    same = [f"t.{name} <=> s.{c}" for name, c in zip(names, columns, strict=True)]
+    count = f"sum(CASE {OPERATION} WHEN 'd' THEN -1 WHEN 'u' THEN 0 ELSE 1 END)"
+    changed = (
+        f"SELECT {', '.join(columns)}, max({VERSION}) AS {VERSION}, {count} AS _n "
+        f"FROM ({source(schema, view)}) GROUP BY {', '.join(columns)} HAVING {count} <> 0"
+    )
+    present = (
+        f"SELECT {', '.join(names)}, max({quote(NUMBER)}) AS _m FROM {target} AS t "
+        f"LEFT SEMI JOIN ({changed}) AS s ON {' AND '.join(same)} GROUP BY {', '.join(names)}"
+    )
+    # No number of a row is below 1, and a sequence from 1 to 0 would run backwards.
+    numbers = (
+        "if(_n > 0, sequence(_m + 1, _m + _n), "
+        "if(_m > greatest(_m + _n, 0), sequence(greatest(_m + _n, 0) + 1, _m), array()))"
+    )
+    rows = (
+        f"SELECT *, explode({numbers}) AS _o FROM (SELECT s.*, coalesce(t._m, 0) AS _m "
+        f"FROM ({changed}) AS s LEFT JOIN ({present}) AS t ON {' AND '.join(same)})"
+    )
+    inserted = dict(zip(names, (f"s.{c}" for c in columns), strict=True))
+    inserted |= {quote(layout.sequence): f"s.{VERSION}", quote(NUMBER): "s._o"}
+    return (
+        f"MERGE INTO {target} AS t USING ({rows}) AS s "
+        f"ON t.{quote(NUMBER)} = s._o AND {' AND '.join(same)} "
+        f"WHEN MATCHED AND s._n < 0 THEN DELETE "
+        f"WHEN NOT MATCHED AND s._n > 0 THEN INSERT "
+        f"({', '.join(inserted)}) VALUES ({', '.join(inserted.values())})"
+    )
+
+
+def numbered(schema: TableSchema, layout: Layout, view: str) -> str:
+    """The rows of a scan of a table without a key, equal ones numbered."""
+    columns = ", ".join(f"c{i}" for i in range(len(schema.columns)))
+    names = [f"c{i} AS {quote(c.name)}" for i, c in enumerate(schema.columns)]
+    return (
+        f"SELECT {', '.join(names)}, _s AS {quote(layout.sequence)}, "
+        f"explode(sequence(1L, _n)) AS {quote(NUMBER)} FROM (SELECT {columns}, "
+        f"max({VERSION}) AS _s, count(*) AS _n FROM ({source(schema, view)}) GROUP BY {columns})"
     )
 
 
@@ -273,7 +307,7 @@ def first_version(layout: Layout, version: str) -> dict[str, str]:
             CURRENT: "true",
         }
     if layout.soft and layout.history != "append":
-        own[DELETED] = "false"
+        own[layout.deleted] = "false"
     return own
 
 
@@ -285,9 +319,9 @@ def remove(target: str, layout: Layout, condition: str, at: int) -> str:
     if layout.history == "scd2":
         sets = f"{quote(VALID_TO)} = {moment(str(at))}, {quote(CURRENT)} = false"
         if layout.soft:
-            sets += f", {quote(DELETED)} = true"
+            sets += f", {quote(layout.deleted)} = true"
         return f"UPDATE {target} SET {sets} WHERE {quote(CURRENT)} AND {condition}"
     if layout.soft:
-        sets = f"{quote(DELETED)} = true, {quote(layout.sequence)} = {at}"
-        return f"UPDATE {target} SET {sets} WHERE NOT {quote(DELETED)} AND {condition}"
+        sets = f"{quote(layout.deleted)} = true, {quote(layout.sequence)} = {at}"
+        return f"UPDATE {target} SET {sets} WHERE NOT {quote(layout.deleted)} AND {condition}"
     return f"DELETE FROM {target} WHERE {condition}"

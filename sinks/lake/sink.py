@@ -43,6 +43,7 @@ from sinks.base import (
     Target,
 )
 from sinks.lake import delta, iceberg, merge
+from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.place import place_of
 from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, settled, stage
@@ -80,13 +81,14 @@ class LakeSink:
         """
         self._options = dict(options or {})
         self._place = place_of(uri)
-        self._layout = _layout(self._options)
+        self._layout = _layout(self._options, self._place.format)
         self.pace = PACES[0]
         self._context: SinkContext | None = None
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
         self._tables: dict[str, LakeTable] = {}
-        self._floors: dict[str, int] = {}
+        self._floors: dict[str, Applied] = {}
+        self._scans: dict[str, Timestamp] = {}
         self._shapes: dict[str, str] = {}
         self._new: set[str] = set()
         self._staged: dict[str, Staged] = {}
@@ -118,7 +120,7 @@ class LakeSink:
     def write(self, batch: Batch) -> Receipt:
         """Stage the rows that the target does not have."""
         self._check_key(batch.schema)
-        after = 0 if batch.scan else self._floor(batch.target)
+        after = Applied() if batch.scan else self._floor(batch.target)
         path = self._scratch / f"{batch.epoch.number:012d}-{next(self._numbers):08d}.parquet"
         staged = stage(batch, path, after=after, history=self._layout.history)
         if staged is None:
@@ -132,11 +134,13 @@ class LakeSink:
         groups: dict[tuple[str, str], list[Staged]] = {}
         for path in paths:
             staged = self._staged.pop(path)
-            groups.setdefault((staged.target.topic, staged.schema.fingerprint()), []).append(staged)
+            shape = staged.schema.fingerprint()
+            groups.setdefault((staged.target.topic, shape), []).append(staged)
         started = time.monotonic()
         try:
-            for files in groups.values():
-                self._commit_table(epoch, files)
+            for (topic, shape), files in groups.items():
+                more = any(other == topic and s != shape for other, s in list(groups))
+                self._commit_table(epoch, files, part=more)
         finally:
             _remove(paths)
         if groups:
@@ -171,8 +175,9 @@ class LakeSink:
             )
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """Every row up to the event's version goes, is marked, or is ended."""
-        if event.at.version <= self._floor(target):
+        """Every row there is goes, is marked, or is ended."""
+        place = Applied(event.at.version, event.seq)
+        if self._floor(target).covers(place):
             return
         with self._writing(target, event.schema) as lake:
             sequence = merge.quote(self._layout.sequence)
@@ -181,10 +186,9 @@ class LakeSink:
             else:
                 condition = f"({sequence} <= {event.at.version} OR {sequence} IS NULL)"
                 statement = merge.remove(lake.ident, self._layout, condition, event.at.version)
-            # Not the event's own version: the rest of its transaction has that too.
-            with lake.commit_notes(self._opened.feed, event.at.previous(), applied=True):
+            with lake.commit_notes(self._opened.feed, applied=place):
                 lake.run(statement)
-        self._floors[target.topic] = event.at.previous().version
+        self._floors[target.topic] = place
 
     def close(self) -> None:
         """Forget the session and what is staged."""
@@ -197,10 +201,10 @@ class LakeSink:
 
     def evolve(self, event: SchemaChange, target: Target) -> None:
         """See :class:`sinks.base.Evolves`."""
-        if event.at.version <= self._floor(target):
+        place = event.at.version, event.seq
+        if self._floor(target).covers(Applied(*place)):
             return
         self._check_key(event.new)
-        place = event.at.version, event.seq
         with self._working(target) as session:
             lake = self._table(session, target)
             if not lake.exists() or lake.shape() < place:
@@ -216,12 +220,12 @@ class LakeSink:
             if target.topic in self._new or self._layout.history == "append":
                 return
             condition = f"{merge.quote(self._layout.sequence)} < {at.version}"
-            with lake.commit_notes(self._opened.feed, at, applied=False):
+            with lake.commit_notes(self._opened.feed, at):
                 lake.run(merge.remove(lake.ident, self._layout, condition, at.version))
 
     def dropped(self, target: Target) -> None:
         """See :class:`sinks.base.LeavesTables`."""
-        if self._options.get(ON_DROP.name, OnDrop.KEEP) is not OnDrop.DROP:
+        if self._options.get(ON_DROP.name) != OnDrop.DROP:
             return
         with self._working(target) as session:
             lake = self._table(session, target)
@@ -235,7 +239,7 @@ class LakeSink:
         """See :class:`sinks.base.ScansBySpark`: into an empty table rows go as they come."""
         self._check_key(schema)
         with self._writing(target, schema) as lake:
-            if lake.empty():
+            if lake.empty() and not (schema.keyless and self._layout.history == "off"):
                 self._new.add(target.topic)
                 count = self._append_scan(lake, _staged_form(rows, schema), epoch, schema)
             else:
@@ -245,42 +249,35 @@ class LakeSink:
                     _staged_form(rows, schema).write.parquet(str(path))
                     staged = lake.session.read.parquet(str(path))
                     count = staged.count()
-                    self._merge_scan(lake, staged, epoch, schema)
+                    self._load(lake, staged, epoch, target, schema)
                 finally:
                     shutil.rmtree(path, ignore_errors=True)
         return Receipt(0, count, 0)
 
     # -- one table --------------------------------------------------------------------------
 
-    def _commit_table(self, epoch: Epoch, files: Sequence[Staged]) -> None:
+    def _commit_table(self, epoch: Epoch, files: Sequence[Staged], *, part: bool) -> None:
+        """One commit of one table; ``part``: there are more of this round."""
         target, schema = files[0].target, files[0].schema
-        scan = files[0].scan
         if self._layout.history == "off":
             files = settled(files)
         with self._writing(target, schema) as lake:
             frame = lake.session.read.parquet(*(file.path for file in files))
-            if scan:
-                if lake.empty():
-                    self._new.add(target.topic)
-                    self._append_scan(lake, frame, epoch, schema)
-                else:
-                    self._merge_scan(lake, frame, epoch, schema)
+            if files[0].scan:
+                self._load(lake, frame, epoch, target, schema)
                 return
             frame.createOrReplaceTempView(VIEW)
-            # A commit in the middle of a transaction (before its ALTER TABLE) is not known by
-            # its version, so its statement must bear to be repeated.
-            floor, last = self._floor(target), max(file.last_version for file in files)
-            upto = epoch.upto if epoch.upto.version > floor else None
-            again = upto is None or upto.version < last
-            with lake.commit_notes(self._opened.feed, upto, applied=True):
-                lake.run(self._statement(lake, schema, files, again=again))
+            version, seq = max(file.last for file in files)
+            # A transaction that alters its table in its middle is cut there.
+            whole = not part and epoch.upto.version >= version
+            applied = Applied(epoch.upto.version) if whole else Applied(version, seq)
+            upto = epoch.upto if whole else None
+            with lake.commit_notes(self._opened.feed, upto, applied):
+                lake.run(self._statement(lake, schema, files))
             self._upkeep.after_commit(lake)
-        if upto is not None:
-            self._floors[target.topic] = upto.version
+        self._floors[target.topic] = applied
 
-    def _statement(
-        self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged], *, again: bool
-    ) -> str:
+    def _statement(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> str:
         layout, limits = self._layout, _limits(schema, files)
         if layout.history != "off" and any(file.incomplete for file in files):
             raise ChangefeedError(
@@ -291,12 +288,39 @@ class LakeSink:
                 "FULL at the source, then RESUME.",
             )
         if layout.history == "append":
-            return merge.append(lake.ident, schema, layout, VIEW, again=again)
+            return merge.append(lake.ident, schema, layout, VIEW)
+        if schema.keyless:
+            return merge.counted(lake.ident, schema, layout, VIEW)
         if layout.history == "scd2":
-            return merge.versions(lake.ident, schema, layout, VIEW, limits, again=again)
+            return merge.versions(lake.ident, schema, layout, VIEW, limits)
         folded = any(file.incomplete for file in files)
         rows = merge.folded_source(schema, VIEW) if folded else merge.source(schema, VIEW)
         return merge.merge(lake.ident, schema, layout, rows, bounds=limits, folded=folded)
+
+    def _load(
+        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
+    ) -> None:
+        """Rows of a scan, which may be read more than once."""
+        if schema.keyless and self._layout.history == "off":
+            self._load_counted(lake, rows, epoch, target, schema)
+        elif lake.empty():
+            self._new.add(target.topic)
+            self._append_scan(lake, rows, epoch, schema)
+        else:
+            self._merge_scan(lake, rows, epoch, schema)
+
+    def _load_counted(
+        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
+    ) -> None:
+        """Nothing tells a row of an earlier scan from an equal one of this: the first rows of a
+        scan replace what is there, which is older as a whole."""
+        rows.createOrReplaceTempView(VIEW)
+        with lake.commit_notes(self._opened.feed, epoch.upto):
+            if self._scans.get(target.topic) == epoch.upto:
+                lake.run(merge.counted(lake.ident, schema, self._layout, VIEW))
+            else:
+                lake.replace(merge.numbered(schema, self._layout, VIEW))
+        self._scans[target.topic] = epoch.upto
 
     def _append_scan(
         self, lake: LakeTable, rows: DataFrame, epoch: Epoch, schema: TableSchema
@@ -311,7 +335,7 @@ class LakeSink:
         listed = [f"c{i} AS {merge.quote(c.name)}" for i, c in enumerate(schema.columns)]
         listed += [f"{value} AS {merge.quote(name)}" for name, value in own.items()]
         query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)})"
-        with lake.commit_notes(self._opened.feed, epoch.upto, applied=False):
+        with lake.commit_notes(self._opened.feed, epoch.upto):
             lake.append(lake.session.sql(query))
         return int(seen.get["rows"])
 
@@ -328,17 +352,17 @@ class LakeSink:
             statement = merge.scanned_versions(lake.ident, schema, layout, source)
         else:
             statement = merge.merge(lake.ident, schema, layout, source)
-        with lake.commit_notes(self._opened.feed, epoch.upto, applied=False):
+        with lake.commit_notes(self._opened.feed, epoch.upto):
             lake.run(statement)
 
     # -- what is known of tables ------------------------------------------------------------
 
-    def _floor(self, target: Target) -> int:
-        """The version up to which the target has every change."""
+    def _floor(self, target: Target) -> Applied:
+        """Up to where the target has every change."""
         if target.topic not in self._floors:
             with self._working(target) as session:
                 lake = self._table(session, target)
-                self._floors[target.topic] = lake.floor() if lake.exists() else 0
+                self._floors[target.topic] = lake.floor() if lake.exists() else Applied()
         return self._floors[target.topic]
 
     def _table(self, session: SparkSession, target: Target) -> LakeTable:
@@ -369,15 +393,17 @@ class LakeSink:
     def _forget_table(self, target: Target) -> None:
         self._floors.pop(target.topic, None)
         self._shapes.pop(target.topic, None)
+        self._scans.pop(target.topic, None)
         self._new.discard(target.topic)
 
     def _check_key(self, schema: TableSchema) -> None:
-        if schema.keyless and self._layout.history != "append":
+        soft = self._layout.soft and self._layout.history == "off"
+        if schema.keyless and (soft or self._layout.history == "scd2"):
             raise ChangefeedError(
                 "CF5003",
-                f"table {schema.table} has no key, and a merge finds rows by their key",
-                hint="add a primary key at the source, or keep every change with "
-                "history = 'append'.",
+                f"table {schema.table} has no key, so a row cannot be marked or ended",
+                hint="add a primary key at the source, leave out deletes = 'soft' and "
+                "history = 'scd2', or keep every change with history = 'append'.",
             )
 
     # -- Spark ------------------------------------------------------------------------------
@@ -464,7 +490,7 @@ class IcebergSink(LakeSink):
     )
 
 
-def _layout(options: Mapping[str, object]) -> merge.Layout:
+def _layout(options: Mapping[str, object], table_format: str) -> merge.Layout:
     sequence = str(options.get(SEQUENCE_COLUMN.name) or SEQUENCE_COLUMN.default)
     if sequence == "none":
         raise ChangefeedError(
@@ -474,7 +500,8 @@ def _layout(options: Mapping[str, object]) -> merge.Layout:
             hint="leave the option out, or name the column.",
         )
     soft = options.get(DELETES.name) == Deletes.SOFT
-    return merge.Layout(sequence, soft, str(options.get(HISTORY.name) or History.OFF))
+    history = str(options.get(HISTORY.name) or History.OFF)
+    return merge.Layout(sequence, soft, history, merge.DELETED[table_format])
 
 
 def _seconds(options: Mapping[str, object], row: object) -> float | None:

@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 
 from changefeed.schema import TableSchema
 from sinks.base import Batch, Target
+from sinks.lake.applied import Applied
 
 #: Staged columns besides ``c0..cn``.
-OPERATION, VERSION, ORDER, COMMITTED, MISSING = "_op", "_v", "_ord", "_us", "_missing"
+OPERATION, VERSION, SEQ, ORDER = "_op", "_v", "_seq", "_ord"
+COMMITTED, MISSING = "_us", "_missing"
 
 #: Rows of one row group: two cores share a file of this many times two.
 ROW_GROUP = 65_536
@@ -34,7 +36,7 @@ class Staged:
     Attributes:
         keys: the key columns of its rows, kept to find the last row of each key.
         incomplete: some row has a column whose value is not known.
-        last_version: the highest version in it.
+        last: version and sequence number of its last row.
     """
 
     path: str
@@ -45,26 +47,26 @@ class Staged:
     keys: pa.Table
     scan: bool
     incomplete: bool
-    last_version: int
+    last: tuple[int, int]
 
 
-def stage(batch: Batch, path: Path, *, after: int, history: str) -> Staged | None:
-    """Write the rows of a batch above version ``after`` to a file; None when none is left.
+def stage(batch: Batch, path: Path, *, after: Applied, history: str) -> Staged | None:
+    """Write the rows of a batch behind ``after`` to a file; None when none is left.
 
     Args:
         batch: rows of the log, in order.
         path: where to.
-        after: versions up to this one are in the target already (scan rows are taken anyway).
+        after: changes up to there are in the target already (scan rows are taken anyway).
         history: ``off`` keeps the last change of each key, ``scd2`` the last of each key and
             transaction, ``append`` all of them.
     """
     table = staged_table(batch)
     if history == "scd2":
         table = table.filter(batch.rows["last"])
-    if not batch.scan and after:
-        table = table.filter(pc.greater(table[VERSION], after))
+    if not batch.scan and after.version:
+        table = table.filter(_behind(table, after))
     incomplete = MISSING in table.column_names
-    if history == "off" and not incomplete and not batch.scan:
+    if history == "off" and not (incomplete or batch.scan or batch.schema.keyless):
         table = _last_of_each(table, key_names(batch.schema))
     if not table.num_rows:
         return None
@@ -78,8 +80,16 @@ def stage(batch: Batch, path: Path, *, after: int, history: str) -> Staged | Non
         table.select(key_names(batch.schema)),
         batch.scan,
         incomplete,
-        pc.max(table[VERSION]).as_py(),
+        (pc.max(table[VERSION]).as_py(), pc.max(table[SEQ]).as_py()),
     )
+
+
+def _behind(table: pa.Table, after: Applied) -> pa.ChunkedArray:
+    later = pc.greater(table[VERSION], after.version)
+    if after.seq is None:
+        return later
+    same = pc.equal(table[VERSION], after.version)
+    return pc.or_(later, pc.and_(same, pc.greater(table[SEQ], after.seq)))
 
 
 def staged_table(batch: Batch) -> pa.Table:
@@ -90,6 +100,7 @@ def staged_table(batch: Batch) -> pa.Table:
     columns = {
         OPERATION: rows["op"],
         VERSION: pc.add(rows["wall"], rows["logical"].cast(pa.int64())),
+        SEQ: rows["seq"],
         ORDER: rows["ord"],
         COMMITTED: rows["commit_us"],
     }
@@ -114,7 +125,7 @@ def settled(files: Sequence[Staged]) -> list[Staged]:
 
     Files whose rows change are written again; scan rows have each key once anyway.
     """
-    if len(files) == 1 or any(file.scan or file.incomplete for file in files):
+    if len(files) == 1 or any(f.scan or f.incomplete or f.schema.keyless for f in files):
         return list(files)
     names = files[0].keys.column_names
     everything = pa.concat_tables([file.keys for file in files])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import TableSchema
+from sinks.lake.applied import Applied
 from sinks.lake.merge import Layout, literal, quote
 from sinks.lake.place import Place
 from sinks.lake.types import spark_type, widens
@@ -22,7 +23,7 @@ from sinks.lake.types import spark_type, widens
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: What a commit says: the version and the timestamp it makes the table complete to.
+#: What a commit says: the place and the timestamp it makes the table complete to.
 APPLIED, RESOLVED, FEED = "changefeed.applied", "changefeed.resolved", "changefeed.feed"
 #: Property of a table: the place of the last change of shape it followed.
 SHAPE = "changefeed.shape"
@@ -68,8 +69,8 @@ class LakeTable(ABC):
         """There is such a table."""
 
     @abstractmethod
-    def applied(self) -> int:
-        """The version up to which every change is in it, as it recorded itself; 0 if never."""
+    def applied(self) -> Applied:
+        """Up to where every change is in it, as it recorded itself."""
 
     @abstractmethod
     def setting(self, name: str) -> str | None:
@@ -84,7 +85,11 @@ class LakeTable(ABC):
         """Make it."""
 
     @abstractmethod
-    def noted(self, notes: Mapping[str, str], applied: int | None) -> dict[str, str]:
+    def replace(self, query: str) -> None:
+        """Put the rows of a query in place of all there are."""
+
+    @abstractmethod
+    def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
         """Session settings that put ``notes`` into the next commit, and ``applied``."""
 
     @abstractmethod
@@ -103,10 +108,10 @@ class LakeTable(ABC):
     def expire(self, older_than: float) -> None:
         """Let go of versions older than so many seconds, and of files only they need."""
 
-    def floor(self) -> int:
-        """The version up to which nothing need come again: a shape is followed only after all
-        transactions before it were committed."""
-        return max(self.applied(), self.shape()[0] - 1)
+    def floor(self) -> Applied:
+        """Up to where nothing need come again: a shape is followed only after all transactions
+        before it were committed."""
+        return self.applied().latest(Applied(max(0, self.shape()[0] - 1)))
 
     def shape(self) -> tuple[int, int]:
         """Version and sequence number of the last change of shape it followed."""
@@ -128,7 +133,7 @@ class LakeTable(ABC):
             ChangefeedError: CF5006, two of them have one name for Spark.
         """
         found = {c.name: self._type(c.logical) for c in schema.columns}
-        for name, kind in self.layout.extra:
+        for name, kind in self.layout.extra(keyless=schema.keyless):
             if name in found:
                 raise self._cannot(
                     schema,
@@ -169,26 +174,44 @@ class LakeTable(ABC):
     def evolve(self, old: TableSchema, new: TableSchema) -> None:
         """Follow a change of shape: columns keep their values through a new name.
 
-        A dropped column stays, with nulls in new rows. May come again.
+        A dropped column stays, with nulls in new rows; where a new one takes its name it is
+        put aside.
 
         Raises:
             ChangefeedError: CF5006, the change cannot be followed.
         """
+        if self.layout.history != "append" and _key(old) != _key(new):
+            raise self._cannot(
+                new,
+                "its key is another one now",
+                "DROP the feed, move the target away and CREATE the feed anew.",
+            )
         if not self.exists():
             return
-        present = {name.lower() for name in self.columns()}
-        before = {c.number: c for c in old.columns if c.number}
-        moves = {
-            before[c.number].name: c.name
-            for c in new.columns
-            if c.number in before and before[c.number].name != c.name
-        }
-        for name, to in moves.items():
-            if name.lower() in present and to.lower() not in present:
-                self.session.sql(
-                    f"ALTER TABLE {self.ident} RENAME COLUMN {quote(name)} TO {quote(to)}"
-                )
+        before = {c.number: c.name for c in old.columns if c.number}
+        after = {c.number: c.name for c in new.columns}
+        live = {name.lower() for number, name in before.items() if number in after}
+        moves = [(before[n], name) for n, name in after.items() if before.get(n, name) != name]
+        for name in [name for n, name in after.items() if before.get(n) != name]:
+            if name.lower() not in live:
+                self._put_aside(name)
+        # Through names of nobody's, as two columns may have changed names with each other.
+        for name, to in moves:
+            self._rename(name, f"_{to}_renamed")
+        for _, to in moves:
+            self._rename(f"_{to}_renamed", to)
         self.ensure(new)
+
+    def _rename(self, name: str, to: str) -> None:
+        if name.lower() in {column.lower() for column in self.columns()}:
+            self.session.sql(f"ALTER TABLE {self.ident} RENAME COLUMN {quote(name)} TO {quote(to)}")
+
+    def _put_aside(self, name: str) -> None:
+        present = {column.lower() for column in self.columns()}
+        number = 1
+        while f"_{name}_dropped{number}".lower() in present:
+            number += 1
+        self._rename(name, f"_{name}_dropped{number}")
 
     def _add(self, columns: Mapping[str, str]) -> None:
         listed = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
@@ -223,7 +246,7 @@ class LakeTable(ABC):
 
     @contextmanager
     def commit_notes(
-        self, feed: str, upto: Timestamp | None = None, *, applied: bool = False
+        self, feed: str, upto: Timestamp | None = None, applied: Applied | None = None
     ) -> Iterator[None]:
         """What a commit inside the block says of itself. One statement a block: Delta takes a
         second one of the same ``applied`` for a repetition and does nothing.
@@ -236,10 +259,9 @@ class LakeTable(ABC):
         notes = {FEED: feed}
         if upto is not None:
             notes[RESOLVED] = str(upto)
-        version = upto.version if upto is not None and applied else None
-        if version is not None:
-            notes[APPLIED] = str(version)
-        settings = self.noted(notes, version)
+        if applied is not None:
+            notes[APPLIED] = str(applied)
+        settings = self.noted(notes, applied)
         for name, value in settings.items():
             self.session.conf.set(name, value)
         try:
@@ -265,6 +287,10 @@ class LakeTable(ABC):
     @property
     def _jsession(self) -> Any:
         return self.session._jsparkSession
+
+
+def _key(schema: TableSchema) -> list[int]:
+    return [] if schema.keyless else [schema.columns[i].number for i in schema.key]
 
 
 def split_columns(text: str) -> list[str]:

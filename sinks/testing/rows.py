@@ -326,7 +326,8 @@ class RowFeed:
             if entry.mark is None:
                 run.append(entry)
             else:
-                self.commit(sink, epoch, receipts)
+                before = replace(epoch, upto=entry.at.previous())
+                self.commit(sink, before, receipts)
                 receipts = []
                 self._mark(sink, entry.mark)
         if run:

@@ -13,7 +13,7 @@ from changefeed.jobs import reading
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.test_feeds import until
-from tests.lake import Lake
+from tests.lake import Lake, unused_catalog
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
@@ -49,7 +49,7 @@ def bench(
 ) -> Iterator[Bench]:
     uri = {
         "delta": f"delta://{tmp_path}/lake",
-        "iceberg": f"iceberg://e2e/shop?type=hadoop&warehouse={tmp_path}/lake",
+        "iceberg": f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={tmp_path}/lake",
     }[request.param]
     postgres.execute(
         "create table t (a int primary key, b text);"

@@ -1,0 +1,82 @@
+"""Delta and Iceberg against the list of what a merging sink must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from changefeed.spark.session import SparkEngine
+from sinks.base import Batch, ScansBySpark, Sink, SinkContext
+from sinks.registry import open_sink
+from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from tests.lake import Lake, unused_catalog
+
+pytestmark = pytest.mark.spark
+
+
+class LakeHarness(MergeHarness):
+    """A fresh place."""
+
+    never: Mapping[str, str] = {
+        "keeps_sequence_beside": "the version of a row is a column of the table",
+        "hides_secrets": "the URI of a directory holds no secret",
+    }
+
+    def __init__(self, engine: SparkEngine, uri: str, scratch: Path) -> None:
+        self.lake = Lake(engine, uri)
+        self._scratch = scratch
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        return open_sink(self.lake.uri, options)
+
+    def context(self, context: SinkContext) -> SinkContext:
+        return replace(context, spark=self.lake.engine, scratch=str(self._scratch))
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        # Iceberg has a use of its own for the name _deleted.
+        names = {"_is_deleted": "_deleted"}
+        return [
+            {names.get(name, name): value for name, value in row.items()}
+            for row in self.lake.rows(topic)
+        ]
+
+
+class BySpark(LakeHarness):
+    """Scans come as DataFrames."""
+
+    def write_scan(self, sink: Sink, batch: Batch) -> None:
+        assert isinstance(sink, ScansBySpark)
+        with self.lake.engine.use() as session:
+            frame = session.createDataFrame(batch.rows)
+            receipt = sink.write_scan(frame, batch.epoch, batch.target, batch.schema)
+        assert receipt.rows == batch.rows.num_rows
+
+
+def place(kind: str, folder: Path) -> str:
+    """A sink URI of its own."""
+    if kind == "delta":
+        return f"delta://{folder}/lake"
+    return f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={folder}/lake"
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_lake(case: MergeCase, kind: str, tmp_path: Path, spark_engine: SparkEngine) -> None:
+    harness = LakeHarness(spark_engine, place(kind, tmp_path), tmp_path / "scratch")
+    reason = run_merge_case(case, harness)
+    if reason:
+        pytest.skip(f"never: {reason}")
+
+
+SCANS = [case for case in MERGE_CASES if case.name.startswith("scans")]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("case", SCANS, ids=str)
+def test_scans_by_spark(
+    case: MergeCase, kind: str, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    run_merge_case(case, BySpark(spark_engine, place(kind, tmp_path), tmp_path / "scratch"))
