@@ -186,7 +186,7 @@ CODES: dict[str, Code] = _table(
     Code("CF5003", _S, "sink refused the data"),
     Code("CF5004", _R, "sink is busy"),
     Code("CF5005", _U, "sink needs an extra"),
-    Code("CF5006", _S, "message is too large for the sink"),
+    Code("CF5006", _S, "the sink cannot take a message or a change of this table"),
     Code("CF5007", _S, "client went away"),
     Code("CF6001", _R, "state database is not reachable"),
     Code("CF6002", _S, "state database is from another version"),
