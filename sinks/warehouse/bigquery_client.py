@@ -199,7 +199,9 @@ class BigQueryWarehouse(Warehouse):
 
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         renamed = rows.rename_columns([escape_name(name) for name in rows.column_names])
-        first = "changefeed_" + hashlib.sha256(f"{table} {load_id}".encode()).hexdigest()[:40]
+        # Ids are the project's: those of another dataset must not meet ours.
+        identity = f"{self._reference(table)} {load_id}"
+        first = "changefeed_" + hashlib.sha256(identity.encode()).hexdigest()[:40]
         with translated(self.place, "a load", table), self._file(renamed, first) as source:
             for attempt in range(1, _ATTEMPTS):
                 # A job that failed keeps its id: the next attempt has another one.

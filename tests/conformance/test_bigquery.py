@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import pyarrow as pa
 import pytest
 from google.api_core.exceptions import NotFound
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from changefeed.errors import ChangefeedError
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from sinks.warehouse.bigquery_client import BigQueryWarehouse
+from sinks.warehouse.dialect import Statement
 from tests.services.bigquery import BigQueryEmulator
 
 
@@ -44,3 +49,71 @@ def test_merges(case: MergeCase, harness: BigQueryHarness) -> None:
     reason = run_merge_case(case, harness)
     if reason:
         pytest.skip(f"never: {reason}")
+
+
+# ------------------------------------------------------------------------------- loads
+
+ROWS = pa.table({"a": pa.array([1, 2], pa.int64()), "b.c": ["x", None]})
+
+
+@pytest.fixture
+def warehouse(bigquery: BigQueryEmulator, harness: BigQueryHarness) -> Iterator[BigQueryWarehouse]:
+    made = BigQueryWarehouse("local", harness.dataset, endpoint=bigquery.endpoint)
+    made.connect()
+    made.run(
+        [Statement(made.dialect.create_table(made.name("s"), {"a": "INT64", "b.c": "STRING"}))]
+    )
+    yield made
+    made.close()
+
+
+def _count(warehouse: BigQueryWarehouse) -> object:
+    return warehouse.query(f"SELECT count(*) FROM {warehouse.name('s')}")[0][0]
+
+
+@pytest.mark.bigquery
+def test_a_load_that_comes_again_loads_nothing(warehouse: BigQueryWarehouse) -> None:
+    assert warehouse.columns("s") == {"a": "INT64", "b.c": "STRING"}
+    for _ in range(2):
+        warehouse.load("s", ROWS, "load-1")
+    assert _count(warehouse) == 2
+    warehouse.load("s", ROWS, "load-2")
+    assert _count(warehouse) == 4
+
+
+@pytest.mark.bigquery
+def test_a_load_that_failed_may_come_again(warehouse: BigQueryWarehouse) -> None:
+    """The failed job keeps its id; the next attempt has another."""
+    with pytest.raises(ChangefeedError) as caught:
+        warehouse.load("s", pa.table({"a": ["no number"], "b.c": ["x"]}), "load-1")
+    assert "no number" not in f"{caught.value.message} {caught.value.detail}"
+    warehouse.load("s", ROWS, "load-1")
+    assert _count(warehouse) == 2
+
+
+@pytest.mark.bigquery
+def test_loads_through_a_bucket(
+    warehouse: BigQueryWarehouse, bigquery: BigQueryEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator reads ``gs://`` from a directory; the sink writes there in the same way."""
+    root = bigquery.folder / "gcs"
+    (root / "bucket" / "feeds").mkdir(parents=True, exist_ok=True)
+    store = SubTreeFileSystem(str(root), LocalFileSystem())
+    monkeypatch.setattr(BigQueryWarehouse, "_filesystem", lambda self: store)
+    monkeypatch.setattr(warehouse, "_bucket", "bucket/feeds")
+    for _ in range(2):
+        warehouse.load("s", ROWS, "load-1")
+    assert _count(warehouse) == 2
+    assert not list((root / "bucket" / "feeds").iterdir()), "an object was left behind"
+
+
+@pytest.mark.bigquery
+def test_a_script_is_all_or_nothing(warehouse: BigQueryWarehouse) -> None:
+    insert = Statement(f"INSERT INTO {warehouse.name('s')} (`a`) VALUES (1)", "s")
+    with pytest.raises(ChangefeedError) as caught:
+        warehouse.run([insert, Statement("SELECT ERROR('hushhush')", "s")])
+    assert caught.value.code.number == "CF5006"
+    assert "hushhush" not in f"{caught.value.message} {caught.value.detail}"
+    assert _count(warehouse) == 0
+    warehouse.run([insert, insert])
+    assert _count(warehouse) == 2

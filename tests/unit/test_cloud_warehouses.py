@@ -1,0 +1,178 @@
+"""BigQuery and Snowflake without a server: URIs, names, and what their errors mean."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import requests
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+from hypothesis import given
+from hypothesis import strategies as st
+from snowflake.connector import errors as snow
+
+from changefeed.errors import ChangefeedError
+from sinks.registry import check, sink_location
+from sinks.warehouse.bigquery_client import _scripts
+from sinks.warehouse.bigquery_errors import sorted_out
+from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
+from sinks.warehouse.dialect import Statement
+from sinks.warehouse.snowflake_client import Login, SnowflakeWarehouse
+from sinks.warehouse.snowflake_sql import folded
+
+KEY = base64.b64encode(
+    json.dumps({"type": "service_account", "private_key": "x"}).encode()
+).decode()
+
+
+def codes(uri: str) -> list[str]:
+    return [error.code.number for error in check(uri)]
+
+
+@pytest.mark.parametrize(
+    ("uri", "code"),
+    [
+        ("bigquery://project/dataset", None),
+        ("bigquery://project/dataset?location=EU&gcs_bucket=b/p&load_interval=0", None),
+        (f"bigquery://project/dataset?credentials={KEY.replace('=', '%3D')}", None),
+        ("bigquery://project", "CF1201"),
+        ("bigquery://project/a/b", "CF1201"),
+        ("bigquery://project/dataset?credentials=c2VjcmV0", "CF1207"),
+        ("bigquery://project/dataset?credentials=/no/such/file", "CF1207"),
+        ("bigquery://project/dataset?load_interval=soon", "CF1207"),
+        ("bigquery://project/dataset?locaton=EU", "CF1202"),
+        ("snowflake://u:p@account/db/schema?warehouse=w&role=r", None),
+        ("snowflake://u:p@account/db", None),
+        ("snowflake://u@account/db/schema?private_key=LS0t", None),
+        ("snowflake://u@account/db/schema", "CF1207"),
+        ("snowflake://u:p@account", "CF1201"),
+        ("snowflake://u:p@account/db/schema?api_endpoint=ftp://x", "CF1207"),
+        ("snowflake://u:p@account/db/schema?wharehouse=w", "CF1202"),
+    ],
+)
+def test_uris(uri: str, code: str | None) -> None:
+    assert codes(uri) == ([code] if code else [])
+
+
+def test_secrets_are_hidden() -> None:
+    uris = [
+        f"bigquery://p/d?credentials={KEY}",
+        "snowflake://u:hushhush@a/d/s?private_key=hushhush&passphrase=hushhush&token=hushhush",
+    ]
+    for uri in uris:
+        shown = sink_location(uri)
+        assert KEY not in shown and "hushhush" not in shown
+    assert "hushhush" not in repr(Login("a", "u", "hushhush", private_key=b"hushhush"))
+
+
+def test_a_key_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key.json"
+    file.write_bytes(base64.b64decode(KEY))
+    assert codes(f"bigquery://p/d?credentials={file}") == []
+
+
+@given(st.text(min_size=1))
+def test_bigquery_names_come_back(name: str) -> None:
+    escaped = escape_name(name)
+    assert plain_name(escaped) == name
+    assert not set(escaped) & set('!"$()*,./;?@[\\]^`{}~')
+
+
+def test_bigquery_keeps_prefixes_for_itself() -> None:
+    assert escape_name("_PARTITIONTIME") == "_u005f_PARTITIONTIME"
+    assert escape_name("_sequence_num") == "_sequence_num"
+
+
+@given(st.text(min_size=1))
+def test_snowflake_names_come_back(name: str) -> None:
+    assert folded(folded(name)) == name
+
+
+def test_bigquery_literals() -> None:
+    assert BigQueryDialect().literal("it's \\ a\nline") == r"'it\'s \\ a\nline'"
+
+
+def _reason(
+    kind: type[api.GoogleAPICallError], reason: str, text: str = "secret value"
+) -> Exception:
+    return kind(text, errors=[{"reason": reason, "message": text}])  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (_reason(api.Forbidden, "rateLimitExceeded"), "CF5004"),
+        (_reason(api.Forbidden, "quotaExceeded"), "CF5004"),
+        (_reason(api.TooManyRequests, "other"), "CF5004"),
+        (_reason(api.BadRequest, "jobBackendError"), "CF5004"),
+        (
+            _reason(
+                api.BadRequest, "invalidQuery", "Transaction is aborted due to concurrent update"
+            ),
+            "CF5004",
+        ),
+        (_reason(api.ServiceUnavailable, "x"), "CF5004"),
+        (_reason(api.BadGateway, "x"), "CF5001"),
+        (requests.exceptions.ConnectionError("secret value"), "CF5001"),
+        (auth.TransportError("secret value"), "CF5001"),
+        (_reason(api.NotFound, "notFound"), "CF5001"),
+        (_reason(api.Forbidden, "accessDenied"), "CF5002"),
+        (_reason(api.Unauthorized, "authError"), "CF5002"),
+        (auth.RefreshError("secret value"), "CF5002"),
+        (auth.DefaultCredentialsError("secret value"), "CF5002"),
+        (_reason(api.BadRequest, "invalidQuery"), "CF5006"),
+    ],
+)
+def test_bigquery_errors(error: Exception, code: str) -> None:
+    found = sorted_out(error, "BigQuery dataset p.d", "statements, job j", "orders")
+    assert found.code.number == code
+    assert "secret" not in f"{found.message} {found.detail} {found.hint}"
+    without = sorted_out(error, "BigQuery dataset p.d", "statements")
+    assert without.code.number == ("CF5003" if code == "CF5006" else code)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (snow.ProgrammingError(msg="secret value", errno=100035), "CF5006"),
+        (snow.ProgrammingError(msg="secret value", errno=625), "CF5004"),
+        (snow.ProgrammingError(msg="secret value", errno=390114), "CF5001"),
+        (snow.ProgrammingError(msg="secret value", errno=3001), "CF5002"),
+        (snow.ProgrammingError(msg="secret value", errno=606), "CF5002"),
+        (snow.DatabaseError(msg="390100: secret value", errno=250001), "CF5002"),
+        (snow.OperationalError(msg="secret value", errno=250001), "CF5001"),
+        (snow.ServiceUnavailableError(msg="secret value"), "CF5004"),
+        (ConnectionResetError("secret value"), "CF5001"),
+    ],
+)
+def test_snowflake_errors(error: Exception, code: str) -> None:
+    warehouse = SnowflakeWarehouse(Login("account", "u", "p"), "db", "schema")
+    with pytest.raises(ChangefeedError) as caught, warehouse._translated("a statement", "orders"):
+        raise error
+    found = caught.value
+    assert found.code.number == code
+    assert "secret" not in f"{found.message} {found.detail} {found.hint}"
+
+
+def test_an_unreadable_private_key_is_not_repeated() -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        Login("account", "u", private_key=b"-----BEGIN hushhush").arguments()
+    assert caught.value.code.number == "CF5002"
+    assert "hushhush" not in f"{caught.value.message} {caught.value.detail} {caught.value.hint}"
+
+
+def test_scripts_keep_tables_whole() -> None:
+    statements = [Statement(f"s{i}", f"t{i // 3}") for i in range(300)]
+    scripts = list(_scripts(statements))
+    assert [s for script in scripts for s in script] == statements
+    assert len(scripts) > 1
+    homes: dict[str, set[int]] = {}
+    for number, script in enumerate(scripts):
+        for statement in script:
+            homes.setdefault(statement.topic, set()).add(number)
+    assert {len(found) for found in homes.values()} == {1}
+    large = [Statement("x" * 500_000, "a"), Statement("y" * 500_000, "b")]
+    assert [len(script) for script in _scripts(large)] == [1, 1]
