@@ -303,7 +303,7 @@ DELETES = option(
     Deletes.YES,
     group="Message",
     summary="Whether deletes are delivered, or nothing else is. In merged tables a delete removes "
-    "the row (hard, the same as yes) or marks it in _deleted (soft).",
+    "the row (hard, the same as yes) or marks it in _deleted (soft; Iceberg: _is_deleted).",
     example="deletes = 'no'",
     shown="yes",
 )
