@@ -9,6 +9,7 @@ renamed since) is taken from the last shape we knew.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,9 @@ from changefeed.sources.postgres.types import (
     key_names,
     spelled,
 )
+
+#: Seconds the catalog may be behind the stream, and between two looks.
+_CATALOG_LAG, _ASK_AGAIN = 1.0, 0.02
 
 Describe = Callable[[Sequence[int]], Mapping[int, TableDetails]]
 Intern = Callable[[TableSchema], TableSchema]
@@ -81,24 +85,52 @@ class Relations:
         unknown = [oid for oid in wanted if oid not in self._bodies]
         if unknown:
             raise ChangefeedError("CF2105", f"a row came for the unannounced table {unknown[0]}")
-        details = self._describe(wanted)
+        messages = {oid: read_relation(self._bodies[oid]) for oid in wanted}
+        details = self._caught_up(messages)
         changes = {}
-        for oid in wanted:
-            change = self._take(read_relation(self._bodies[oid]), details.get(oid))
+        for oid, message in messages.items():
+            change = self._take(message, details.get(oid))
             if change is not None:
                 changes[oid] = change
         self._stale.difference_update(wanted)
         return changes
 
+    def _caught_up(self, messages: Mapping[int, RelationMessage]) -> Mapping[int, TableDetails]:
+        """What the catalog knows, asked again while it does not know a column that was announced.
+
+        The server sends a transaction as soon as it is durable, and shows it to other sessions a
+        moment later. A column that is still unknown after that was renamed or dropped since.
+        """
+        deadline = time.monotonic() + _CATALOG_LAG
+        while True:
+            details = self._describe(list(messages))
+            behind = any(self._lacks(m, details.get(oid)) for oid, m in messages.items())
+            if not behind or time.monotonic() > deadline:
+                return details
+            time.sleep(_ASK_AGAIN)
+
+    def _lacks(self, message: RelationMessage, found: TableDetails | None) -> bool:
+        """A column of the message is neither in the catalog nor in the shape known before."""
+        if found is None:
+            return False
+        old = self._known(message)
+        names = {column.name for column in found.columns}
+        names |= {column.name for column in old.columns} if old else set()
+        return any(column.name not in names for column in message.columns)
+
     def schema(self, oid: int) -> TableSchema:
         """The present shape of a table that :meth:`resolve` was called for."""
         return self._schemas[oid]
 
-    def _take(self, message: RelationMessage, found: TableDetails | None) -> ShapeChange | None:
-        name = TableName(self._source, message.schema, message.name)
+    def _known(self, message: RelationMessage) -> TableSchema | None:
+        """The last shape of the table that we know of."""
         old = self._schemas.get(message.oid)
         if old is None and self._latest is not None:
-            old = self._latest(name)
+            old = self._latest(TableName(self._source, message.schema, message.name))
+        return old
+
+    def _take(self, message: RelationMessage, found: TableDetails | None) -> ShapeChange | None:
+        old = self._known(message)
         details = found or _no_details(message)
         made = build_schema(self._source, message, details, old)
         if old is not None and old.version and old.fingerprint() == made.fingerprint():

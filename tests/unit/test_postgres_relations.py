@@ -1,0 +1,75 @@
+"""Shapes out of Relation messages and a catalog that is not of the same moment."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from changefeed.schema import Identity, TableSchema
+from changefeed.sources.postgres import relations
+from changefeed.sources.postgres.relations import Relations
+from changefeed.sources.postgres.types import ColumnInfo, TableDetails
+
+OID, INT4 = 7, 23
+Columns = tuple[str, ...]
+
+
+def announced(*names: str) -> bytes:
+    """The body of a Relation message: table t, the first column is the key."""
+    body = struct.pack("!I", OID) + b"public\0t\0d" + struct.pack("!h", len(names))
+    for place, name in enumerate(names):
+        body += struct.pack("!b", place == 0) + name.encode() + b"\0" + struct.pack("!Ii", INT4, -1)
+    return body
+
+
+def catalog(
+    *answers: Columns,
+) -> tuple[Callable[[Sequence[int]], Mapping[int, TableDetails]], list[Columns]]:
+    """A catalog that shows these columns, one answer after another; and what it showed."""
+    left, shown = list(answers), []
+
+    def describe(oids: Sequence[int]) -> Mapping[int, TableDetails]:
+        names = left.pop(0) if len(left) > 1 else left[0]
+        shown.append(names)
+        columns = tuple(
+            ColumnInfo(name, number, INT4, -1, "integer")
+            for number, name in enumerate(names, start=1)
+        )
+        return {OID: TableDetails(OID, "public", "t", columns, ("a",), Identity.DEFAULT)}
+
+    return describe, shown
+
+
+def numbers(schema: TableSchema) -> dict[str, int]:
+    return {column.name: column.number for column in schema.columns}
+
+
+def intern(schema: TableSchema) -> TableSchema:
+    return schema.with_version(schema.version or len(schema.columns))
+
+
+def test_a_catalog_that_is_a_moment_behind_is_asked_again() -> None:
+    describe, shown = catalog(("a",), ("a",), ("a",), ("a", "b"))
+    stream = Relations("shop", describe, intern)
+    stream.put(announced("a"))
+    stream.resolve([OID])
+    stream.put(announced("a", "b"))
+    changes = stream.resolve([OID])
+    assert numbers(changes[OID].new) == {"a": 1, "b": 2}
+    assert shown == [("a",), ("a",), ("a",), ("a", "b")]
+
+
+def test_a_column_that_was_renamed_since_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known from before; one that nobody knows is given up after a while."""
+    monkeypatch.setattr(relations, "_CATALOG_LAG", 0.0)
+    describe, shown = catalog(("a", "b"), ("a", "renamed"))
+    stream = Relations("shop", describe, intern)
+    stream.put(announced("a", "b"))
+    stream.resolve([OID])
+    stream.put(announced("a", "b"))
+    assert stream.resolve([OID]) == {}
+    assert len(shown) == 2
+    stream.put(announced("a", "b", "brief"))
+    assert numbers(stream.resolve([OID])[OID].new) == {"a": 1, "b": 2, "brief": 0}
