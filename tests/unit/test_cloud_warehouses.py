@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,11 @@ def test_bigquery_literals() -> None:
 def _reason(
     kind: type[api.GoogleAPICallError], reason: str, text: str = "secret value"
 ) -> Exception:
-    return kind(text, errors=[{"reason": reason, "message": text}])  # type: ignore[no-untyped-call]
+    return kind(text, errors=[{"reason": reason, "message": text}])
+
+
+def _login(kind: Callable[[str], Exception]) -> Exception:
+    return kind("secret value")
 
 
 @pytest.mark.parametrize(
@@ -117,12 +122,12 @@ def _reason(
         (_reason(api.ServiceUnavailable, "x"), "CF5004"),
         (_reason(api.BadGateway, "x"), "CF5001"),
         (requests.exceptions.ConnectionError("secret value"), "CF5001"),
-        (auth.TransportError("secret value"), "CF5001"),
+        (_login(auth.TransportError), "CF5001"),
         (_reason(api.NotFound, "notFound"), "CF5001"),
         (_reason(api.Forbidden, "accessDenied"), "CF5002"),
         (_reason(api.Unauthorized, "authError"), "CF5002"),
-        (auth.RefreshError("secret value"), "CF5002"),
-        (auth.DefaultCredentialsError("secret value"), "CF5002"),
+        (_login(auth.RefreshError), "CF5002"),
+        (_login(auth.DefaultCredentialsError), "CF5002"),
         (_reason(api.BadRequest, "invalidQuery"), "CF5006"),
     ],
 )
