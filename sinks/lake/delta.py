@@ -29,6 +29,8 @@ SETTINGS = {
     # The source is files that do not change: reading them twice gives the same, and a copy
     # of it would cost a job of its own in every MERGE.
     "spark.databricks.delta.merge.materializeSource": "none",
+    # VACUUM lists in as many tasks as this says, 10,000 by default.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # The retention is what the option says; readers are warned in the docs.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }

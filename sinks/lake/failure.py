@@ -41,7 +41,7 @@ def told(failure: BaseException, name: str) -> ChangefeedError | None:
         return ChangefeedError(
             "CF5003",
             f"a value of table {name} does not fit the type of its column",
-            detail=f"{about} , {value[1]}".lstrip(", "),
+            detail=f"{about}: {value[1]}",
             hint="infinity, BC dates and NaN in a numeric have no place in these types: select "
             "the column as text (col::text), or leave it out.",
         )

@@ -1,8 +1,8 @@
 """Iceberg tables in a catalog that the URI describes.
 
 What a table has recorded of its feed stands in the summaries of its snapshots
-(``changefeed.applied``, ``changefeed.resolved``). Snapshots that others or upkeep made in
-between are passed over; before old ones are expired the last record is kept as a property.
+(``changefeed.applied``, ``changefeed.resolved``). Snapshots that others or upkeep made since
+are passed over, and the one with the last record is never expired.
 """
 
 from __future__ import annotations
@@ -67,15 +67,19 @@ class IcebergTable(LakeTable):
         return loader.loadIcebergTable(self._jsession, self.ident)
 
     def applied(self) -> Applied:
+        return self._recorded()[0]
+
+    def _recorded(self) -> tuple[Applied, int]:
+        """The last record, and how many snapshots back it is (0: the current one)."""
         table = self._table()
-        snapshot = table.currentSnapshot()
+        snapshot, back = table.currentSnapshot(), 0
         while snapshot is not None:
             found = snapshot.summary().get(APPLIED)
             if found is not None:
-                return Applied.parse(found)
+                return Applied.parse(found), back
             parent = snapshot.parentId()
-            snapshot = None if parent is None else table.snapshot(parent)
-        return Applied.parse(table.properties().get(APPLIED) or "0")
+            snapshot, back = None if parent is None else table.snapshot(parent), back + 1
+        return Applied(), 0
 
     def setting(self, name: str) -> str | None:
         found = self._table().properties().get(name)
@@ -115,14 +119,11 @@ class IcebergTable(LakeTable):
         self._call("rewrite_position_delete_files")
 
     def expire(self, older_than: float) -> None:
-        applied = self.applied()
-        if applied.version:
-            self.session.sql(
-                f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(APPLIED)} = '{applied}')"
-            )
         oldest = f"current_timestamp() - make_dt_interval(0, 0, 0, {older_than:.6f})"
         found = self.session.sql(f"SELECT cast({oldest} AS string)").collect()[0][0]
-        self._call("expire_snapshots", f"older_than => TIMESTAMP {literal(found)}")
+        keep = self._recorded()[1] + 1
+        when = f"TIMESTAMP {literal(found)}"
+        self._call("expire_snapshots", f"older_than => {when}", f"retain_last => {keep}")
 
     def _call(self, procedure: str, *arguments: str) -> None:
         table = ".".join(map(quote, self._parts[1:]))

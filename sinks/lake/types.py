@@ -32,6 +32,8 @@ _ARRAY = re.compile(r"array<(.+)>\Z")
 #: The most digits a decimal of Spark has.
 DIGITS = 38
 
+_CALENDAR = ("date", "timestamp", "timestamp_ntz")
+
 _TYPES = {
     "bool": "boolean",
     "int16": "smallint",
@@ -94,6 +96,9 @@ def _from_text(logical: str, text: str) -> str:
     if logical == "bytes":
         return f"unhex(substring({text}, 3))"
     target = spark_type(logical)
+    if target in _CALENDAR:
+        # A cast to date ends at the first space: without it BC would be read as AD.
+        text = f"replace({text}, ' BC', 'BC')"
     return text if target == "string" else f"cast({text} AS {target})"
 
 

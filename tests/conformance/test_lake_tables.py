@@ -1,0 +1,229 @@
+"""What lake tables hold: values of every type, refused values, layout, notes, upkeep."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved
+from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.spark.session import SparkEngine
+from sinks.base import Batch, Epoch, SinkContext, Target
+from sinks.lake.sink import LakeSink
+from sinks.registry import open_sink
+from tests.conformance.test_lake import place
+from tests.lake import Lake
+
+pytestmark = pytest.mark.spark
+
+Values = tuple[str, str, object, object]
+
+#: Logical type, physical type, the logged value, and what a reader gets.
+VALUES: tuple[Values, ...] = (
+    ("bool", "bool", True, True),
+    ("int16", "int16", -32768, -32768),
+    ("int64", "int64", 2**63 - 1, 2**63 - 1),
+    ("float32", "string", "0.1", pytest.approx(0.1, rel=1e-6)),
+    ("float64", "string", "1e+300", 1e300),
+    ("float64", "string", '"-Infinity"', float("-inf")),
+    ("decimal(12,2)", "string", "-9999999999.99", Decimal("-9999999999.99")),
+    ("decimal(38,0)", "string", "9" * 38, Decimal("9" * 38)),
+    ("decimal", "string", "1.5000", "1.5000"),
+    ("decimal", "string", '"NaN"', "NaN"),
+    ("date", "string", "2024-02-29", dt.date(2024, 2, 29)),
+    ("timestamp", "string", "2024-03-31T01:02:03.5", dt.datetime(2024, 3, 31, 1, 2, 3, 500_000)),
+    (
+        "timestamptz", "string", "2024-03-31T01:02:03.123456Z",
+        dt.datetime(2024, 3, 31, 1, 2, 3, 123456, dt.UTC),
+    ),
+    ("bytes", "string", "\\x00ff10", bytearray(b"\x00\xff\x10")),
+    ("json", "string", '{"b": 1.50, "a": [1, null]}', '{"b": 1.50, "a": [1, null]}'),
+    ("uuid", "string", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", None),
+    ("interval", "string", "1 day 02:03:04", "1 day 02:03:04"),
+    ("array<int32>", "string", "[1,null,-3]", [1, None, -3]),
+    ("array<text>", "string", '["a","b \\" c",null]', ["a", 'b " c', None]),
+    ("array<decimal(4,1)>", "string", "[1.5,null]", [Decimal("1.5"), None]),
+    ("array<float64>", "string", '[0.5,"NaN"]', None),
+    ("array<timestamptz>", "string", '["2024-01-01T00:00:00Z"]', None),
+    ("array<bytes>", "string", '["\\\\x0a"]', [bytearray(b"\n")]),
+    ("array<bool>", "string", "[true,false,null]", [True, False, None]),
+)  # fmt: skip
+
+#: Values without a place in the column's type.
+REFUSED = (
+    ("timestamptz", "infinity"),
+    ("timestamp", "-infinity"),
+    ("date", "0044-03-15 BC"),
+    ("timestamp", "0044-03-15T01:02:03 BC"),
+    ("timestamptz", "0044-03-15T01:02:03Z BC"),
+    ("decimal(4,2)", '"NaN"'),
+    ("array<int32>", "[[1,2],[3,4]]"),
+)
+
+
+def schema_of(*columns: tuple[str, str]) -> TableSchema:
+    """Table ``t``: key ``id`` and columns ``v0..`` of (logical, physical) types."""
+    made = [Column("id", "int4", "int32", Form.NATIVE, "int32", False, 1)]
+    for n, (logical, physical) in enumerate(columns):
+        made.append(Column(f"v{n}", logical, physical, Form.TEXT, logical, True, n + 2))
+    return TableSchema(TableName("s", "public", "t"), tuple(made), (0,))
+
+
+class Bench:
+    """One sink object on one place."""
+
+    def __init__(self, engine: SparkEngine, uri: str, folder: Path, options: Mapping[str, object]):
+        self.lake = Lake(engine, uri)
+        self.target = Target(TableName("s", "public", "t"), "t")
+        sink = open_sink(uri, options)
+        assert isinstance(sink, LakeSink)
+        self.sink = sink
+        self._context = SinkContext(
+            "feed", 1, (self.target,), options, spark=engine, scratch=str(folder / "scratch")
+        )
+        self.sink.open(self._context)
+        self.epoch = 0
+
+    def round(self, schema: TableSchema, version: int, *rows: tuple[str, tuple[Any, ...]]) -> None:
+        """Write and commit changes of one version: operation and values."""
+        self.epoch += 1
+        found: list[dict[str, object]] = []
+        for n, (op, values) in enumerate(rows):
+            row: dict[str, object] = {
+                "op": op, "wall": version, "logical": 0, "seq": self.epoch * 100 + n, "ord": n,
+                "xid": 1, "commit_us": version // 1000, "last": True, "missing": None,
+            }  # fmt: skip
+            side = "b" if op == "d" else "a"
+            found.append(row | {f"{side}{i}": value for i, value in enumerate(values)})
+        table = pa.Table.from_pylist(found, schema=schema.log_schema())
+        epoch = Epoch(self.epoch, Timestamp(version))
+        receipt = self.sink.write(Batch("feed", epoch, 0, self.target, schema, table))
+        self.sink.commit(epoch, [receipt])
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def options() -> dict[str, object]:
+    return {}
+
+
+@pytest.fixture
+def bench(
+    kind: str, tmp_path: Path, spark_engine: SparkEngine, options: dict[str, object]
+) -> Iterator[Bench]:
+    made = Bench(spark_engine, place(kind, tmp_path), tmp_path, options)
+    yield made
+    made.sink.close()
+
+
+def test_values(bench: Bench) -> None:
+    schema = schema_of(*((logical, physical) for logical, physical, _, _ in VALUES))
+    bench.round(schema, 1000, ("c", (1, *(v for _, _, v, _ in VALUES))))
+    bench.round(schema, 2000, ("c", (2, *(None for _ in VALUES))))
+    [row, nothing] = bench.lake.query("select * except (_sequence_num) from {t} order by id")
+    assert nothing == (2, *(None for _ in VALUES))
+    for (logical, _, logged, want), got in zip(VALUES, row[1:], strict=True):
+        if logical == "timestamptz":
+            got = got.astimezone(dt.UTC)
+        if logical == "array<timestamptz>":
+            got, want = (
+                [at.astimezone(dt.UTC) for at in got],
+                [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)],
+            )
+        if logical == "array<float64>":
+            assert got[0] == 0.5 and got[1] != got[1]
+            continue
+        assert got == (logged if want is None else want), logical
+
+
+@pytest.mark.parametrize("kind", ["iceberg"])  # the casts are the same
+def test_a_value_without_a_place_stops_the_table_and_is_not_told(bench: Bench) -> None:
+    for version, (logical, value) in enumerate(REFUSED, 1):
+        schema = replace(
+            schema_of((logical, "string")), table=TableName("s", "public", f"t{version}")
+        )
+        bench.target = Target(schema.table, f"t{version}")
+        with pytest.raises(ChangefeedError) as raised:
+            bench.round(schema, version, ("c", (1, value)))
+        error = raised.value
+        assert error.code.number == "CF5003", (logical, error.code.number, error.__cause__)
+        assert f"t{version}" in error.message
+        assert value not in f"{error.message} {error.detail}"
+
+
+@pytest.mark.parametrize("options", [{"partition_by": "v0", "optimize": 0.001, "expire": 0.001}])
+def test_partitions_notes_resolved_and_upkeep(bench: Bench, kind: str) -> None:
+    schema = schema_of(("text", "string"))
+    start = 1_700_000_000_000_000_000
+    for n in range(3):
+        bench.round(schema, start + n, ("c", (n, "x")), ("u", (0, f"y{n}")))
+    assert sorted(bench.lake.query("select id, v0 from {t}")) == [(0, "y2"), (1, "x"), (2, "x")]
+    notes = [note for note in bench.lake.notes("t") if "changefeed.applied" in note]
+    assert notes[-1] == {
+        "changefeed.applied": str(start + 2),
+        "changefeed.feed": "feed",
+        "changefeed.resolved": str(Timestamp(start + 2)),
+    }
+    history = (
+        "describe history {t}"
+        if kind == "delta"
+        else f"select * from {bench.lake.table('t')}.snapshots"
+    )
+    operations = {str(value) for row in bench.lake.query(history) for value in row}
+    assert {"OPTIMIZE", "replace"} & operations
+    # What was applied outlives the upkeep.
+    bench.sink.close()
+    bench.sink.open(bench._context)
+    bench.round(schema, start + 2, ("c", (7, "again")))
+    assert len(bench.lake.query("select * from {t}")) == 3
+    for n in (1, 2):
+        bench.sink.resolved(Resolved(Timestamp(start + n)), b"")
+    stated = bench.lake.query("select feed, resolved from {_changefeed_resolved}")
+    assert stated == [("feed", str(Timestamp(start + 2)))]
+
+
+@pytest.mark.parametrize("options", [{"cluster_by": "v0", "sequence_column": "_version"}])
+def test_clusters_and_the_name_of_the_version(bench: Bench) -> None:
+    schema = schema_of(("text", "string"))
+    bench.round(schema, 5, ("c", (1, "x")))
+    bench.round(schema, 6, ("u", (1, "y")))
+    assert bench.lake.query("select id, v0, _version from {t}") == [(1, "y", 6)]
+    clash = replace(
+        schema,
+        columns=(
+            *schema.columns,
+            Column("_version", "int4", "int32", Form.NATIVE, "int32", True, 9),
+        ),
+    )
+    with pytest.raises(ChangefeedError, match="_version") as raised:
+        bench.round(clash, 7, ("c", (2, "x", 1)))
+    assert raised.value.code.number == "CF5006"
+
+
+def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
+    """Rows that somebody else put there do no harm, and a newer version of a row stays."""
+    schema = schema_of(("text", "string"))
+    bench.round(schema, 5, ("c", (1, "x")))
+    bench.lake.query(
+        f"insert into {bench.lake.table('t')} values (2, 'theirs', 9), (3, 'theirs', null)"
+    )
+    bench.round(schema, 6, ("u", (2, "older")), ("u", (3, "newer")), ("c", (4, "new")))
+    assert sorted(bench.lake.query("select id, v0 from {t}")) == [
+        (1, "x"),
+        (2, "theirs"),
+        (3, "newer"),
+        (4, "new"),
+    ]

@@ -1,0 +1,324 @@
+"""Lake sinks without Spark: URIs, types, staged rows, places, upkeep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.uri import redact
+from sinks.base import Batch, Epoch, Target
+from sinks.lake.applied import Applied
+from sinks.lake.merge import literal, quote
+from sinks.lake.place import place_of
+from sinks.lake.sink import DeltaSink
+from sinks.lake.staging import Staged, bounds, settled, stage
+from sinks.lake.table import column_of, split_columns
+from sinks.lake.types import spark_type, typed, widens
+from sinks.lake.upkeep import Upkeep
+from sinks.registry import open_sink
+
+# ------------------------------------------------------------------------------- place
+
+
+@pytest.mark.parametrize(
+    ("uri", "root", "packs"),
+    [
+        ("delta:///srv/lake", "/srv/lake", ("delta",)),
+        ("delta:///srv/lake/", "/srv/lake", ("delta",)),
+        ("delta:///s3a://bucket/lake", "s3a://bucket/lake", ("delta", "hadoop-aws")),
+        ("iceberg://c/n?type=hadoop&warehouse=/srv/w", "/srv/w", ("iceberg",)),
+        ("iceberg://c/a.b?type=rest&uri=https://h/api&warehouse=w", "w", ("iceberg",)),
+    ],
+)
+def test_places(uri: str, root: str, packs: tuple[str, ...]) -> None:
+    place = place_of(uri)
+    assert (place.root, place.packs) == (root, packs)
+
+
+def test_catalog_settings() -> None:
+    place = place_of(
+        "iceberg://c/a/b?type=jdbc&uri=jdbc:postgresql://h/db&warehouse=s3a://b/w"
+        "&jdbc.user=u&jdbc.password=p&fs.s3a.endpoint=http://127.0.0.1:9"
+    )
+    assert place.namespace == ("a", "b")
+    assert dict(place.settings) == {
+        "type": "jdbc",
+        "uri": "jdbc:postgresql://h/db",
+        "warehouse": "s3a://b/w",
+        "jdbc.user": "u",
+        "jdbc.password": "p",
+        "hadoop.fs.s3a.endpoint": "http://127.0.0.1:9",
+    }
+    assert "p'" not in repr(place)
+
+
+@pytest.mark.parametrize(
+    ("uri", "code", "says"),
+    [
+        ("delta://host/lake", "CF1201", "no host"),
+        ("delta:///lake?optmize=1h", "CF1202", "optmize"),
+        ("delta:relative", "CF1201", "absolute"),
+        ("iceberg://c/n?warehouse=/w", "CF1207", "type must be"),
+        ("iceberg://c/n?type=hive&warehouse=/w", "CF1207", "type must be one of"),
+        ("iceberg://c?type=hadoop&warehouse=/w", "CF1201", "namespace"),
+        ("iceberg://c/n?type=hadoop", "CF1207", "warehouse"),
+        ("iceberg://c/n?type=rest", "CF1207", "uri"),
+        ("iceberg://c/n?type=hadoop&warehouse=/w&uri=x", "CF1207", "has no uri"),
+        ("iceberg://c/n?type=hadoop&warehouse=/w&tokn=x", "CF1202", "tokn"),
+        ("iceberg://a-b/n?type=hadoop&warehouse=/w", "CF1201", "names a catalog"),
+        ("delta://user:pw@/lake", "CF1201", "no user"),
+    ],
+)
+def test_wrong_places(uri: str, code: str, says: str) -> None:
+    with pytest.raises(ChangefeedError, match=says) as raised:
+        place_of(uri)
+    assert raised.value.code.number == code
+    assert "pw" not in str(raised.value)
+
+
+def test_secrets_of_uris_are_hidden() -> None:
+    uri = "delta:///s3a://b/l?fs.s3a.access.key=AKIA&fs.s3a.secret.key=topsecret"
+    assert "topsecret" not in redact(uri)
+    assert "AKIA" not in redact(uri)
+    rest = "iceberg://c/n?type=rest&uri=https://h&token=topsecret&credential=id:topsecret"
+    assert "topsecret" not in redact(rest)
+
+
+def test_the_version_of_a_row_needs_its_column() -> None:
+    with pytest.raises(ChangefeedError, match="cannot be none") as raised:
+        open_sink("delta:///x", {"sequence_column": "none"})
+    assert raised.value.code.number == "CF1206"
+
+
+def test_names_of_tables() -> None:
+    assert DeltaSink("delta:///x").topic("my table/..") == "my_u0020_table_u002f_.."
+
+
+# ------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize(
+    ("logical", "kind"),
+    [
+        ("int16", "smallint"),
+        ("decimal(12,2)", "decimal(12,2)"),
+        ("decimal(39,2)", "string"),
+        ("decimal(2,-3)", "string"),
+        ("decimal(2,3)", "string"),
+        ("decimal", "string"),
+        ("timestamptz", "timestamp"),
+        ("timestamp", "timestamp_ntz"),
+        ("array<decimal(4,1)>", "array<decimal(4,1)>"),
+        ("array<json>", "array<string>"),
+        ("json", "string"),
+        ("timetz", "string"),
+    ],
+)
+def test_types(logical: str, kind: str) -> None:
+    assert spark_type(logical) == kind
+
+
+def test_iceberg_has_no_smallint() -> None:
+    assert spark_type("int16", small=False) == "int"
+    assert spark_type("array<int16>", small=False) == "array<int>"
+
+
+def test_casts() -> None:
+    def column(physical: str, logical: str) -> Column:
+        return Column("x", "", physical, Form.TEXT, logical)
+
+    assert typed(column("int64", "int64"), "c1") == "c1"
+    assert typed(column("string", "json"), "c1") == "c1"
+    assert typed(column("string", "bytes"), "c1") == "unhex(substring(c1, 3))"
+    assert typed(column("string", "date"), "c1") == "cast(replace(c1, ' BC', 'BC') AS date)"
+    assert typed(column("string", "float64"), "c1") == "cast(trim(BOTH '\"' FROM c1) AS double)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "delta", "iceberg"),
+    [
+        ("int", "bigint", True, True),
+        ("smallint", "int", True, False),
+        ("decimal(10,2)", "decimal(12,2)", True, True),
+        ("decimal(10,2)", "decimal(12,4)", True, False),
+        ("decimal(10,2)", "decimal(11,4)", False, False),
+        ("bigint", "int", False, False),
+        ("int", "string", False, False),
+    ],
+)
+def test_widening(old: str, new: str, delta: bool, iceberg: bool) -> None:
+    assert (widens(old, new, "delta"), widens(old, new, "iceberg")) == (delta, iceberg)
+
+
+def test_layout_options_are_split_at_commas_outside_of_parentheses() -> None:
+    assert split_columns("day(at), bucket(16, id),region") == [
+        "day(at)",
+        "bucket(16, id)",
+        "region",
+    ]
+    assert [column_of(part) for part in ("day(at)", "bucket(16, id)", "`a b`")] == [
+        "at",
+        "id",
+        "a b",
+    ]
+
+
+def test_names_and_texts_in_sql() -> None:
+    assert quote("a`b") == "`a``b`"
+    assert literal("it's \\ so") == "'it\\'s \\\\ so'"
+
+
+# ------------------------------------------------------------------------------- staging
+
+SCHEMA = TableSchema(
+    TableName("s", "public", "t"),
+    (
+        Column("v", "text", "string", Form.TEXT, "text", True, 1),
+        Column("k", "int4", "int32", Form.NATIVE, "int32", False, 2),
+    ),
+    (1,),
+)
+
+
+def batch(*changes: tuple[str, int, int, Any], missing: bool = False, scan: bool = False) -> Batch:
+    """Changes as (op, version, key, value)."""
+    rows = []
+    for seq, (op, version, key, value) in enumerate(changes):
+        row: dict[str, object] = {
+            "op": op, "wall": version, "logical": 0, "seq": seq, "ord": 0, "xid": 1,
+            "commit_us": 1, "last": True, "missing": '["v"]' if missing else None,
+        }  # fmt: skip
+        row |= {"b1": key} if op == "d" else {"a0": value, "a1": key}
+        rows.append(row)
+    table = pa.Table.from_pylist(rows, schema=SCHEMA.log_schema())
+    target = Target(SCHEMA.table, "t")
+    return Batch("f", Epoch(1, Timestamp(99)), 0, target, SCHEMA, table, scan=scan)
+
+
+def staged(folder: Path, name: str, made: Batch, **more: Any) -> Staged | None:
+    arguments: dict[str, Any] = {"after": Applied(), "history": "off", **more}
+    return stage(made, folder / name, **arguments)
+
+
+def content(file: Staged | None) -> list[tuple[object, ...]]:
+    assert file is not None
+    table = pq.read_table(file.path)
+    assert table.num_rows == file.rows
+    return [(r["_op"], r["_v"], r["c1"], r["c0"]) for r in table.to_pylist()]
+
+
+def test_the_last_row_of_a_key_is_staged(tmp_path: Path) -> None:
+    made = batch(("c", 5, 1, "a"), ("u", 6, 1, "b"), ("c", 6, 2, "x"), ("d", 7, 1, None))
+    file = staged(tmp_path, "a.parquet", made)
+    assert content(file) == [("c", 6, 2, "x"), ("d", 7, 1, None)]
+    assert file is not None
+    assert file.last == (7, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_what_the_target_has_is_left_out(tmp_path: Path) -> None:
+    made = batch(("c", 5, 1, "a"), ("c", 6, 2, "b"), ("c", 6, 3, "c"))
+    assert content(staged(tmp_path, "a", made, after=Applied(5))) == [
+        ("c", 6, 2, "b"),
+        ("c", 6, 3, "c"),
+    ]
+    assert content(staged(tmp_path, "b", made, after=Applied(6, 1))) == [("c", 6, 3, "c")]
+    assert staged(tmp_path, "c", made, after=Applied(6)) is None
+    assert not (tmp_path / "c").exists()
+    scan = batch(("r", 5, 1, "a"), scan=True)
+    assert content(staged(tmp_path, "d", scan, after=Applied(9))) == [("r", 5, 1, "a")]
+
+
+def test_history_keeps_all_versions(tmp_path: Path) -> None:
+    made = batch(("c", 5, 1, "a"), ("u", 6, 1, "b"))
+    assert len(content(staged(tmp_path, "a", made, history="append"))) == 2
+    flags = made.rows.set_column(7, "last", pa.array([False, True]))
+    superseded = replace(made, rows=flags)
+    assert len(content(staged(tmp_path, "b", superseded, history="append"))) == 2
+    assert content(staged(tmp_path, "c", superseded, history="scd2")) == [("u", 6, 1, "b")]
+
+
+def test_unknown_values_keep_every_row(tmp_path: Path) -> None:
+    made = batch(("u", 5, 1, "a"), ("u", 6, 1, None), missing=True)
+    file = staged(tmp_path, "a", made)
+    assert file is not None
+    assert (file.rows, file.incomplete) == (2, True)
+
+
+def test_a_later_file_goes_before(tmp_path: Path) -> None:
+    first = staged(tmp_path, "a", batch(("c", 5, 1, "a"), ("c", 5, 2, "b")))
+    second = staged(tmp_path, "b", batch(("u", 6, 2, "c"), ("c", 6, 3, "d")))
+    third = staged(tmp_path, "c", batch(("d", 7, 1, None)))
+    assert first and second and third
+    kept = settled([first, second, third])
+    assert [content(file) for file in kept] == [
+        [("u", 6, 2, "c"), ("c", 6, 3, "d")],
+        [("d", 7, 1, None)],
+    ]
+    assert bounds(kept, "c1") == (1, 3)
+
+
+# ------------------------------------------------------------------------------- places
+
+
+def test_places_inside_a_transaction() -> None:
+    whole, part = Applied(6), Applied(7, 40)
+    assert (whole.whole, part.whole) == (6, 6)
+    assert whole.latest(part) == part
+    assert part.latest(Applied(7)) == Applied(7)
+    assert Applied(7).latest(part) == Applied(7)
+    assert [Applied.parse(str(a)) for a in (whole, part)] == [whole, part]
+    assert whole.covers(Applied(6, 99))
+    assert not whole.covers(Applied(7, 1))
+    assert part.covers(Applied(7, 40))
+    assert not part.covers(Applied(7, 41))
+
+
+# ------------------------------------------------------------------------------- upkeep
+
+
+class Table:
+    """What upkeep asks of a table."""
+
+    name = "t"
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.fails = False
+
+    def optimize(self) -> None:
+        if self.fails:
+            raise OSError("no")
+        self.done.append("optimize")
+
+    def expire(self, older_than: float) -> None:
+        self.done.append(older_than)
+
+
+def test_upkeep_comes_in_its_own_time() -> None:
+    now = [0.0]
+    upkeep = Upkeep(60.0, 7 * 86_400.0, clock=lambda: now[0])
+    table: Any = Table()
+    for at in (0, 59, 61, 62, 100, 122):
+        now[0] = at
+        upkeep.after_commit(table)
+    week = 7 * 86_400.0
+    assert table.done == ["optimize", week, "optimize", week]
+    now[0], table.fails = 500.0, True
+    upkeep.after_commit(table)
+    assert table.done[-1] == week, "a failure is for the log"
+
+
+def test_no_upkeep_unless_asked_for() -> None:
+    table: Any = Table()
+    upkeep = Upkeep(None, None, clock=lambda: 1e9)
+    upkeep.after_commit(table)
+    assert table.done == []
