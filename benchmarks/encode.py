@@ -1,45 +1,37 @@
-"""Change rows to JSON messages by Spark: small batches in milliseconds, big ones in rows/s.
+"""JSON from the log's rows: columns at a time against Python's json row by row.
 
-*Small*: time of one call, by the number of rows. ``fold`` is ``encode_small`` (no Spark job),
-``job`` is ``encode_big`` (one job on all cores); where they cross is ``SMALL_ROWS``.
+All make key and value of every row, of a narrow and of a wide table:
 
-*Big*: a Parquet file of the log, in the page cache.
+* ``arrow``: what feeds do (:mod:`changefeed.messages`), the log having said that no text needs
+  escaping; ``arrow looks``: it has not said so; ``arrow escapes``: a tenth of the texts need it;
+  ``arrow 1,000`` and ``arrow 100``: so many rows a call, as small deliveries are;
+* ``json``: one row after the other with ``json.dumps``, from Python values that are there already
+  (numerics and moments as text: json knows no others); ``json read``: the same from what the log
+  has.
 
-* ``read``: the limit, the plan's columns thrown away in the JVM;
-* ``encode``: messages thrown away in the JVM; ``guarded`` with every text checked for
-  characters to escape; ``to_json`` is Spark's own writer on the same columns (a peer: it
-  changes numbers and spacing);
-* ``driver``: messages to this process, in order; ``workers``: to Python workers that count.
-
-CPU is that of the JVM, its workers and this process. On a busy machine trust the CPU figures.
+The messages are compared, as JSON. CPU is that of this process. On a busy machine trust the CPU
+figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from benchmarks.measure import Meter
+from changefeed.messages.encode import encode_messages, text_inputs
+from changefeed.messages.plan import MessagePlan
 from changefeed.schema import Column, Form, TableName, TableSchema
-from changefeed.spark.encode import encode_big, encode_files, encode_small, text_inputs
-from changefeed.spark.executors import deliver_on_executors
-from changefeed.spark.plan import MessagePlan
-from changefeed.spark.rows import from_segments, messages
-from changefeed.spark.segment import Segment
-from changefeed.spark.session import SparkEngine
+
+Row = dict[str, Any]
 
 _KINDS = {
     "int8": Column("", "int8", "int64", Form.NATIVE, "int64"),
@@ -104,110 +96,122 @@ def _with_nulls(texts: pa.Array, random: np.random.Generator) -> pa.Array:
     return pc.if_else(pa.array(random.random(len(texts)) < 0.1), None, texts)
 
 
-class Counting:
-    """A sink that counts."""
-
-    def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
-        sizes = [(batch.num_rows, batch.nbytes) for batch in batches]
-        return sum(rows for rows, _ in sizes), sum(size for _, size in sizes)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-@dataclass
-class Bench:
-    """One engine and how often to measure."""
-
-    engine: SparkEngine
-    rounds: int
-
-    def small(self, shape: str) -> None:
-        """Latency by number of rows, both ways."""
-        schema = table_of(shape)
-        plan = MessagePlan(schema, shape, updated=True)
-        clean = text_inputs(plan)
-        for _ in range(60):
-            encode_small(self.engine, changes(schema, 50), plan, clean)
-        for rows in (1, 10, 100, 1_000, 5_000, 10_000, 20_000, 50_000):
-            table = changes(schema, rows)
-            line = f"{shape:7} {rows:6,} rows "
-            for name, way in (("fold", encode_small), ("job", encode_big)):
-                times = []
-                for _ in range(max(5, self.rounds * 20 // (1 + rows // 2_000))):
-                    began = time.perf_counter()
-                    way(self.engine, table, plan, clean)
-                    times.append((time.perf_counter() - began) * 1e3)
-                times.sort()
-                p95 = times[min(len(times) - 1, int(len(times) * 0.95))]
-                line += f" | {name} median {statistics.median(times):6.1f} p95 {p95:6.1f} ms"
-            print(line, flush=True)
-
-    def big(self, shape: str, rows: int, folder: Path) -> None:
-        """Rates of the ways big data goes."""
-        schema = table_of(shape)
-        plan = MessagePlan(schema, shape, updated=True)
-        clean = text_inputs(plan)
-        path = folder / f"{shape}.parquet"
-        pq.write_table(changes(schema, rows), path, compression="zstd", row_group_size=65_536)
-        session = self.engine.session()
-
-        def frame() -> DataFrame:
-            return from_segments(session, [Segment(path)], plan)
-
-        def drop(made: DataFrame) -> None:
-            made.write.format("noop").mode("overwrite").save()
-
-        row = F.struct(*plan.inputs)
-        ways: dict[str, Callable[[], object]] = {
-            "read": lambda: drop(frame()),
-            "encode": lambda: drop(messages(frame(), plan, clean)),
-            "guarded": lambda: drop(messages(frame(), plan, frozenset())),
-            "to_json": lambda: drop(
-                frame().select(F.to_json(row, {"ignoreNullFields": "false"}).cast("binary"), "seq")
-            ),
-            "driver": lambda: encode_files(self.engine, [Segment(path)], plan, clean),
-            "workers": lambda: deliver_on_executors(
-                self.engine, messages(frame(), plan, clean), plan, Counting(), ordered=False
-            ),
-            "workers by key": lambda: deliver_on_executors(
-                self.engine, messages(frame(), plan, clean), plan, Counting()
-            ),
-        }
-        for name, way in ways.items():
-            for _ in range(2):
-                way()
-            best = min((self._measured(way) for _ in range(self.rounds)), key=lambda c: c[0])
-            wall, cpu = best
-            print(
-                f"{shape:7} {name:15} {rows / wall:10,.0f} rows/s  {cpu * 1e6 / rows:5.2f} us of "
-                "CPU a row",
-                flush=True,
+def with_escapes(table: pa.Table, schema: TableSchema) -> pa.Table:
+    """The same rows with a quote and a line break in one text of ten."""
+    tenth = pa.array(np.arange(table.num_rows) % 10 == 0)
+    for i, column in enumerate(schema.columns):
+        if column.type_name == "text":
+            place = table.schema.get_field_index(f"a{i}")
+            dirty = pc.replace_substring(table[f"a{i}"], "words", 'wo"rds\n')
+            table = table.set_column(
+                place, table.schema.field(place), pc.if_else(tenth, dirty, table[f"a{i}"])
             )
+    return table
 
-    def _measured(self, way: Callable[[], object]) -> tuple[float, float]:
+
+def python_rows(table: pa.Table, schema: TableSchema) -> list[Row]:
+    """What a program in Python makes messages of."""
+    columns = [table[f"a{i}"].to_pylist() for i in range(len(schema.columns))]
+    for i, column in enumerate(schema.columns):
+        if column.logical == "json":
+            columns[i] = [None if text is None else json.loads(text) for text in columns[i]]
+    names = [column.name for column in schema.columns]
+    stamps = zip(table["wall"].to_pylist(), table["logical"].to_pylist(), strict=True)
+    return [
+        {"after": dict(zip(names, row, strict=True)), "updated": f"{wall}.{logical:010d}"}
+        for row, (wall, logical) in zip(zip(*columns, strict=True), stamps, strict=True)
+    ]
+
+
+def python_messages(rows: list[Row], schema: TableSchema) -> list[tuple[bytes, bytes]]:
+    """Keys and values, row by row."""
+    names = [column.name for column in schema.key_columns]
+    return [
+        (
+            json.dumps([row["after"][name] for name in names], ensure_ascii=False).encode(),
+            json.dumps(row, ensure_ascii=False).encode(),
+        )
+        for row in rows
+    ]
+
+
+def compare(made: pa.Table, peer: list[tuple[bytes, bytes]], schema: TableSchema) -> None:
+    """Raise AssertionError unless both say the same."""
+    numerics = [column.name for column in schema.columns if column.form is Form.RAW]
+    ours = zip(made["key"].to_pylist(), made["value"].to_pylist(), strict=True)
+    for (key, value), (other_key, other_value) in zip(ours, peer, strict=True):
+        row, other = json.loads(value, parse_float=str), json.loads(other_value)
+        for name in numerics:
+            # A number with all its digits here, which json can only write as text.
+            if isinstance(other["after"][name], str):
+                row["after"][name] = str(row["after"][name])
+        if key != other_key or row != other:
+            raise AssertionError(f"json writes another message: {value!r}, {other_value!r}")
+
+
+def report(shape: str, name: str, rows: int, rounds: int, way: Callable[[], object]) -> None:
+    """Measure and print the best round."""
+    costs = []
+    for _ in range(rounds):
         with Meter(os.getpid()) as meter:
             way()
-        return meter.cost.wall_seconds, meter.cost.cpu_seconds
+        costs.append((meter.cost.wall_seconds, meter.cost.cpu_seconds))
+    wall, cpu = min(costs)
+    print(
+        f"{shape:7} {name:15} {rows / wall:10,.0f} rows/s  {cpu * 1e6 / rows:6.2f} us of CPU a row",
+        flush=True,
+    )
+
+
+def each(parts: list[pa.Table], plan: MessagePlan, clean: frozenset[str] | None = None) -> None:
+    """One call for each part."""
+    for part in parts:
+        encode_messages(part, plan, clean)
+
+
+def run(shape: str, rows: int, rounds: int) -> None:
+    """All ways for one shape."""
+    schema = table_of(shape)
+    plan = MessagePlan(schema, shape, updated=True)
+    clean = text_inputs(plan)
+    table = changes(schema, rows)
+    dirty = with_escapes(table, schema)
+    some = dirty.slice(0, min(rows, 50_000))
+    read = python_rows(some, schema)
+    compare(encode_messages(some, plan), python_messages(read, schema), schema)
+    report(shape, "arrow", rows, rounds, lambda: encode_messages(table, plan, clean))
+    report(shape, "arrow looks", rows, rounds, lambda: encode_messages(table, plan))
+    report(shape, "arrow escapes", rows, rounds, lambda: encode_messages(dirty, plan))
+    for step in (1_000, 100):
+        few = [table.slice(start, step) for start in range(0, some.num_rows, step)]
+        way = functools.partial(each, few, plan, clean)
+        report(shape, f"arrow {step:,}", some.num_rows, rounds, way)
+    report(shape, "json", len(read), rounds, lambda: python_messages(read, schema))
+    report(
+        shape,
+        "json read",
+        len(read),
+        rounds,
+        lambda: python_messages(python_rows(some, schema), schema),
+    )
+
+
+def options() -> argparse.ArgumentParser:
+    """What both benchmarks of encoding can be asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=(*_SHAPES, "both"), default="both")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser
 
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", nargs="?", choices=("small", "big", "all"), default="all")
-    parser.add_argument("--shape", choices=(*_SHAPES, "both"), default="both")
-    parser.add_argument("--rows", type=int, default=400_000, help="rows of the big ones")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--heap", default="2g")
+    parser = options()
+    parser.description = (__doc__ or "").partition("\n")[0]
     asked = parser.parse_args()
-    shapes = list(_SHAPES) if asked.shape == "both" else [asked.shape]
-    with SparkEngine(heap=asked.heap) as engine, tempfile.TemporaryDirectory() as folder:
-        bench = Bench(engine, asked.rounds)
-        for shape in shapes:
-            if asked.what in ("small", "all"):
-                bench.small(shape)
-            if asked.what in ("big", "all"):
-                bench.big(shape, asked.rows, Path(folder))
+    for shape in list(_SHAPES) if asked.shape == "both" else [asked.shape]:
+        run(shape, asked.rows, asked.rounds)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ CPU is that of this process. On a busy machine trust the CPU figures.
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import functools
 import io
-import os
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -27,13 +25,12 @@ import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.encode import changes, table_of
-from benchmarks.measure import Meter
+from benchmarks.encode import changes, each, options, report, table_of
 from changefeed.formats.avro import header, key_schema, value_schema
 from changefeed.messages.encode import encode_messages
+from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.schema import TableSchema
 from changefeed.shapes import Format
-from changefeed.spark.plan import MessagePlan, Registered
 
 Row = dict[str, Any]
 
@@ -92,20 +89,6 @@ def _moment(text: str) -> dt.datetime:
 _CASTS: dict[str, Callable[[Any], Any]] = {"decimal": Decimal, "timestamptz": _moment}
 
 
-def report(shape: str, name: str, rows: int, rounds: int, way: Callable[[], object]) -> None:
-    """Measure and print the best round."""
-    costs = []
-    for _ in range(rounds):
-        with Meter(os.getpid()) as meter:
-            way()
-        costs.append((meter.cost.wall_seconds, meter.cost.cpu_seconds))
-    wall, cpu = min(costs)
-    print(
-        f"{shape:7} {name:15} {rows / wall:10,.0f} rows/s  {cpu * 1e6 / rows:6.2f} us of CPU a row",
-        flush=True,
-    )
-
-
 def run(shape: str, rows: int, rounds: int) -> None:
     """All ways for one shape."""
     schema: TableSchema = table_of(shape)
@@ -122,15 +105,10 @@ def run(shape: str, rows: int, rounds: int) -> None:
     report(shape, "arrow", rows, rounds, lambda: encode_messages(table, plan))
     for step in (1_000, 100):
         few = [some.slice(start, step) for start in range(0, some.num_rows, step)]
-        way = functools.partial(_each, few, plan)
+        way = functools.partial(each, few, plan)
         report(shape, f"arrow {step:,}", some.num_rows, rounds, way)
     report(shape, "fastavro", len(typed), rounds, lambda: peer.encode(typed))
     report(shape, "fastavro typed", len(typed), rounds, lambda: peer.encode(peer.typed(some)))
-
-
-def _each(parts: list[pa.Table], plan: MessagePlan) -> None:
-    for part in parts:
-        encode_messages(part, plan)
 
 
 def _valid_moments(table: pa.Table, schema: TableSchema) -> pa.Table:
@@ -145,10 +123,8 @@ def _valid_moments(table: pa.Table, schema: TableSchema) -> pa.Table:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=("narrow", "wide", "both"), default="both")
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options()
+    parser.description = (__doc__ or "").partition("\n")[0]
     asked = parser.parse_args()
     for shape in ["narrow", "wide"] if asked.shape == "both" else [asked.shape]:
         run(shape, asked.rows, asked.rounds)

@@ -1,4 +1,4 @@
-"""How messages look, in words: the values of three options, for the language and for Spark.
+"""How messages look, in words: the values of three options, for the language and its messages.
 
 Loads nothing else, so that both sides can import it.
 """

@@ -11,10 +11,10 @@ import json
 from decimal import Decimal
 from typing import Any
 
+from changefeed.messages.plan import MessagePlan
 from changefeed.schema import Column, Form
 from changefeed.shapes import Envelope
-from changefeed.spark.plan import MessagePlan
-from tests.spark_model import Row, shown_columns
+from tests.message_model import Row, shown_columns
 
 #: Type name -> (physical, form, logical), as the PostgreSQL source has them.
 KINDS: dict[str, tuple[str, Form, str]] = {

@@ -236,7 +236,7 @@ class _LentEngine(SparkEngine):
 @pytest.fixture(scope="session")
 def spark_engine() -> Iterator[SparkEngine]:
     """The run's one Spark engine, starting in the background from its first use on."""
-    engine = _LentEngine(heap="2g", packs=("avro", "delta", "iceberg"))
+    engine = _LentEngine(heap="2g", packs=("delta", "iceberg"))
     engine.start()
     yield engine
     engine.really_close()

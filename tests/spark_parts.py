@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,8 +70,6 @@ class ToFiles:
 
     folder: str
     refuse: int = -1
-    closed: int = 0
-    seen: list[int] = field(default_factory=list)
 
     def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
         rows = size = 0
@@ -87,12 +85,10 @@ class ToFiles:
             rows += batch.num_rows
             size += batch.nbytes
         Path(self.folder, f"part-{part}").write_text(json.dumps(lines))
-        self.seen.append(part)
         return rows, size
 
     def close(self) -> None:
-        """Count the calls."""
-        self.closed += 1
+        """Note in which process."""
         Path(self.folder, f"closed-{os.getpid()}").touch()
 
 

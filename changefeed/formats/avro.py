@@ -18,8 +18,8 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.formats.shape import META, Leaf, Record, key_shape, value_shape
 from changefeed.formats.types import Kind, Typed
+from changefeed.messages.plan import MessagePlan
 from changefeed.shapes import Envelope
-from changefeed.spark.plan import MessagePlan
 
 Schema = dict[str, Any]
 

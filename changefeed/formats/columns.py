@@ -23,8 +23,8 @@ from changefeed.events import MESSAGE_SCHEMA
 from changefeed.formats.avro import SCHEMA_KEY, value_schema
 from changefeed.formats.shape import Leaf, value_shape
 from changefeed.formats.types import Kind, Typed
+from changefeed.messages.plan import MessagePlan
 from changefeed.shapes import Format
-from changefeed.spark.plan import MessagePlan
 
 _VALUE = MESSAGE_SCHEMA.get_field_index("value")
 
@@ -79,12 +79,6 @@ def parquet_fields(plan: MessagePlan) -> list[pa.Field]:
         for name, member in members
         if isinstance(member, Leaf)
     ]
-
-
-def as_messages(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """What Spark hands over, in exactly ``schema``, one of :func:`message_schema`."""
-    columns = [batch.column(field.name) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 # ------------------------------------------------------------------------------- for sinks

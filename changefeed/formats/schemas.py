@@ -20,6 +20,7 @@ from changefeed.formats.avro import (
     value_schema,
 )
 from changefeed.formats.registry import SchemaRegistry, connect, parse_registry
+from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.options import (
     AVRO_SCHEMA_PREFIX,
     CONFLUENT_SCHEMA_REGISTRY,
@@ -29,7 +30,6 @@ from changefeed.options import (
     Options,
 )
 from changefeed.shapes import Format
-from changefeed.spark.plan import MessagePlan, Registered
 from changefeed.uri import SinkURL
 
 #: Parameters of a sink's URI that are options too.

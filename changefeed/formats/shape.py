@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from changefeed.errors import ChangefeedError
 from changefeed.formats.types import LONG, STRING, Typed, typed
+from changefeed.messages.plan import MessagePlan
 from changefeed.shapes import Envelope, Format
-from changefeed.spark.plan import MessagePlan
 
 #: Prefix of members that are no columns (CockroachDB's).
 META = "__crdb__"

@@ -58,11 +58,6 @@ class Chunk:
         """Columns in which no value holds a character that JSON escapes."""
         return frozenset.intersection(*(p.clean for p in self.pieces))
 
-    @property
-    def in_files(self) -> bool:
-        """All rows are in Parquet segments, which Spark reads by itself."""
-        return not self.removed and all(p.path is not None for p in self.pieces)
-
     def load(self) -> pa.Table:
         """The rows in memory."""
         tables = [p.load() for p in self.pieces]

@@ -1,7 +1,7 @@
 """Changes on their way: log -> chunks -> messages -> sink, one range at a time.
 
 Encoding of the next chunk runs in a second thread while the sink takes the present one, so
-that on a backlog Spark and the sink's client work at once.
+that on a backlog both work at once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,10 @@ from changefeed.jobs.feed import Feed
 from changefeed.jobs.keeper import SourceKeeper
 from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.share import SharedMessages
-from changefeed.log import by_file
-from changefeed.messages.encode import FORMATS, encode_messages
+from changefeed.messages.encode import encode_messages
 from changefeed.options import MAX_MEMORY
 from changefeed.schema import TableName, TableSchema
-from changefeed.spark.encode import encode_big, encode_files, encode_small
-from changefeed.spark.segment import Segment
-from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, Receipt
-
-#: Up to this many rows a chunk is encoded on the driver without a Spark job (design.md).
-SMALL_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +61,11 @@ class Delivery:
         self,
         name: str,
         keeper: SourceKeeper,
-        engine: SparkEngine,
         shared: SharedMessages,
         outlet: Outlet,
     ) -> None:
         self.name = name
         self._keeper = keeper
-        self._engine = engine
         self._shared = shared
         self._outlet = outlet
         self._number = 0
@@ -98,7 +89,7 @@ class Delivery:
 
         Raises:
             TableError: one table cannot go on; nothing after the last commit counts.
-            ChangefeedError: the source, Spark or the sink failed.
+            ChangefeedError: the source or the sink failed.
         """
         # Asked here, in the feed's thread: the sink is opened by it.
         typed, wanted = self._outlet.takes_rows, self._outlet.round_rows
@@ -162,15 +153,7 @@ class Delivery:
         plan = feed.messages(chunk.schema)
 
         def compute() -> pa.Table:
-            if plan.format in FORMATS:
-                return encode_messages(chunk.load(), plan, chunk.clean)
-            if chunk.rows <= SMALL_ROWS:
-                return encode_small(self._engine, chunk.load(), plan, chunk.clean)
-            if chunk.in_files:
-                ranges = by_file(chunk.pieces)
-                segments = [Segment(r.path, r.first_seq, r.last_seq) for r in ranges]
-                return encode_files(self._engine, segments, plan, chunk.clean)
-            return encode_big(self._engine, chunk.load(), plan, chunk.clean)
+            return encode_messages(chunk.load(), plan, chunk.clean)
 
         # The rows themselves too: compaction between two reads cuts a slice in other places.
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)

@@ -15,10 +15,10 @@ from changefeed.events import SchemaChange
 from changefeed.formats.schemas import feed_schemas
 from changefeed.jobs.model import Job, TableProgress, TableState
 from changefeed.jobs.rows import RowPlan
+from changefeed.messages.plan import MessagePlan
 from changefeed.options import RESOLVED, Options
 from changefeed.plan.message import message_plan
 from changefeed.schema import TableName, TableSchema
-from changefeed.spark.plan import MessagePlan
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of
 

@@ -17,10 +17,10 @@ from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, SchemaChange, Truncate
 from changefeed.faults import fault_point
 from changefeed.jobs.feed import Feed
+from changefeed.messages.plan import mark_payload
 from changefeed.options import DELIVERY, ENVELOPE, Guarantee
 from changefeed.schema import TableName
 from changefeed.shapes import Envelope
-from changefeed.spark.plan import mark_payload
 from changefeed.spark.session import SparkEngine
 from changefeed.state import StateLayout
 from changefeed.telemetry import log

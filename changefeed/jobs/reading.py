@@ -3,9 +3,9 @@
 ======================  ==============================  =======================================
 sink takes              small table                     large table
 ======================  ==============================  =======================================
-messages                encoded here, one commit        Spark; delivered by its workers, or here
-messages, exactly once  encoded here, one commit        JSON: read here in parallel, one commit;
-                                                        else Spark; delivered here, one commit
+messages, in workers    encoded here, one commit        Spark's workers: one task a part does all
+messages                encoded here, one commit        read here in parallel, in rounds
+messages, exactly once  encoded here, one commit        read here in parallel, one commit
 rows                    read here, one commit           read here in parallel, in rounds
 rows, by Spark          read here, one commit           Spark; the sink runs the job
 ======================  ==============================  =======================================
@@ -32,7 +32,6 @@ from changefeed.faults import fault_point
 from changefeed.jobs.feed import scan_place
 from changefeed.jobs.fence import Fence, ScanStopped
 from changefeed.jobs.outlet import durable, takes_rows
-from changefeed.messages.encode import FORMATS
 from changefeed.schema import TableSchema
 from changefeed.shapes import Deletes
 from changefeed.spark.fence import Ticket
@@ -55,8 +54,8 @@ if TYPE_CHECKING:
 
 #: Tables estimated below this are read by the node itself: a Spark job would cost more.
 SMALL_ROWS = 20_000
-#: The same where the node makes the messages without Spark (benchmarks/kafka.py scan): Spark
-#: reads in more processes, and takes seconds to start.
+#: The same of messages (benchmarks/kafka.py scan): Spark reads in more processes, and takes
+#: seconds to start.
 HERE_ROWS = 500_000
 #: Rows encoded in one go on the node.
 MESSAGE_ROWS = 20_000
@@ -102,19 +101,17 @@ class Reading:
         with self.fence.passing():
             sink = self.runner.outlet.for_scan()
         writer = Writer(self, sink, schema, told)
-        plan = self.runner.plan(schema)
-        here = plan.format in FORMATS and not writer.typed
-        small = rows < HERE_ROWS if here else len(parts) <= 1 and rows < SMALL_ROWS
+        small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
         in_workers = self.runner.outlet.in_workers(sink) and not writer.keeps
         try:
-            if plan.deletes is Deletes.ONLY:
+            if self.runner.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
             if writer.typed:
                 self._typed(parts, writer, small=small)
-            elif small or (here and not in_workers):
+            elif small or not in_workers:
                 self._messages_here(parts, writer)
             else:
-                self._messages_by_spark(parts, writer, in_workers=in_workers)
+                self._messages_in_workers(parts, writer)
             writer.end()
         except BaseException:
             writer.abort()
@@ -151,16 +148,13 @@ class Reading:
                 writer.write(self.runner.encode_rows(rows, writer.schema))
                 writer.commit_round()
 
-    def _messages_by_spark(
-        self, parts: Sequence[ScanPart], writer: Writer, *, in_workers: bool
-    ) -> None:
+    def _messages_in_workers(self, parts: Sequence[ScanPart], writer: Writer) -> None:
         run_scan(
             self.runner.engine,
             parts,
             plan=self.runner.messages(writer.schema),
             at=self.at,
-            deliver=self._in_workers(writer) if in_workers else Here(writer),
-            on_driver=not in_workers,
+            deliver=self._in_worker(writer),
             group=self.group,
             on_progress=writer.progress,
             stopping=self.stopping,
@@ -168,7 +162,7 @@ class Reading:
         if self.stopping():
             raise ScanStopped
 
-    def _in_workers(self, writer: Writer) -> InWorker:
+    def _in_worker(self, writer: Writer) -> InWorker:
         with self.runner.engine.use() as session:
             host = session.conf.get("spark.driver.host") or "127.0.0.1"
         local = self.runner.engine.master.startswith("local")
@@ -215,12 +209,12 @@ class Writer:
         self._round = max(sink.capabilities.round_rows, ROUND_ROWS)
         self._ends = runner.plan(schema).deletes in (Deletes.YES, Deletes.SOFT)
 
-    def write(self, rows: pa.Table | pa.RecordBatch, part: int | None = None) -> Receipt:
+    def write(self, rows: pa.Table) -> None:
         """Hand over rows as the sink takes them."""
         batch = Batch(
             feed=self._reading.runner.name,
             epoch=self.epoch,
-            partition=len(self._receipts) if part is None else part,
+            partition=len(self._receipts),
             target=self.target,
             schema=self.seen,
             rows=rows,
@@ -233,7 +227,6 @@ class Writer:
         self._pending += rows.num_rows
         self._rows, self._bytes = self._rows + rows.num_rows, self._bytes + receipt.bytes
         self._told(self._rows, self._bytes)
-        return receipt
 
     def progress(self, rows: int, size: int) -> None:
         """What others than :meth:`write` have delivered."""
@@ -280,22 +273,6 @@ class Writer:
         except (ScanStopped, ChangefeedError):
             # The reason for it is on its way up; a sink that is closed forgets as well.
             self._receipts.clear()
-
-
-class Here:
-    """Takes the messages of a part from Spark to the sink, on the driver."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
-        receipts = [self._writer.write(rows, part) for rows in batches]
-        if not self._writer.keeps:
-            self._writer.commit()
-        return sum(r.rows for r in receipts), sum(r.bytes for r in receipts)
-
-    def close(self) -> None:
-        """The sink stays open for the next table."""
 
 
 @dataclass

@@ -30,11 +30,10 @@ from changefeed.jobs.outlet import Outlet, TableError
 from changefeed.jobs.rows import RowPlan
 from changefeed.jobs.scan import Scan
 from changefeed.jobs.scanning import Scanning
-from changefeed.messages.encode import FORMATS, encode_messages
-from changefeed.options import FORMAT, INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
+from changefeed.messages.encode import encode_messages
+from changefeed.messages.plan import MessagePlan
+from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
 from changefeed.schema import TableName, TableSchema
-from changefeed.spark.encode import encode_small
-from changefeed.spark.plan import MessagePlan
 from changefeed.telemetry import log
 from sinks.base import Sink, Target
 
@@ -72,7 +71,7 @@ class FeedRunner:
         self._renamed = threading.Event()
         self._feed = Feed(self.catalog, job, lease)
         self.outlet = Outlet(self.catalog, self._feed, node.id, node.engine, sink)
-        self._delivery = Delivery(job.name, self.keeper, self.engine, node.shared, self.outlet)
+        self._delivery = Delivery(job.name, self.keeper, node.shared, self.outlet)
         self._checkpoint = Checkpoint(self.outlet, self._joining)
         self._leaving = Leaving(self.catalog, self.keeper, self.outlet.dropped)
         self._scanning = Scanning(
@@ -177,16 +176,13 @@ class FeedRunner:
         return self._feed.row_plan(schema)
 
     def encode_rows(self, rows: pa.Table, schema: TableSchema) -> pa.Table:
-        """Messages of a few rows, without a Spark job."""
-        plan = self.messages(schema)
-        if plan.format in FORMATS:
-            return encode_messages(rows, plan, scan=True)
-        return encode_small(self.engine, rows, plan)
+        """Messages of rows that a scan read."""
+        return encode_messages(rows, self.messages(schema), scan=True)
 
     @property
     def needs_spark(self) -> bool:
-        """Spark makes the messages or merges of this feed; else only its big scans."""
-        return bool(self.outlet.packs) or self._feed.options[FORMAT] not in FORMATS
+        """Spark merges what this feed delivers; else it only helps with big scans."""
+        return bool(self.outlet.packs)
 
     # -- the feed's thread ----------------------------------------------------------------
 

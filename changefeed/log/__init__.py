@@ -19,7 +19,7 @@ One process writes (:class:`LogWriter`), any number read (:class:`LogReader`). A
               '------------------ LEDGER ---------'
 
 A flush is one frame and one fsync of the journal, however many tables it touches; a large
-batch goes to Parquet first, which Spark reads as it is. Frames without a frontier are the
+batch goes to Parquet first. Frames without a frontier are the
 beginning of a large transaction: readers do not see them before the frame that has one, and
 recovery cuts them off when it never came. The frames up to a frontier are a *unit*; units cover
 ``(after, upto]`` of time without a gap. A slice of the log ends at a timestamp, so between
@@ -54,16 +54,14 @@ from __future__ import annotations
 from changefeed.log.reader import LogReader
 from changefeed.log.retention import Upkeep
 from changefeed.log.settings import LogSettings
-from changefeed.log.slice import FileRange, Piece, Slice, by_file
+from changefeed.log.slice import Piece, Slice
 from changefeed.log.writer import LogWriter
 
 __all__ = [
-    "FileRange",
     "LogReader",
     "LogSettings",
     "LogWriter",
     "Piece",
     "Slice",
     "Upkeep",
-    "by_file",
 ]

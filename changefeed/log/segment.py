@@ -1,8 +1,7 @@
-"""Parquet segments: rows of one table and schema version in a file that Spark reads as it is.
+"""Parquet segments: rows of one table and schema version in a file of their own.
 
-zstd (Spark's reader of the LZ4_RAW that pyarrow writes fails now and then), no dictionaries
-(half the CPU of writing, ``op`` excepted), statistics only on what a filter uses: ``wall``,
-``logical`` and ``seq``. A file is complete and synced before a frame
+zstd, no dictionaries (half the CPU of writing, ``op`` excepted), statistics only on what a
+filter uses: ``wall``, ``logical`` and ``seq``. A file is complete and synced before a frame
 names it, so a segment that no frame names is garbage of a crash.
 """
 

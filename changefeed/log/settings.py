@@ -22,8 +22,7 @@ class LogSettings:
         disk_reserve: free space of the file system that the log never uses up.
         memory_budget: the largest flush capture should hand over in one append.
         segment_rows, segment_bytes: a batch of one table at least this large goes to a Parquet
-            file of its own; a smaller one into the journal. Below some 5-16k rows a feed never
-            starts a Spark job, so a file Spark can read gains nothing.
+            file of its own; a smaller one into the journal.
         group_rows, group_bytes: largest row group of a Parquet file, and largest piece handed
             to a consumer. 128k rows, or fewer rows when they are wide.
         segment_target: a Parquet file made by compaction is closed after this size.
@@ -36,7 +35,7 @@ class LogSettings:
         merge_fan: that many neighbours of one level are merged into one of the next.
         merge_bytes: journal files are not merged past this size.
         grace: how long a file that compaction replaced stays on disk for readers that
-            hold its name (Spark tasks above all).
+            hold its name.
     """
 
     gc_ttl: float = 25 * 3600.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
@@ -33,10 +32,10 @@ class Finder(Protocol):
 class Piece:
     """Rows of one table and schema version: at most 128k rows and 64 MB.
 
-    Rows in a Parquet segment have ``path`` and ``row_group``; Spark reads them with the filter
-    ``seq BETWEEN first_seq AND last_seq``, which is exact (sequence numbers rise through a
-    table's log). :func:`by_file` joins pieces of one file. Rows inside the journal have no
-    path. :meth:`load` works for both, also after the file was merged into another.
+    Rows in a Parquet segment have ``path`` and ``row_group``; any reader of Parquet finds them
+    with ``seq BETWEEN first_seq AND last_seq``, which is exact (sequence numbers rise through a
+    table's log). Rows inside the journal have no path. :meth:`load` works for both, also after
+    the file was merged into another.
 
     Attributes:
         schema: their schema version.
@@ -194,44 +193,3 @@ def _joins(held: list[Part], part: Part) -> bool:
     rows = sum(p.rows for p in held) + part.rows
     size = sum(p.bytes for p in held) + part.bytes
     return rows <= _LIMITS.group_rows and size <= _LIMITS.group_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    """Rows of one Parquet segment with ``first_seq <= seq <= last_seq``.
-
-    Attributes:
-        groups: the row groups they are in, consecutive.
-        whole: they are all the rows of these groups; a reader that can choose row groups needs
-            no filter.
-    """
-
-    schema: TableSchema
-    path: Path
-    rows: int
-    first_seq: int
-    last_seq: int
-    groups: tuple[int, ...]
-    whole: bool
-
-
-def by_file(pieces: Iterable[Piece]) -> list[FileRange]:
-    """Pieces that have a path, neighbours of one file joined: what a Spark job reads."""
-    ranges = []
-    stored = [p for p in pieces if p.path is not None]
-    for path, group in groupby(stored, key=lambda p: p.path):
-        part = list(group)
-        if path is None:
-            continue
-        ranges.append(
-            FileRange(
-                schema=part[0].schema,
-                path=path,
-                rows=sum(p.rows for p in part),
-                first_seq=part[0].first_seq,
-                last_seq=part[-1].last_seq,
-                groups=tuple(p.row_group for p in part if p.row_group is not None),
-                whole=all(p.whole for p in part),
-            )
-        )
-    return ranges

@@ -3,11 +3,10 @@
     log rows -> which are messages (select) -> tokens of the values (tokens)
              -> key, value, headers (envelope) -> rows of MESSAGE_SCHEMA (encode)
 
-A value of the log is a finished token or becomes one by a cast or a quote, so a message is its
-tokens and constant text beside each other, which is one call of Arrow's for a whole column.
-Measured against the same expressions in Spark's JVM (``benchmarks/encode.py``): a twentieth of
-the CPU, and no JVM to wait for. Formats that need types read the log's text into columns of
-those types first (typed); Avro is then bytes beside each other (pieces, avro), Parquet the
-columns themselves (parquet). Against fastavro row by row a twentieth of the CPU
-(``benchmarks/encode_avro.py``).
+What messages look like is one frozen value (plan). A value of the log is a finished token or
+becomes one by a cast or a quote, so a message is its tokens and constant text beside each other,
+which is one call of Arrow's for a whole column (``benchmarks/encode.py``). Formats that need
+types read the log's text into columns of those types first (typed); Avro is then bytes beside
+each other (pieces, avro), Parquet the columns themselves (parquet). Against fastavro row by row
+a twentieth of the CPU (``benchmarks/encode_avro.py``).
 """

@@ -8,15 +8,12 @@ import pyarrow as pa
 
 from changefeed.formats.columns import message_schema
 from changefeed.messages.envelope import headers, keys, values
+from changefeed.messages.plan import MessagePlan
 from changefeed.messages.select import wanted_rows
 from changefeed.messages.sides import Rows
+from changefeed.messages.text import clean_columns
 from changefeed.schema import Form
 from changefeed.shapes import Format
-from changefeed.spark.plan import MessagePlan
-from changefeed.spark.text import clean_columns
-
-#: Formats made here.
-FORMATS = frozenset(Format)
 
 #: Rows and bytes encoded in one go: small enough for the processor's caches, and so that the
 #: text of all messages stays far below the 2 GiB an Arrow array can hold.
@@ -36,7 +33,7 @@ def encode_messages(
 
     Args:
         table: rows of the log's schema, the plan's ``inputs`` among its columns.
-        plan: what the messages look like; its format is one of :data:`FORMATS`.
+        plan: what the messages look like.
         clean: columns whose text needs no escaping; None has a look.
         now_ns: time for the enriched envelope's ``ts_ns``; None is the machine's clock.
         scan: the rows were read by a scan.

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from changefeed.errors import ChangefeedError
 from changefeed.messages.avro import avro_keys, avro_values
 from changefeed.messages.parquet import parquet_values
+from changefeed.messages.plan import MessagePlan
 from changefeed.messages.sides import Rows
 from changefeed.messages.tokens import Part, csv_token, joined, separated, string
 from changefeed.shapes import Envelope, Format
-from changefeed.spark.plan import MessagePlan
 
 
 def keys(rows: Rows) -> pa.Array:

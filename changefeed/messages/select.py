@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
+from changefeed.messages.plan import MessagePlan
 from changefeed.schema import Column
 from changefeed.shapes import Deletes
-from changefeed.spark.plan import MessagePlan
 
 
 def wanted_rows(table: pa.Table, plan: MessagePlan, *, scan: bool = False) -> pa.Table:

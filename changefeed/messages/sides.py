@@ -8,9 +8,9 @@ from functools import cached_property, reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.messages.plan import MessagePlan
 from changefeed.messages.tokens import Part, joined, json_token, separated, string
 from changefeed.shapes import Deletes, Envelope
-from changefeed.spark.plan import MessagePlan
 
 
 class Rows:

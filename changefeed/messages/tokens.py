@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.messages.text import escaped
 from changefeed.schema import Column, Form
-from changefeed.spark.text import escaped
 
 #: A constant, or one text for each row.
 Part: TypeAlias = str | Any

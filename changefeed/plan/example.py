@@ -1,7 +1,7 @@
 """A message as EXPLAIN shows it: the real shape with made-up values.
 
-The members and their order are those of :mod:`changefeed.spark.envelope`, which makes the
-real ones inside Spark; a test compares the two.
+The members and their order are those of :mod:`changefeed.messages.envelope`, which makes the
+real ones; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable
 
 from changefeed.formats.shape import Leaf, Origin, Record, key_shape, value_shape
+from changefeed.messages.plan import MessagePlan
 from changefeed.schema import Column, Form
 from changefeed.shapes import Envelope, Format
-from changefeed.spark.plan import MessagePlan
 
 #: Made-up values by logical type, as JSON.
 _VALUES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from changefeed.jobs.model import Job, TableProgress
+from changefeed.messages.plan import MessagePlan
 from changefeed.options import (
     AVRO_SCHEMA_PREFIX,
     DELETES,
@@ -22,7 +23,6 @@ from changefeed.options import (
 )
 from changefeed.schema import TableSchema
 from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.spark.plan import MessagePlan
 
 #: Members of the enriched envelope's ``source`` that come from the feed.
 SourceMembers = tuple[tuple[str, str | int | bool | None], ...]

@@ -16,6 +16,7 @@ from typing import Protocol
 from changefeed.clock import Timestamp
 from changefeed.events import Position
 from changefeed.jobs.model import JobSpec, TableProgress
+from changefeed.messages.plan import MessagePlan
 from changefeed.options import (
     DELETES,
     DIFF,
@@ -36,7 +37,6 @@ from changefeed.options import (
 from changefeed.plan.example import example
 from changefeed.plan.words import duration_text, names_text, size_text
 from changefeed.schema import TableSchema
-from changefeed.spark.plan import MessagePlan
 from sinks.base import Capabilities
 
 #: EXPLAIN shows this many tables and topics one by one.

@@ -1,9 +1,8 @@
-"""Spark: the pipeline that shapes change rows into finished messages.
+"""Spark: many processes for what one cannot do fast enough.
 
-Owns the session (:mod:`~changefeed.spark.session`), what a message looks like
-(:mod:`~changefeed.spark.envelope`), and the three ways rows become messages: small batches
-without a job and big ones with one (:mod:`~changefeed.spark.encode`), initial scans
-(:mod:`~changefeed.spark.scan`). Everything per row happens in Spark's JVM or in Arrow; no
-Python code runs per row. Nothing here is imported by the shell before it is needed, and
-importing it starts nothing.
+Owns the session that lake tables are merged in (:mod:`~changefeed.spark.session`), the jars it
+needs (:mod:`~changefeed.spark.packs`), and the scans of large tables, whose parts are read and
+delivered by workers (:mod:`~changefeed.spark.scan`, :mod:`~changefeed.spark.executors`,
+:mod:`~changefeed.spark.fence`). No Python code runs per row. Nothing here is imported by the
+shell before it is needed, and importing it starts nothing.
 """

@@ -10,20 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 
 from changefeed.errors import ChangefeedError
-from changefeed.formats.columns import as_messages, message_schema
 from changefeed.spark.failure import pack
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from changefeed.spark.plan import MessagePlan
-    from changefeed.spark.session import SparkEngine
 
 
 class Deliver(Protocol):
@@ -31,8 +23,7 @@ class Deliver(Protocol):
 
     Called once for a part (again when its task is tried again) with batches of the
     plan's :func:`~changefeed.formats.columns.message_schema`; returns rows and bytes, durably
-    delivered.
-    ``close`` is called in the same process after the last part.
+    delivered. ``close`` is called in the same process after the last part.
     """
 
     def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]: ...
@@ -59,11 +50,9 @@ class Deliverer:
     def __init__(
         self,
         deliver: Deliver,
-        schema: pa.Schema,
         tell: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self._deliver = deliver
-        self._schema = schema
         self._tell = tell
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -81,10 +70,9 @@ class Deliverer:
     def _counted(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = size = 0
         for batch in batches:
-            made = as_messages(batch, self._schema)
-            yield made
-            rows += made.num_rows
-            size += made.nbytes
+            yield batch
+            rows += batch.num_rows
+            size += batch.nbytes
             if self._tell is not None:
                 self._tell(part, rows, size)
 
@@ -96,33 +84,3 @@ def errors_packed() -> Iterator[None]:
         yield
     except ChangefeedError as error:
         raise RuntimeError(pack(error)) from error
-
-
-def deliver_on_executors(
-    engine: SparkEngine,
-    frame: DataFrame,
-    plan: MessagePlan,
-    deliver: Deliver,
-    *,
-    ordered: bool = True,
-    group: str | None = None,
-) -> list[Delivered]:
-    """Deliver the messages of ``frame`` from the workers, in parallel.
-
-    Args:
-        engine: whose session made ``frame``.
-        frame: see :func:`changefeed.spark.rows.messages`.
-        plan: what the messages are made by.
-        deliver: runs in the workers.
-        ordered: rows of one key go to one task, in the order of ``seq`` (a shuffle). Without
-            it each partition of ``frame`` is delivered as it is.
-        group: name for :meth:`SparkEngine.cancel`.
-
-    Raises:
-        ChangefeedError: what ``deliver`` raised, or CF4002.
-    """
-    if ordered:
-        frame = frame.repartition(engine.cores, "key").sortWithinPartitions(F.col("seq"))
-    with engine.use(group):
-        receipts = frame.mapInArrow(Deliverer(deliver, message_schema(plan)), RECEIPT_DDL).collect()
-    return [Delivered(r["part"], r["rows"], r["bytes"]) for r in receipts]

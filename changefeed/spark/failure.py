@@ -12,11 +12,7 @@ import re
 
 from changefeed.errors import ChangefeedError
 
-#: What a plan puts before the text of an error about a value (``raise_error`` in the JVM).
-VALUE_PREFIX = "changefeed-value:"
-
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
-_VALUE = re.compile(re.escape(VALUE_PREFIX) + r"([^\n]*?):end")
 
 
 def pack(error: ChangefeedError) -> str:
@@ -60,9 +56,6 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
     packed = unpack(text)
     if packed is not None:
         return packed
-    value = _VALUE.search(text)
-    if value is not None:
-        return ChangefeedError("CF4001", value[1])
     if "cancelled part of cancelled job group" in text:
         return ChangefeedError("CF4002", "the Spark job was cancelled")
     return ChangefeedError(

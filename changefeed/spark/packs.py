@@ -55,7 +55,7 @@ class Pack:
     Attributes:
         extension: class for ``spark.sql.extensions``; empty when it has none. Only the
             session that asks for the pack gets it: rules of a table format would run in the
-            planning of every small batch of every feed.
+            planning of every scan.
         settings: of the session that has the extension.
     """
 
@@ -80,7 +80,7 @@ _USES: dict[str, tuple[str, dict[str, str]]] = {
 
 @cache
 def packs() -> dict[str, Pack]:
-    """All packs by name: ``avro``, ``delta``, ``iceberg``, ``hadoop-aws``."""
+    """All packs by name: ``delta``, ``iceberg``, ``hadoop-aws``."""
     jars: dict[str, list[Jar]] = {}
     for line in (Path(__file__).parent / "jars.lock").read_text().splitlines():
         if line and not line.startswith("#"):

@@ -8,8 +8,8 @@ CF4002, which the engine tries again, and the next :meth:`SparkEngine.session` s
 Jar packs (:mod:`changefeed.spark.packs`) that are in the user's cache are on the class path
 from the start, which costs nothing measurable (session in 5 to 6 s with and without); one that
 has to be downloaded first makes :meth:`SparkEngine.require` start the JVM anew. Table formats
-also extend the planner, and that slows the planning of small batches (20 to 23 ms each), so
-their extensions live in a second session of the same context: ``use(packs=...)``.
+also extend the planner, which scans do not need, so their extensions live in a second session
+of the same context: ``use(packs=...)``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from changefeed.errors import ChangefeedError
 from changefeed.spark.failure import translate
@@ -41,13 +40,8 @@ from changefeed.telemetry import log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-T = TypeVar("T")
-
 #: How often Spark tries a task (one part of a scan) before the job fails.
 TASK_ATTEMPTS = 4
-
-#: How many prepared expressions one session keeps (a feed uses one or two).
-KEPT = 1024
 
 _LOCAL = re.compile(r"local(\[.*\])?\Z")
 _SIZE = re.compile(r"\d+[kmgKMG]\Z")
@@ -65,7 +59,6 @@ class SparkEngine:
         log: file for what the JVM and the Python workers print; default inside ``scratch``.
         settings: Spark settings on top of ours.
         flags: further JVM flags.
-        warm: run small batches through after the start, so that the first real one is fast.
         packs: jar packs to have from the first start on, downloaded where they are missing.
     """
 
@@ -78,7 +71,6 @@ class SparkEngine:
         log: Path | None = None,
         settings: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
-        warm: bool = True,
         packs: Sequence[str] = (),
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
@@ -88,7 +80,6 @@ class SparkEngine:
         self.heap = heap or default_heap()
         self._settings = dict(settings or {})
         self._flags = flags
-        self._warm = warm
         self._packs = frozenset(pack(name).name for name in packs)
         self._log = log
         self._given_scratch = scratch
@@ -181,14 +172,6 @@ class SparkEngine:
         except Exception as failure:
             raise translate(failure, jvm_died=life.died(failure)) from failure
 
-    def kept(self, key: object, make: Callable[[], T]) -> T:
-        """``make()``, kept under ``key`` as long as this session lives.
-
-        For objects that live in the JVM (column expressions): building them costs several
-        round trips, and they die with it.
-        """
-        return self._current().kept(key, make)
-
     def cancel(self, group: str) -> None:
         """Cancel the jobs of a group, also those it would start later. Never raises.
 
@@ -251,8 +234,7 @@ class _Life:
         self.packs = engine._packs | cached()
         self._engine = engine
         self._extended: SparkSession | None = None
-        self._keep: OrderedDict[object, Any] = OrderedDict()
-        self._keep_lock = threading.Lock()
+        self._extending = threading.Lock()
         self._started = threading.Event()
         given = engine._given_scratch
         if given is not None:
@@ -287,8 +269,6 @@ class _Life:
             self.session.set_result(session)
         finally:
             self._started.set()
-        if self._engine._warm and self.usable:
-            self._warm_up()
 
     def _abandon(self, error: ChangefeedError) -> None:
         if self.jvm is not None:
@@ -298,20 +278,21 @@ class _Life:
         self.session.set_exception(error)
 
     def _start(self) -> SparkSession:
-        spark_jars()  # the error that names the missing package comes first
+        spark_jars()  # the errors that name what is missing come first
+        engine = self._engine
+        java = find_java() if _LOCAL.match(engine.master) else None
         _PYSPARK.take(self)
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
 
         _quiet_py4j()
-        engine = self._engine
         settings = {**_settings(engine, self.scratch), **engine._settings}
         jars = paths(sorted(self.packs))
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        if _LOCAL.match(engine.master):
+        if java is not None:
             self.jvm, gateway = launch_jvm(
                 Launch(
-                    java=find_java(),
+                    java=java,
                     heap=engine.heap,
                     master=_with_attempts(engine.master),
                     scratch=self.scratch,
@@ -328,15 +309,8 @@ class _Life:
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
         context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
         for module in _LATER:
-            importlib.import_module(f"changefeed.spark.{module}")
+            importlib.import_module(module)
         return SparkSession(context)
-
-    def _warm_up(self) -> None:
-        from changefeed.spark.warm import warm_up
-
-        # Whatever goes wrong here will go wrong again, and be reported, where it matters.
-        with contextlib.suppress(ChangefeedError):
-            warm_up(self._engine)
 
     def died(self, failure: BaseException) -> bool:
         """Whether the JVM is gone, asked after ``failure``.
@@ -348,22 +322,9 @@ class _Life:
             return False
         return self.jvm.wait(1.0 if _broken_connection(failure) else 0.0)
 
-    def kept(self, key: object, make: Callable[[], T]) -> T:
-        with self._keep_lock:
-            if key in self._keep:
-                self._keep.move_to_end(key)
-                found: T = self._keep[key]
-                return found
-        made = make()
-        with self._keep_lock:
-            self._keep[key] = made
-            while len(self._keep) > KEPT:
-                self._keep.popitem(last=False)
-        return made
-
     def extended(self) -> SparkSession:
         """The session whose planner knows the table formats; made when first asked for."""
-        with self._keep_lock:
+        with self._extending:
             if self._extended is None:
                 formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]
                 self._extended = _extend(self.session.result(), formats)
@@ -387,8 +348,9 @@ class _Life:
                 self.session.result().stop()
 
 
-#: Modules that import pyspark: here once, before several threads want them at the same time.
-_LATER = ("envelope", "executors", "fold", "rows", "scan", "warm")
+#: What our modules import of pyspark where they use it: here once, before several threads want
+#: it at the same time.
+_LATER = ("pyspark.sql.functions", "pyspark.sql.pandas.types")
 
 
 @contextmanager
@@ -481,8 +443,6 @@ _SETTINGS = {
     "spark.python.daemon.module": "changefeed.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
-    # Below this a DataFrame made of Arrow data is part of its plan, and needs no job.
-    "spark.sql.execution.arrow.localRelationThreshold": "64MB",
     # Wide tables keep whole-stage code generation.
     "spark.sql.codegen.maxFields": "2000",
     # Nobody looks at old jobs: the listener's memory stays small over days.

@@ -1,4 +1,4 @@
-"""EXPLAIN's example is the message Spark makes of a row with those values."""
+"""EXPLAIN's example is the message made of a row with those values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import pyarrow as pa
 import pytest
 
 from changefeed.jobs.model import TableProgress
+from changefeed.messages.encode import encode_messages
+from changefeed.messages.plan import MessagePlan
 from changefeed.options import parse_options
 from changefeed.plan.example import example
 from changefeed.plan.message import source_members, table_messages
 from changefeed.schema import Identity, TableName, TableSchema
-from changefeed.spark.encode import encode_small
-from changefeed.spark.plan import MessagePlan
-from changefeed.spark.session import SparkEngine
 from grammar import nodes
 from grammar.parser import parse
 from tests.golden.world import shape
-
-pytestmark = pytest.mark.spark
 
 TABLE = TableName("shop", "public", "t")
 COLUMNS = {
@@ -88,12 +85,10 @@ def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> Mess
         "key_column = 'b', unordered",
     ],
 )
-def test_example(
-    options: str, columns: tuple[str, ...], identity: Identity, spark_engine: SparkEngine
-) -> None:
+def test_example(options: str, columns: tuple[str, ...], identity: Identity) -> None:
     schema = shape(TABLE, COLUMNS, ["a"], identity)
     plan = plan_of(options, schema, columns)
-    (real,) = encode_small(spark_engine, update_of(schema), plan, now_ns=WHEN[0]).to_pylist()
+    (real,) = encode_messages(update_of(schema), plan, now_ns=WHEN[0]).to_pylist()
     key, value = example(plan)
     assert key == real["key"].decode()
     shown = (real["value"] or b"").decode()

@@ -1,4 +1,4 @@
-"""Initial scans and other deliveries from the workers: everything arrives, repeats at most."""
+"""Initial scans by Spark's workers: everything arrives, repeats at most."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import pytest
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
+from changefeed.messages.plan import MessagePlan
 from changefeed.schema import Identity
 from changefeed.shapes import Envelope, Format
-from changefeed.spark.executors import deliver_on_executors
-from changefeed.spark.plan import MessagePlan
-from changefeed.spark.rows import from_table, messages
 from changefeed.spark.scan import run_scan, scan_rows
 from changefeed.spark.session import SparkEngine
-from tests import spark_model as model
+from tests import message_model as model
 from tests.spark_parts import MadePart, ToFiles, delivered
 
 pytestmark = pytest.mark.spark
@@ -53,21 +51,18 @@ def expected(plan: MessagePlan, parts: list[MadePart]) -> dict[int, list[list[ob
     return out
 
 
-@pytest.mark.parametrize("on_driver", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_row_arrives_in_order(
-    spark_engine: SparkEngine, tmp_path: Path, plan: MessagePlan, on_driver: bool
+    spark_engine: SparkEngine, tmp_path: Path, plan: MessagePlan
 ) -> None:
     parts = [MadePart(n) for n in range(5)]
     told: list[tuple[int, int]] = []
-    deliver = ToFiles(str(tmp_path))
     done = run_scan(
         spark_engine,
         parts,
         plan=plan,
         at=AT,
-        deliver=deliver,
-        on_driver=on_driver,
+        deliver=ToFiles(str(tmp_path)),
         on_progress=lambda rows, size: told.append((rows, size)),
     )
     wanted = expected(plan, parts)
@@ -75,8 +70,8 @@ def test_every_row_arrives_in_order(
     assert [d.part for d in done] == list(range(5))
     assert told[-1] == (sum(map(len, wanted.values())), sum(d.bytes for d in done))
     closed_in = {int(f.name.removeprefix("closed-")) for f in tmp_path.glob("closed-*")}
-    assert (os.getpid() in closed_in) == on_driver
-    assert deliver.seen == (list(range(5)) if on_driver else [])
+    assert closed_in
+    assert os.getpid() not in closed_in
 
 
 def test_csv_is_not_escaped_as_json(spark_engine: SparkEngine, tmp_path: Path) -> None:
@@ -108,9 +103,8 @@ def test_the_error_of_a_part_comes_back_as_itself(
     assert (error.code.number, error.message, error.detail) == ("CF2202", "the part is broken", "1")
 
 
-@pytest.mark.parametrize("on_driver", [False, True])
 def test_the_error_of_the_sink_comes_back_as_itself(
-    spark_engine: SparkEngine, tmp_path: Path, on_driver: bool
+    spark_engine: SparkEngine, tmp_path: Path
 ) -> None:
     deliver = ToFiles(str(tmp_path), refuse=1)
     with pytest.raises(ChangefeedError) as caught:
@@ -120,7 +114,6 @@ def test_the_error_of_the_sink_comes_back_as_itself(
             plan=PLANS[0],
             at=AT,
             deliver=deliver,
-            on_driver=on_driver,
         )
     assert (caught.value.code.number, caught.value.hint) == ("CF5003", "ask the sink")
     assert list(tmp_path.glob("closed-*"))
@@ -168,27 +161,3 @@ def test_a_scan_can_be_cancelled(spark_engine: SparkEngine, tmp_path: Path, stop
 
 def test_no_parts(spark_engine: SparkEngine, tmp_path: Path) -> None:
     assert run_scan(spark_engine, [], plan=PLANS[0], at=AT, deliver=ToFiles(str(tmp_path))) == []
-
-
-def test_changes_of_one_key_are_delivered_by_one_task_in_order(
-    spark_engine: SparkEngine, tmp_path: Path
-) -> None:
-    schema = model.table(list(T.columns), identity=Identity.FULL)
-    plan = MessagePlan(schema, "t")
-    rows = [model.change("u", [n % 17, f"v{n}"], seq=n) for n in range(3_000)]
-    log = model.log_table(schema, rows)
-    with spark_engine.use() as session:
-        with from_table(session, log, plan, spark_engine.scratch, 3) as frame:
-            done = deliver_on_executors(
-                spark_engine, messages(frame, plan, frozenset()), plan, ToFiles(str(tmp_path))
-            )
-    assert sum(d.rows for d in done) == 3_000
-    found: dict[object, tuple[int, list[object]]] = {}
-    for part, lines in delivered(tmp_path).items():
-        for line in lines:
-            home, seqs = found.setdefault(line[0], (part, []))
-            assert home == part, "a key in two tasks"
-            seqs.append(line[5])
-    assert {key: seqs for key, (_, seqs) in found.items()} == {
-        f"[{k}]": list(range(k, 3_000, 17)) for k in range(17)
-    }

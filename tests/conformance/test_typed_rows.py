@@ -12,12 +12,11 @@ import pytest
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.rows import RowPlan
+from changefeed.messages.encode import encode_messages
+from changefeed.messages.plan import MessagePlan
 from changefeed.schema import Column, Form, Identity, TableSchema
 from changefeed.shapes import Deletes
-from changefeed.spark.encode import encode_small
-from changefeed.spark.plan import MessagePlan
-from changefeed.spark.session import SparkEngine
-from tests import spark_model as model
+from tests import message_model as model
 
 KEYS: dict[str, tuple[Column, list[object], list[str]]] = {
     "int": (
@@ -73,12 +72,9 @@ def log_of(schema: TableSchema, values: list[object], count: int, seed: int) -> 
     return pa.Table.from_pylist(rows, schema=schema.log_schema())
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("deletes", [Deletes.YES, Deletes.NO, Deletes.ONLY])
 @pytest.mark.parametrize("kind", KEYS)
-def test_the_same_rows_as_the_messages(
-    spark_engine: SparkEngine, kind: str, deletes: Deletes
-) -> None:
+def test_the_same_rows_as_the_messages(kind: str, deletes: Deletes) -> None:
     key, values, bounds = KEYS[kind]
     schema = shape(key)
     table = log_of(schema, values, 150, seed=len(kind))
@@ -88,7 +84,7 @@ def test_the_same_rows_as_the_messages(
         ((bounds[0], "1"), (bounds[-1], "2")),
     ]:
         plan = MessagePlan(schema, "t", key_from=low, key_to=high, deletes=deletes)
-        told = encode_small(spark_engine, table, plan)["seq"].to_pylist()
+        told = encode_messages(table, plan)["seq"].to_pylist()
         assert RowPlan(plan).rows(table)["seq"].to_pylist() == told
         assert 0 < len(told) < table.num_rows
 

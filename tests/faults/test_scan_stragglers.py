@@ -13,11 +13,11 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.fence import Fence
 from changefeed.jobs.reading import InWorker
-from changefeed.spark.plan import MessagePlan
+from changefeed.messages.plan import MessagePlan
 from changefeed.spark.scan import run_scan
 from changefeed.spark.session import SparkEngine
 from sinks.base import Epoch, SinkContext, Target
-from tests import spark_model as model
+from tests import message_model as model
 from tests.slow_sink import SlowSink
 from tests.spark_parts import MadePart
 

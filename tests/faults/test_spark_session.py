@@ -49,7 +49,7 @@ def test_a_killed_jvm_is_noticed_and_replaced() -> None:
     assert found["addresses"] == ["127.0.0.1"]
     assert found["error"] == ["CF4002", "retry"]
     assert found["alive_after"] is False
-    assert (found["encoded"], found["encoded_again"]) == (1, 1)
+    assert (found["worked"], found["worked_again"]) == (3, 3)
     assert found["starts"] == 2
     assert found["other_jvm"]
     assert found["left"] == []

@@ -21,11 +21,11 @@ from changefeed.errors import ChangefeedError
 from changefeed.formats.avro import avro_name, key_schema, value_schema
 from changefeed.formats.columns import parquet_rows
 from changefeed.messages.encode import encode_messages
+from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.schema import Identity, TableSchema
 from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.spark.plan import MessagePlan, Registered
 from tests.avro_model import KINDS, column, key_of, value_of
-from tests.spark_model import Row, _before, change, is_message, log_table, table
+from tests.message_model import Row, _before, change, is_message, log_table, table
 
 EXAMPLES = int(os.environ.get("CHANGEFEED_TEST_EXAMPLES", "200"))
 NOW = 1_700_000_000_123_456_789

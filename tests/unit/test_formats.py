@@ -30,15 +30,15 @@ from changefeed.formats.columns import (
 from changefeed.formats.registry import SchemaRegistry, parse_registry
 from changefeed.formats.schemas import FeedSchemas, feed_schemas
 from changefeed.formats.types import Kind, typed_logical
+from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.options import Options
 from changefeed.plan.example import example
 from changefeed.schema import Identity
 from changefeed.shapes import Envelope, Format
-from changefeed.spark.plan import MessagePlan, Registered
 from sinks.kafka.options import parse as parse_kafka
 from tests.avro_model import column
+from tests.message_model import table
 from tests.services.registry import FakeRegistry, cannot_read
-from tests.spark_model import table
 
 T = table([column("a", "bigint", nullable=False), column("b", "text")], identity=Identity.FULL)
 PLAN = MessagePlan(T, "t", format=Format.AVRO)

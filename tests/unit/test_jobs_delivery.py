@@ -172,7 +172,6 @@ class Bench:
         delivery = Delivery(
             "f",
             cast(Any, keeper),
-            cast(Any, None),
             SharedMessages(),
             cast(Any, self.outlet),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from changefeed.errors import ChangefeedError
-from changefeed.spark.failure import VALUE_PREFIX, pack, translate, unpack
+from changefeed.spark.failure import pack, translate, unpack
 
 
 def test_an_error_survives_the_way_through_a_trace() -> None:
@@ -36,13 +36,6 @@ def test_values_stay_out(failure: Exception) -> None:
     error = translate(failure, jvm_died=False)
     assert error.code.number == "CF4002"
     assert "secret" not in error.message + error.detail + error.hint
-
-
-def test_a_value_that_cannot_be_encoded() -> None:
-    error = translate(
-        RuntimeError(f"[USER] {VALUE_PREFIX}column h is odd:end SQLSTATE"), jvm_died=False
-    )
-    assert (error.code.number, error.message) == ("CF4001", "column h is odd")
 
 
 def test_a_dead_jvm_explains_everything_else() -> None:

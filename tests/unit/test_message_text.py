@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.spark.text import clean_columns, escaped, is_clean
-from tests.spark_model import json_string
+from changefeed.messages.text import clean_columns, escaped, is_clean
+from tests.message_model import json_string
 
 VALUES = st.lists(
     st.none() | st.text(max_size=8) | st.text(st.sampled_from('"\\\n\x00\x1fé\x7f'), max_size=8),

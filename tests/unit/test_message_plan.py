@@ -10,10 +10,10 @@ from dataclasses import fields, replace
 import pytest
 
 from changefeed.errors import ChangefeedError
+from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.schema import Identity
 from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.spark.plan import MessagePlan, Registered
-from tests.spark_model import column, table
+from tests.message_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
 FULL = replace(T, identity=Identity.FULL)
@@ -65,7 +65,7 @@ def test_the_version_number_of_a_schema_does_not_count() -> None:
 
 def test_fingerprint_is_the_same_in_every_process() -> None:
     code = (
-        "from tests.unit.test_spark_plan import T, MessagePlan; "
+        "from tests.unit.test_message_plan import T, MessagePlan; "
         "print(MessagePlan(T, 't', projection=('b',)).fingerprint())"
     )
     other = subprocess.run(

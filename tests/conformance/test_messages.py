@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pyarrow.parquet as pq
 import pytest
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
-from changefeed.schema import Column, Form, Identity
-from changefeed.shapes import Deletes, Envelope, Format
-from changefeed.spark.encode import encode_big, encode_files, encode_small
-from changefeed.spark.plan import (
+from changefeed.messages.encode import STRETCH_ROWS, encode_messages
+from changefeed.messages.plan import (
     MessagePlan,
     resolved_payload,
     truncate_payload,
 )
-from changefeed.spark.segment import Segment
-from changefeed.spark.session import SparkEngine
-from tests.spark_model import change, column, log_table, messages, table
-
-pytestmark = pytest.mark.spark
+from changefeed.schema import Column, Form, Identity
+from changefeed.shapes import Deletes, Envelope, Format
+from tests.message_model import change, column, log_table, messages, table
 
 T = table([column("a", "int4", nullable=False), column("b", "text")], identity=Identity.FULL)
 AT = "1536242855577149065.0000000000"
@@ -94,10 +87,8 @@ SHAPES: list[tuple[MessagePlan, Message, Message]] = [
 
 
 @pytest.mark.parametrize(("plan", "update", "delete"), SHAPES)
-def test_shape(
-    spark_engine: SparkEngine, plan: MessagePlan, update: Message, delete: Message
-) -> None:
-    made = encode_small(spark_engine, log_table(T, [UPDATE, DELETE]), plan, now_ns=5)
+def test_shape(plan: MessagePlan, update: Message, delete: Message) -> None:
+    made = encode_messages(log_table(T, [UPDATE, DELETE]), plan, now_ns=5)
     found = [(m["key"].decode(), m["value"] and m["value"].decode()) for m in made.to_pylist()]
     assert found == [update, delete]
 
@@ -112,55 +103,27 @@ def test_marks(envelope: Envelope) -> None:
     assert truncate_payload(plan, Timestamp(1, 2)) == text.replace("resolved", "truncate").encode()
 
 
-def test_no_job_is_started(spark_engine: SparkEngine) -> None:
-    """A job costs 40 ms whatever its size: small batches are evaluated while planning."""
-    context = spark_engine.session().sparkContext
-    context.setLocalProperty("spark.jobGroup.id", "no-job")
-    try:
-        plan = MessagePlan(T, "t", diff=True, key_from=("0",), key_to=("9",))
-        assert encode_small(spark_engine, log_table(T, [UPDATE] * 500), plan).num_rows == 500
-        assert context.statusTracker().getJobIdsForGroup("no-job") == []
-        spark_engine.session().range(3).count()  # the tracker would have seen one
-        assert len(context.statusTracker().getJobIdsForGroup("no-job")) > 0
-    finally:
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-
-
-def test_no_rows(spark_engine: SparkEngine) -> None:
+def test_no_rows() -> None:
     plan = MessagePlan(T, "t")
-    assert encode_small(spark_engine, log_table(T, []), plan).num_rows == 0
-    assert encode_big(spark_engine, log_table(T, []), plan).num_rows == 0
-    assert encode_files(spark_engine, [], plan).num_rows == 0
+    assert encode_messages(log_table(T, []), plan).num_rows == 0
 
 
-def test_clean_columns_are_taken_at_their_word(spark_engine: SparkEngine) -> None:
+def test_clean_columns_are_taken_at_their_word() -> None:
     rows = log_table(T, [UPDATE])
-    made = encode_small(spark_engine, rows, MessagePlan(T, "t"), frozenset({"a1", "b1"}))
+    made = encode_messages(rows, MessagePlan(T, "t"), frozenset({"a1", "b1"}))
     assert made["value"][0].as_py() == b'{"after": {"a": 1, "b": "y"}}'
 
 
 @pytest.mark.parametrize("columns", [1, 120])
-def test_many_rows_keep_their_order(spark_engine: SparkEngine, columns: int) -> None:
+def test_many_rows_keep_their_order(columns: int) -> None:
     schema = table([column("id", "int8"), *(column(f"c{i}", "text") for i in range(columns))])
     rows = [
         change("u", [n, *[f'te"xt {n}' if n % 3 else None] * columns], seq=n, last=n % 7 > 0)
-        for n in range(2_000)
+        for n in range(STRETCH_ROWS + 500)
     ]
     plan = MessagePlan(schema, "t", updated=True)
-    made = encode_big(spark_engine, log_table(schema, rows), plan)
+    made = encode_messages(log_table(schema, rows), plan)
     assert made.drop_columns(["headers"]).to_pylist() == messages(plan, rows)
-
-
-def test_files_of_the_log(spark_engine: SparkEngine, tmp_path: Path) -> None:
-    rows = [change("c", [n, f"text {n}"], seq=n) for n in range(1_000)]
-    with_range = tmp_path / "segment-a.parquet"
-    whole = tmp_path / "segment-b.parquet"
-    pq.write_table(log_table(T, rows[:600]), with_range, row_group_size=100)
-    pq.write_table(log_table(T, rows[600:]), whole, row_group_size=100)
-    plan = MessagePlan(T, "t")
-    segments = [Segment(with_range, 150, 599), Segment(whole)]
-    made = encode_files(spark_engine, segments, plan, frozenset({"a1"}))
-    assert made.drop_columns(["headers"]).to_pylist() == messages(plan, rows[150:])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +136,6 @@ def test_files_of_the_log(spark_engine: SparkEngine, tmp_path: Path) -> None:
     ],
 )
 def test_key_range(
-    spark_engine: SparkEngine,
     kind: str,
     values: list[object],
     low: tuple[str, ...],
@@ -184,13 +146,12 @@ def test_key_range(
     plan = MessagePlan(schema, "t", key_from=low, key_to=high)
     rows = [change("c", [value, "x"], seq=n) for n, value in enumerate(values)]
     rows += [change("d", None, {"0": value}, seq=10 + n) for n, value in enumerate(values)]
-    made = encode_small(spark_engine, log_table(schema, rows), plan)
+    made = encode_messages(log_table(schema, rows), plan)
     wanted = [n for n, value in enumerate(values) if value in kept]
     assert made["seq"].to_pylist() == wanted + [10 + n for n in wanted]
-    assert encode_big(spark_engine, log_table(schema, rows), plan).equals(made)
 
 
-def test_key_range_of_two_columns_and_of_times(spark_engine: SparkEngine) -> None:
+def test_key_range_of_two_columns_and_of_times() -> None:
     moment = Column("at", "timestamptz", "string", Form.TEXT, "timestamptz")
     schema = table([moment, column("n", "int4")], key=(0, 1))
     keys = [
@@ -203,28 +164,28 @@ def test_key_range_of_two_columns_and_of_times(spark_engine: SparkEngine) -> Non
         schema, "t", key_from=("2024-01-01T00:00:03Z", "6"), key_to=("2024-01-01T00:00:04Z",)
     )
     rows = [change("c", key, seq=n) for n, key in enumerate(keys)]
-    assert encode_small(spark_engine, log_table(schema, rows), plan)["seq"].to_pylist() == [1, 2]
+    assert encode_messages(log_table(schema, rows), plan)["seq"].to_pylist() == [1, 2]
 
 
-def test_key_range_on_a_type_without_an_order_here(spark_engine: SparkEngine) -> None:
+def test_key_range_on_a_type_without_an_order_here() -> None:
     schema = table([column("k", "jsonb")])
     plan = MessagePlan(schema, "t", key_from=("{}",))
     with pytest.raises(ChangefeedError, match="not supported on a key of type jsonb") as caught:
-        encode_small(spark_engine, log_table(schema, [change("c", ["1"])]), plan)
+        encode_messages(log_table(schema, [change("c", ["1"])]), plan)
     assert caught.value.code.number == "CF1302"
 
 
-def test_projection_keeps_the_key_and_the_order(spark_engine: SparkEngine) -> None:
+def test_projection_keeps_the_key_and_the_order() -> None:
     schema = table([column(name, "int4") for name in ("x", "k", "y")], key=(1,))
     plan = MessagePlan(schema, "t", projection=("y",))
-    made = encode_small(spark_engine, log_table(schema, [change("c", [1, 2, 3])]), plan)
+    made = encode_messages(log_table(schema, [change("c", [1, 2, 3])]), plan)
     assert made["value"][0].as_py() == b'{"after": {"k": 2, "y": 3}}'
 
 
 @pytest.mark.parametrize(("deletes", "ops"), [("yes", "ud"), ("no", "u"), ("only", "d")])
-def test_deletes(spark_engine: SparkEngine, deletes: str, ops: str) -> None:
+def test_deletes(deletes: str, ops: str) -> None:
     plan = MessagePlan(T, "t", deletes=Deletes(deletes))
-    made = encode_small(spark_engine, log_table(T, [UPDATE, DELETE]), plan)
+    made = encode_messages(log_table(T, [UPDATE, DELETE]), plan)
     assert "".join(made["op"].to_pylist()) == ops
 
 
@@ -244,31 +205,27 @@ H = table([column("k", "int4"), column("h", "jsonb"), column("b", "text")])
     ],
 )
 def test_headers(
-    spark_engine: SparkEngine,
     value: str | None,
     extra: tuple[tuple[str, str], ...],
     headers: str | None,
 ) -> None:
     plan = MessagePlan(H, "t", headers_column="h", extra_headers=extra)
-    made = encode_small(spark_engine, log_table(H, [change("c", [1, value, "y"])]), plan)
+    made = encode_messages(log_table(H, [change("c", [1, value, "y"])]), plan)
     assert made["headers"].to_pylist() == [headers]
     assert made["value"][0].as_py() == b'{"after": {"k": 1, "b": "y"}}'
 
 
-def test_headers_that_are_no_object(spark_engine: SparkEngine) -> None:
+def test_headers_that_are_no_object() -> None:
     plan = MessagePlan(H, "t", headers_column="h")
     rows = log_table(H, [change("c", [1, "[17]", "y"])])
-    for encode in (encode_small, encode_big):
-        with pytest.raises(ChangefeedError) as caught:
-            encode(spark_engine, rows, plan)
-        assert caught.value.code.number == "CF4001"
-        assert caught.value.message == (
-            "the headers column h of t holds JSON that is not an object"
-        )
-        assert "17" not in str(caught.value.detail)
+    with pytest.raises(ChangefeedError) as caught:
+        encode_messages(rows, plan)
+    assert caught.value.code.number == "CF4001"
+    assert caught.value.message == "the headers column h of t holds JSON that is not an object"
+    assert "17" not in str(caught.value.detail)
 
 
-def test_csv(spark_engine: SparkEngine) -> None:
+def test_csv() -> None:
     schema = table(
         [column("k", "int4"), column("b", "text"), column("n", "numeric"), column("t", "bool")]
     )
@@ -280,7 +237,7 @@ def test_csv(spark_engine: SparkEngine) -> None:
         change("r", [5, " x", "0", False]),
     ]
     plan = MessagePlan(schema, "t", format=Format.CSV)
-    made = encode_small(spark_engine, log_table(schema, rows), plan)
+    made = encode_messages(log_table(schema, rows), plan)
     assert [m["value"].decode() for m in made.to_pylist()] == [
         "1,plain,1.50,true",
         '2,"say ""hi"", you\n",NaN,',

@@ -1,7 +1,6 @@
 """Everything that shapes a message, as one frozen value.
 
-Two feeds with equal plans get equal messages, so their rows are encoded once; an equal plan
-finds the same prepared expressions again.
+Two feeds with equal plans get equal messages, so their rows are encoded once.
 """
 
 from __future__ import annotations

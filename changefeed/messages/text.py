@@ -28,7 +28,7 @@ def escaped(column: pa.Array) -> pa.Array:
     """The values as JSON writes them inside quotes (RFC 8259, section 7).
 
     A clean column comes back as it is. Which characters are there is read off the bytes, so
-    only those are looked for; escapes are those of Spark's writer (``\\u001F``).
+    only those are looked for; other escapes are written ``\\u001F``.
     """
     found = np.unique(_bytes(column))
     for code in found[_MUST_ESCAPE[found]][::-1]:  # the backslash before all that add some
