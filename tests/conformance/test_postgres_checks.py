@@ -98,7 +98,8 @@ def test_diff_needs_full(postgres: Database) -> None:
         postgres.uri, Watch("good", diff=True, span=span), Watch("full_one", diff=True)
     )
     assert problem.message == (
-        "the old values of all columns are needed (diff, changed), and table public.good logs only its key"
+        "the old values of all columns are needed (diff, changed), "
+        "and table public.good logs only its key"
     )
     assert problem.hint == "ALTER TABLE public.good REPLICA IDENTITY FULL;"
     assert problem.span == span
