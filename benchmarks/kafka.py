@@ -6,8 +6,9 @@
     python -m benchmarks.kafka delivery --rows 2000000
 
 *drain*: both have a slot, the same changes are committed, then one after the other drains
-them. *scan*: both read the same table. *latency*: one after the other, at the same rate. *delivery*: our own
-at least once beside our own exactly once (Kafka transactions; the marks that end them count as messages, a few dozen). From
+them. *scan*: both read the same table. *latency*: one after the other, at the same rate.
+*delivery*: our own at least once beside our own exactly once (Kafka transactions; the marks
+that end them count as messages, a few dozen). From
 the start of the process to the last message, because a contender that works in large batches
 has done most of it when its first message is there; measure millions of rows, so that the
 start does not matter. Messages are counted by the ends of the topic. CPU is user and system
