@@ -59,7 +59,7 @@ REST = 2.0
 #: Seconds between two merges, least and most.
 PACES = (1.0, 30.0)
 #: A MERGE costs seconds whatever it holds, and this many rows fit in memory easily.
-ROUND_ROWS = 1_000_000
+ROUND_ROWS = 2_000_000
 #: The longest name of a table.
 NAME_LIMIT = 200
 #: Table with the resolved timestamp of each feed.
@@ -415,7 +415,8 @@ class LakeSink:
             context = base.sparkContext
             context.setLocalProperty("spark.scheduler.pool", f"lake-{self._opened.job_id}")
             try:
-                yield self._own_session(base)
+                with _active(self._own_session(base)) as session:
+                    yield session
             except ChangefeedError:
                 raise
             except Exception as failure:
@@ -488,6 +489,24 @@ class IcebergSink(LakeSink):
         pace=PACES[0],
         spark_packs=("iceberg",),
     )
+
+
+@contextmanager
+def _active(session: SparkSession) -> Iterator[SparkSession]:
+    """The session is also what Java code of this thread takes for its own: Delta reads settings
+    of the active one."""
+    java: Any = session.sparkContext._jvm
+    sessions = java.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield session
+    finally:
+        with contextlib.suppress(Exception):  # where the JVM is gone, so is the thread's session
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
 
 
 def _layout(options: Mapping[str, object], table_format: str) -> merge.Layout:
