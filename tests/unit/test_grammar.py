@@ -94,17 +94,6 @@ def test_processes_that_start_together(cache_home: Path) -> None:
     assert len(list(cache_home.iterdir())) == 1
 
 
-def test_the_grammar_imports_lark_alone() -> None:
-    code = (
-        "import sys; before = set(sys.modules);"
-        "import grammar.suggest, grammar.printer, grammar.help;"
-        "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
-        "print(sorted(name for name in new if name not in sys.stdlib_module_names))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "['grammar', 'lark']"
-
-
 # ------------------------------------------------------------------------------- words
 
 
