@@ -22,6 +22,7 @@ from changefeed.spark.session import SparkEngine
 from grammar.split import split
 from tests.e2e.feeds import running
 from tests.e2e.test_feeds import until
+from tests.lake import Lake, unused_catalog
 from tests.services.cache import server_folder
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
@@ -142,6 +143,42 @@ def test_warehouse(
         "customers_history": f"SELECT {versions} ORDER BY id, _valid_from",
     }.items():
         check(request, folder / "expected" / f"{name}.txt", rows(sql))
+
+
+def test_lake(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+) -> None:
+    folder = EXAMPLES / "lake"
+    play(postgres, folder / "setup.sql")
+    lake = Lake(spark_engine, f"delta://{tmp_path}/lake")
+    past = Lake(
+        spark_engine, f"iceberg://{unused_catalog()}/sales?type=hadoop&warehouse={tmp_path}/past"
+    )
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(sales=postgres.uri, lake=lake.uri, past=past.uri)
+        feeds.run_file(folder / "feeds.sql")
+        both = ("sales_lake", "sales_past")
+        for name in both:
+            feeds.sync(name)
+        play(postgres, folder / "changes.sql")
+        for name in both:
+            feeds.sync(name)
+        euros = "select id from {orders} where currency = 'EUR'"
+        until(lambda: len(lake.query(euros)) == 3)  # the backfill
+        for name in both:
+            feeds.execute(f"DROP CHANGEFEED {name}")
+    versions = "id, name, segment, _is_current, _valid_to is null from {customers}"
+    for name, rows in {
+        "customers": lake.query("select id, name, segment, tags from {customers} order by id"),
+        "orders": lake.query(
+            "select id, customer, total, string(placed), extra, currency from {orders} order by id"
+        ),
+        "customers_past": past.query(f"select {versions} order by id, _valid_from"),
+    }.items():
+        check(request, folder / "expected" / f"{name}.txt", [str(row) for row in rows])
 
 
 @pytest.mark.elasticsearch
