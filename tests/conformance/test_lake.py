@@ -66,17 +66,12 @@ def place(kind: str, folder: Path) -> str:
 #: What the two formats do each in its own way; the rest is one and the same SQL, and a MERGE of
 #: Delta's takes seconds whatever it holds. CHANGEFEED_TESTS=all runs everything on both.
 OF_DELTA = {
-    "replays_old_rounds",
-    "truncates",
-    "scans_anew",
     "counts_duplicates",
     "keeps_unsent_values",
     "evolves",
-    "keeps_dropped_columns",
     "leaves_dropped_tables",
     "deletes_softly",
     "keeps_versions",
-    "appends_changes",
 }
 
 
