@@ -4,8 +4,8 @@ DIR/state.db          the job table (SQLite)
 DIR/node.lock         held by the one node that runs this state
 DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
-DIR/work              folder of temporary files of running feeds; emptied at start
-DIR/work/feed-<id>/   what the sinks of one feed have staged
+DIR/work              folder of temporary files of running feeds; emptied at start. The sinks of
+                      a feed stage in its folder feed-<id>
 DIR/node.log          what the node did
 """
 

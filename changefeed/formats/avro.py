@@ -160,3 +160,14 @@ def mark(schema: Schema, envelope: Envelope, member: str, at: Timestamp) -> byte
 def header(schema_id: int) -> bytes:
     """What stands before a datum in Confluent's wire format: a zero byte and the schema's id."""
     return b"\0" + schema_id.to_bytes(4, "big")
+
+
+def long_bytes(number: int) -> bytes:
+    """A number as Avro writes it: zigzag, seven bits a byte."""
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.events import MESSAGE_SCHEMA
-from changefeed.formats.avro import SCHEMA_KEY, value_schema
+from changefeed.formats.avro import SCHEMA_KEY, long_bytes, value_schema
 from changefeed.formats.shape import Leaf, value_shape
 from changefeed.formats.types import Kind, Typed
 from changefeed.messages.plan import MessagePlan
@@ -106,16 +106,17 @@ def avro_header(rows_schema: pa.Schema, sync: bytes, compression: str = "none") 
         raise ValueError("these messages are not bare Avro datums")
     meta = {"avro.codec": AVRO_CODECS[compression].encode(), "avro.schema": schema}
     entries = b"".join(
-        _long(len(name)) + name.encode() + _long(len(value)) + value for name, value in meta.items()
+        long_bytes(len(name)) + name.encode() + long_bytes(len(value)) + value
+        for name, value in meta.items()
     )
-    return _MAGIC + _long(len(meta)) + entries + _long(0) + sync
+    return _MAGIC + long_bytes(len(meta)) + entries + long_bytes(0) + sync
 
 
 def avro_block(values: pa.Array, sync: bytes, compression: str = "none") -> bytes:
     """A block of the container: datums (binary, no nulls) beside each other."""
     data = _joined(values)
     packed = _COMPRESS[compression](data)
-    return _long(len(values)) + _long(len(packed)) + packed + sync
+    return long_bytes(len(values)) + long_bytes(len(packed)) + packed + sync
 
 
 def _joined(values: pa.Array) -> bytes:
@@ -146,14 +147,3 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": _zstandard,
     "snappy": _snappy,
 }
-
-
-def _long(number: int) -> bytes:
-    """A number as Avro writes it: zigzag, seven bits a byte."""
-    number = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

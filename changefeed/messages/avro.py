@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.formats.avro import header
+from changefeed.formats.avro import header, long_bytes
 from changefeed.formats.shape import Leaf, Origin, Record, Side, key_shape, value_shape
 from changefeed.messages.pieces import (
     NULL,
@@ -13,7 +13,6 @@ from changefeed.messages.pieces import (
     Piece,
     constant,
     joined,
-    long_bytes,
     numbers,
     strings,
     union_pieces,

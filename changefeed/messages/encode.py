@@ -45,12 +45,13 @@ def encode_messages(
         table = pa.Table.from_batches([table])
     table = wanted_rows(table, plan, scan=scan)
     now = now_ns or time.time_ns()
+    schema = message_schema(plan)
     made = [
-        _encode(batch, plan, clean, now, scan)
+        _encode(batch, plan, schema, clean, now, scan)
         for stretch in _stretches(table)
         for batch in stretch.combine_chunks().to_batches()
     ]
-    return pa.Table.from_batches(made, message_schema(plan))
+    return pa.Table.from_batches(made, schema)
 
 
 def _stretches(table: pa.Table) -> list[pa.Table]:
@@ -64,6 +65,7 @@ def _stretches(table: pa.Table) -> list[pa.Table]:
 def _encode(
     batch: pa.RecordBatch,
     plan: MessagePlan,
+    schema: pa.Schema,
     clean: frozenset[str] | None,
     now_ns: int,
     scan: bool,
@@ -72,7 +74,6 @@ def _encode(
         clean = clean_columns(batch, text_inputs(plan))
     rows = Rows(plan, batch, clean, now_ns, scan=scan)
     made = {"key": keys(rows), "value": values(rows), "headers": headers(rows)}
-    schema = message_schema(plan)
     columns = [
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
         for field in schema

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.formats.avro import long_bytes
 from changefeed.formats.types import Kind, Typed
 from changefeed.messages.typed import list_items, not_numbers, typed_values
 
@@ -44,17 +45,6 @@ def joined(pieces: list[Piece], rows: int) -> pa.Array:
         return pa.repeat(pa.scalar(only, pa.binary()), rows) if isinstance(only, bytes) else only
     parts = [pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in merged]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
-
-
-def long_bytes(number: int) -> bytes:
-    """A number as Avro writes it: zigzag, seven bits a byte."""
-    number = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def constant(text: str) -> bytes:

@@ -30,8 +30,8 @@ def escaped(column: pa.Array) -> pa.Array:
     A clean column comes back as it is. Which characters are there is read off the bytes, so
     only those are looked for; other escapes are written ``\\u001F``.
     """
-    found = np.unique(_bytes(column))
-    for code in found[_MUST_ESCAPE[found]][::-1]:  # the backslash before all that add some
+    data = _bytes(column)
+    for code in np.unique(data[_MUST_ESCAPE[data]])[::-1]:  # the backslash before all that add some
         column = pc.replace_substring(column, chr(code), _escape(int(code)))
     return column
 

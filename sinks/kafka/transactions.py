@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from changefeed.clock import Timestamp
@@ -118,7 +119,7 @@ def read_progress(
         ChangefeedError: CF5001 when the topic cannot be read to its end in time, for instance
             because another feed's transaction on it is still open.
     """
-    ids = {f"changefeed-{context.state}-{context.job_id}{part}".encode() for part in ("", "-scan")}
+    ids = {transactional_id(replace(context, scan=scan)).encode() for scan in (False, True)}
     newest: dict[bytes, bytes] = {}
     consumer = make_consumer()
     try:
