@@ -3,15 +3,18 @@
     python -m benchmarks.kafka drain --table narrow --rows 2000000
     python -m benchmarks.kafka scan --rows 5000000
     python -m benchmarks.kafka latency --rate 100 --seconds 60
+    python -m benchmarks.kafka transaction --rows 1000000
     python -m benchmarks.kafka delivery --rows 2000000
 
 *drain*: both have a slot, the same changes are committed, then one after the other drains
-them. *scan*: both read the same table. *latency*: one after the other, at the same rate.
-*delivery*: our own at least once beside our own exactly once (Kafka transactions; the marks
-that end them count as messages, a few dozen). From
-the start of the process to the last message, because a contender that works in large batches
-has done most of it when its first message is there; measure millions of rows, so that the
-start does not matter. Messages are counted by the ends of the topic. CPU is user and system
+them. *transaction*: the same, but the changes are one transaction of rows of 1 KiB, which is
+where memory shows. *scan*: both read the same table; *copy* is the limit, the same rows by
+``COPY ... TO STDOUT`` on one connection and thrown away. *latency*: one after the other, at
+the same rate. *delivery*: our own at least once beside our own exactly once (Kafka
+transactions; the marks that end them count as messages, a few dozen). From the start of the
+process to the last message, because a contender that works in large batches has done most of
+it when its first message is there; measure millions of rows, so that the start does not matter.
+Messages are counted by the ends of the topic. CPU is user and system
 time of the contender's processes (ours: node, capture, Spark's JVM, Python
 workers), without PostgreSQL and Kafka. ``--only ours`` or ``--only debezium`` leaves one out.
 """
@@ -19,8 +22,9 @@ workers), without PostgreSQL and Kafka. ``--only ours`` or ``--only debezium`` l
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -29,7 +33,7 @@ from benchmarks.measure import Cost, Meter
 from benchmarks.ours import Ours
 from benchmarks.peers import debezium
 from benchmarks.peers.debezium import Counter, Run, place
-from benchmarks.workload import WORKLOADS, Workload
+from benchmarks.workload import LARGE, WORKLOADS, Workload
 
 Contender = Callable[[], str]
 
@@ -54,6 +58,30 @@ def ours_of(run: Run) -> Ours:
 
 def drain(run: Run, asked: Asked) -> dict[str, Contender]:
     """Contenders for a backlog that waits behind both slots when this returns."""
+    return _behind_slots(run, asked, lambda: _change(run, asked))
+
+
+def transaction(run: Run, asked: Asked) -> dict[str, Contender]:
+    """Contenders for one large transaction that waits behind both slots."""
+    asked = replace(asked, workload=LARGE)
+
+    def insert() -> None:
+        with run.database.connect() as connection:
+            connection.execute(
+                f"insert into {LARGE.table} select {LARGE.row.format(id='n')}"
+                f" from generate_series(1, {asked.rows}) n"
+            )
+
+    return _behind_slots(run, asked, insert)
+
+
+def _change(run: Run, asked: Asked) -> None:
+    with run.database.connect() as connection:
+        asked.workload.change(connection, asked.rows)
+
+
+def _behind_slots(run: Run, asked: Asked, commit: Callable[[], None]) -> dict[str, Contender]:
+    """Contenders for what ``commit`` commits when both have their slots."""
     table = asked.workload.table
     ours = ours_of(run)
     with run.database.connect() as connection:
@@ -68,8 +96,7 @@ def drain(run: Run, asked: Asked) -> dict[str, Contender]:
             " WITH initial_scan = 'no'"
         )
         ours.wait_status("bench", "running")
-    with run.database.connect() as connection:
-        asked.workload.change(connection, asked.rows)
+    commit()
     peer = {"snapshot.mode": "no_data", **asked.settings}
     return {
         "ours": lambda: _ours(run, ours, table, asked.rows).per_row(asked.rows),
@@ -92,6 +119,7 @@ def scan(run: Run, asked: Asked) -> dict[str, Contender]:
     )
     peer = {**debezium.chunked_snapshot(asked.threads), **asked.settings}
     return {
+        "copy": lambda: _copy(run, table, asked.rows),
         "ours": lambda: _ours(run, ours, table, asked.rows, create).per_row(asked.rows),
         "debezium": lambda: debezium.timed(run, asked.workload, asked.rows, peer).per_row(
             asked.rows
@@ -146,8 +174,7 @@ def delivery(run: Run, asked: Asked) -> dict[str, Contender]:
                 f" WITH initial_scan = 'no', delivery = '{way}'"
             )
             made[way].wait_status("bench", "running")
-    with run.database.connect() as connection:
-        asked.workload.change(connection, asked.rows)
+    _change(run, asked)
     return {
         way: lambda ours=ours, way=way: _ours(  # type: ignore[misc]
             run, ours, way, asked.rows
@@ -168,11 +195,27 @@ def _ours(run: Run, ours: Ours, topic: str, rows: int, create: str | None = None
     return meter.cost
 
 
+def _copy(run: Run, table: str, rows: int) -> str:
+    with run.database.connect() as connection, connection.cursor() as cursor:
+        started = time.perf_counter()
+        with cursor.copy(f"copy {table} to stdout") as copy:
+            while copy.read():
+                pass
+        seconds = time.perf_counter() - started
+    return f"{rows / seconds:,.0f} rows/s"
+
+
 def _share(cost: Cost) -> str:
     return f"{cost.cpu_seconds / cost.wall_seconds:.0%} of a core with its start"
 
 
-MODES = {"drain": drain, "scan": scan, "latency": latency, "delivery": delivery}
+MODES = {
+    "drain": drain,
+    "transaction": transaction,
+    "scan": scan,
+    "latency": latency,
+    "delivery": delivery,
+}
 
 
 def main() -> None:
@@ -196,7 +239,10 @@ def main() -> None:
         given.seconds,
         {} if given.defaults else debezium.TUNED,
     )
-    what = f"{given.rate}/s" if given.mode == "latency" else f"{given.table}, {given.rows:,} rows"
+    what = {
+        "latency": f"{given.rate}/s",
+        "transaction": f"one of {given.rows:,} rows",
+    }.get(given.mode, f"{given.table}, {given.rows:,} rows")
     with place() as run:
         contenders = MODES[given.mode](run, asked)
         for name, contend in contenders.items():

@@ -112,4 +112,11 @@ NARROW = Workload(
     "narrow", _NARROW, _NARROW_ROW, "quantity = (random() * 1000)::int, at = clock_timestamp()"
 )
 WIDE = Workload("wide", _WIDE, _WIDE_ROW, "score = random(), status = 'paid', changed = now()")
+#: Rows of about one KiB, for one transaction of a gigabyte.
+LARGE = Workload(
+    "large",
+    "create table large (id bigint primary key, body text)",
+    "{id}, repeat(md5({id}::text), 31)",
+    "body = md5(body)",
+)
 WORKLOADS = {workload.table: workload for workload in (NARROW, WIDE)}
