@@ -14,9 +14,9 @@ the same rate. *delivery*: our own at least once beside our own exactly once (Ka
 transactions; the marks that end them count as messages, a few dozen). From the start of the
 process to the last message, because a contender that works in large batches has done most of
 it when its first message is there; measure millions of rows, so that the start does not matter.
-Messages are counted by the ends of the topic. CPU is user and system
-time of the contender's processes (ours: node, capture, Spark's JVM, Python
-workers), without PostgreSQL and Kafka. ``--only ours`` or ``--only debezium`` leaves one out.
+Messages are counted by the ends of the topic. CPU is user and system time of the contender's
+processes (ours: node, capture, and where Spark works its JVM and workers), without PostgreSQL
+and Kafka. ``--only ours`` or ``--only debezium`` leaves one out.
 """
 
 from __future__ import annotations

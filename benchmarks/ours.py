@@ -90,7 +90,6 @@ def main(state: str) -> None:
     node = Node(catalog, state)
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    node.engine.start()
     if not node.start():
         raise SystemExit("another node runs this state")
     asked.wait()
