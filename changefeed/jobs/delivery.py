@@ -157,7 +157,7 @@ class Delivery:
 
         # The rows themselves too: compaction between two reads cuts a slice in other places.
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)
-        key = (plan.fingerprint(), chunk.after, chunk.upto, chunk.number, *rows)
+        key = (plan.fingerprint, chunk.after, chunk.upto, chunk.number, *rows)
         return self._shared.get(key, compute)
 
     def _write(self, feed: Feed, item: Made, current: Round) -> None:

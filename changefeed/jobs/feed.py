@@ -44,18 +44,18 @@ class Feed:
         #: The feed's schemas in its registry; None where it has none.
         self.schemas = feed_schemas(self.options, _sink_uri(catalog, job))
         self._changed: set[TableName] = set()
-        self._plans: dict[tuple[TableName, str], MessagePlan] = {}
-        self._row_plans: dict[tuple[TableName, str], RowPlan] = {}
+        self._plans: dict[TableSchema, MessagePlan] = {}
+        self._row_plans: dict[TableSchema, RowPlan] = {}
 
     # -- what to send ---------------------------------------------------------------------
 
     def plan(self, schema: TableSchema) -> MessagePlan:
         """How changes of this version of a table become messages (kept per version)."""
-        key = (schema.table, schema.fingerprint())
-        if key not in self._plans:
+        plan = self._plans.get(schema)
+        if plan is None:
             progress = self.tables[schema.table]
-            self._plans[key] = message_plan(self.job, self.options, progress, schema)
-        return self._plans[key]
+            plan = self._plans[schema] = message_plan(self.job, self.options, progress, schema)
+        return plan
 
     def messages(self, schema: TableSchema) -> MessagePlan:
         """:meth:`plan`, with the ids of its schemas where the feed has a schema registry.
@@ -69,10 +69,10 @@ class Feed:
 
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a typed-row sink sees of this version of a table (kept per version)."""
-        key = (schema.table, schema.fingerprint())
-        if key not in self._row_plans:
-            self._row_plans[key] = RowPlan(self.plan(schema))
-        return self._row_plans[key]
+        plan = self._row_plans.get(schema)
+        if plan is None:
+            plan = self._row_plans[schema] = RowPlan(self.plan(schema))
+        return plan
 
     def seen(self, event: SchemaChange) -> SchemaChange | None:
         """The change as far as the columns of the feed go; None when it concerns none of them.

@@ -7,6 +7,7 @@ length. :func:`joined` puts them beside each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -56,6 +57,7 @@ def separated(groups: Sequence[Sequence[Part]], opening: str, closing: str) -> l
     return out
 
 
+@lru_cache(maxsize=4096)
 def string(text: str) -> str:
     """A constant as a JSON string, escaped like the values are."""
     return f'"{escaped(pa.array([text]))[0].as_py()}"'

@@ -115,7 +115,7 @@ def test_two_feeds_with_equal_options_share_their_messages() -> None:
     progress = TableProgress(T, "t")
     one = table_messages(options("updated"), progress, schema, source_members("shop", 1, "kafka"))
     two = table_messages(options("updated"), progress, schema, source_members("shop", 2, "kafka"))
-    assert one == two and one.fingerprint() == two.fingerprint()
+    assert one == two and one.fingerprint == two.fingerprint
 
 
 def test_an_example_of_a_wide_row_is_cut() -> None:
