@@ -17,6 +17,7 @@ from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.jobs.model import Status, TableProgress, TableState
+from changefeed.partition import Partition
 from changefeed.schema import TableName
 
 _table = tables.job_table
@@ -182,7 +183,7 @@ def insert_tables(
                 "columns": list_text(table.columns),
                 "values_from": list_text(table.values_from),
                 "values_to": list_text(table.values_to),
-                "partition": table.partition,
+                "partition": table.partition.to_json() if table.partition else None,
                 "joined": table.joined,
                 "added_at": table.added_at or now,
                 "oid": table.oid,
@@ -320,7 +321,7 @@ def _progress(row: Row[Any]) -> TableProgress:
         columns=list_of(row.columns),
         values_from=list_of(row.values_from),
         values_to=list_of(row.values_to),
-        partition=row.partition,
+        partition=Partition.from_json(row.partition) if row.partition else None,
         joined=bool(row.joined),
         added_at=row.added_at,
         oid=row.oid,

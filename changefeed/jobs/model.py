@@ -24,6 +24,7 @@ from enum import StrEnum
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import Position
+from changefeed.partition import Partition
 from changefeed.schema import TableName
 
 #: Canonical text of a target that means more tables than it names.
@@ -129,7 +130,7 @@ class TableProgress:
         error, error_code: why the table failed.
         columns: the whitelist of columns, empty for all.
         values_from, values_to: primary-key range, ``[from, to)``, texts of the literals.
-        partition: partition of the source table.
+        partition: the one partition that is wanted, None for the whole table.
         joined: the table came by a SCHEMA or DATABASE target, not by its own name.
         added_at: ns.
         oid: the source's number of the table (:attr:`~changefeed.schema.TableSchema.oid`): one
@@ -153,7 +154,7 @@ class TableProgress:
     columns: tuple[str, ...] = ()
     values_from: tuple[str, ...] = ()
     values_to: tuple[str, ...] = ()
-    partition: str | None = None
+    partition: Partition | None = None
     joined: bool = False
     added_at: int = 0
     oid: int = 0

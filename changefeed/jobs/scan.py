@@ -163,7 +163,7 @@ class Scan(threading.Thread):
             self._runner.wake()
 
         try:
-            parts = snapshot.parts(table.schema, keys=keys)
+            parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)
             table.total = sum(p.rows_estimate for p in parts)
             reading.read(table.schema, parts, table.total, told)
         except ScanStopped:
@@ -178,7 +178,7 @@ class Scan(threading.Thread):
 
 
 #: Errors that concern the one table that is read.
-_TABLE_ERRORS = frozenset({"CF1101", "CF1302", "CF2202", "CF4001", "CF5003", "CF5006"})
+_TABLE_ERRORS = frozenset({"CF1101", "CF1302", "CF1303", "CF2202", "CF4001", "CF5003", "CF5006"})
 
 
 def _duration(seconds: float) -> str:

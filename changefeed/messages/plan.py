@@ -12,6 +12,7 @@ from functools import cached_property
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
+from changefeed.partition import Condition
 from changefeed.schema import Identity, TableSchema
 from changefeed.shapes import Deletes, Envelope, Format
 
@@ -41,6 +42,7 @@ class MessagePlan:
             and columns come in the table's order.
         key_from, key_to: range ``[from, to)`` of the key, each a prefix of its columns, as the
             texts of literals.
+        within: what holds for the rows of the partition that is wanted; empty: all rows.
         deletes: which changes are messages.
         collapse: a key written several times in one transaction is one message.
         headers_column: a JSON column that becomes the headers and leaves the value.
@@ -67,6 +69,7 @@ class MessagePlan:
     projection: tuple[str, ...] | None = None
     key_from: tuple[str, ...] = ()
     key_to: tuple[str, ...] = ()
+    within: tuple[Condition, ...] = ()
     deletes: Deletes = Deletes.YES
     collapse: bool = True
     headers_column: str | None = None
@@ -96,6 +99,21 @@ class MessagePlan:
         raise ChangefeedError(
             "CF1101",
             f"required column {name} not present on table {self.schema.table.name}",
+        )
+
+    def numbered(self, number: int) -> int:
+        """Position of the column that the source calls ``number``.
+
+        Raises:
+            ChangefeedError: CF1101 the table has none any more.
+        """
+        for i, column in enumerate(self.schema.columns):
+            if column.number == number:
+                return i
+        raise ChangefeedError(
+            "CF1101",
+            f"table {self.schema.table.name} has no column of number {number} any more,"
+            " which its partitions were told by",
         )
 
     @cached_property
@@ -150,6 +168,7 @@ class MessagePlan:
             before.add(self.headers_ordinal or 0)
         return (*(f"a{i}" for i in sorted(after)), *(f"b{i}" for i in sorted(before)))
 
+    @cached_property
     def fingerprint(self) -> str:
         """A digest: equal plans have equal fingerprints, in every process."""
         fields = {**asdict(self), "schema": self.schema.to_json()}
@@ -160,7 +179,7 @@ class MessagePlan:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self.fingerprint())
+        return hash(self.fingerprint)
 
     def __getstate__(self) -> dict[str, object]:
         # str hashes differ from process to process: what was cached stays here.

@@ -1,12 +1,15 @@
-"""Which rows of the log are messages of a plan: by kind, and by a range of the key."""
+"""Which rows of the log are messages of a plan: by kind, by a range of the key, by partition."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
 from changefeed.messages.plan import MessagePlan
+from changefeed.partition import Condition, Members
 from changefeed.schema import Column
 from changefeed.shapes import Deletes
 
@@ -25,9 +28,13 @@ def wanted_rows(table: pa.Table, plan: MessagePlan, *, scan: bool = False) -> pa
         elif plan.deletes is Deletes.ONLY:
             table = _where(table, pc.equal(table["op"], "d"))
     if plan.key_from:
-        table = _where(table, _compared(table, plan, plan.key_from, scan=scan, at_least=True))
+        rows = _values(table, plan.schema.key, plan, scan=scan)
+        table = _where(table, _beyond(rows, plan.key_from, above=True, or_equal=True))
     if plan.key_to:
-        table = _where(table, _compared(table, plan, plan.key_to, scan=scan, at_least=False))
+        rows = _values(table, plan.schema.key, plan, scan=scan)
+        table = _where(table, _beyond(rows, plan.key_to, above=False, or_equal=False))
+    for condition in plan.within:
+        table = _where(table, _inside(table, plan, condition, scan=scan))
     return table
 
 
@@ -35,28 +42,80 @@ def _where(table: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
     return table if pc.all(mask).as_py() else table.filter(mask)
 
 
-def _compared(
-    table: pa.Table, plan: MessagePlan, bound: tuple[str, ...], *, scan: bool, at_least: bool
-) -> pa.ChunkedArray:
-    """``key >= bound`` or ``key < bound``, column by column from the last."""
+#: A column of the table and its values in the rows at hand.
+_Values = tuple[Column, pa.ChunkedArray]
+
+
+def _values(
+    table: pa.Table, ordinals: Sequence[int], plan: MessagePlan, *, scan: bool
+) -> list[_Values]:
+    """Each row's values: those after the change, of a deleted row those before."""
     deletes = None if scan else pc.equal(table["op"], "d")
-    result: pa.ChunkedArray | None = None
-    for i, text in reversed(list(zip(plan.schema.key, bound, strict=False))):
-        column = plan.schema.columns[i]
+    found = []
+    for i in ordinals:
         values = table[f"a{i}"]
         if deletes is not None:
             values = pc.if_else(deletes, table[f"b{i}"], values)
-        values = _ordered(column, values)
+        found.append((plan.schema.columns[i], values))
+    return found
+
+
+def _beyond(
+    rows: Sequence[_Values], bound: Sequence[str], *, above: bool, or_equal: bool
+) -> pa.ChunkedArray:
+    """Which rows are above (or below) ``bound``, column by column from the last.
+
+    A bound of fewer columns than the rows have is about those columns.
+    """
+    result: pa.ChunkedArray | None = None
+    for (column, values), text in reversed(list(zip(rows, bound, strict=False))):
+        ordered = _ordered(column, values)
         limit = _ordered(column, _literal(column, text))[0]
-        past = pc.greater(values, limit) if at_least else pc.less(values, limit)
-        same = pc.equal(values, limit)
+        past = pc.greater(ordered, limit) if above else pc.less(ordered, limit)
+        same = pc.equal(ordered, limit)
         if result is None:
-            result = pc.or_(past, same) if at_least else past
+            result = pc.or_(past, same) if or_equal else past
         else:
             result = pc.or_(past, pc.and_(same, result))
     if result is None:
         raise AssertionError("a range has a bound")
     return pc.fill_null(result, False)
+
+
+def _inside(
+    table: pa.Table, plan: MessagePlan, condition: Condition, *, scan: bool
+) -> pa.ChunkedArray:
+    """Which rows a condition of a partition holds for."""
+    if isinstance(condition, Members):
+        ((column, values),) = _values(table, [plan.numbered(condition.column)], plan, scan=scan)
+        return _one_of(column, values, condition.values)
+    ordinals = [plan.numbered(number) for number in condition.columns]
+    rows = _values(table, ordinals, plan, scan=scan)
+    mask = pc.is_valid(rows[0][1])
+    for _, values in rows[1:]:
+        mask = pc.and_(mask, pc.is_valid(values))
+    if condition.low:
+        least = not condition.low_excluded
+        mask = pc.and_(mask, _beyond(rows, condition.low, above=True, or_equal=least))
+    if condition.high:
+        most = condition.high_included
+        mask = pc.and_(mask, _beyond(rows, condition.high, above=False, or_equal=most))
+    return mask
+
+
+def _one_of(
+    column: Column, values: pa.ChunkedArray, wanted: Sequence[str | None]
+) -> pa.ChunkedArray:
+    texts = [text for text in wanted if text is not None]
+    literals = [_literal(column, text) for text in texts]
+    if column.logical.startswith("decimal"):  # 1 and 1.0 are the same
+        values = _numbers(column, values)
+        literals = [_numbers(column, literal) for literal in literals]
+    known = pa.concat_arrays([x.cast(values.type) for x in literals]) if literals else None
+    if known is None:
+        return pc.is_null(values)
+    mask = pc.is_in(values, known)
+    return pc.or_(mask, pc.is_null(values)) if None in wanted else mask
 
 
 def _literal(column: Column, text: str) -> pa.Array:
@@ -66,7 +125,9 @@ def _literal(column: Column, text: str) -> pa.Array:
     return pa.array([int(text)] if column.logical.startswith("int") else [text])
 
 
-_AS_TEXT = frozenset({"text", "uuid", "date", "time", "timestamp"})
+_INTEGERS = frozenset({"int16", "int32", "int64"})
+_AS_TEXT = frozenset({"text", "uuid", "time"})
+_DATES = frozenset({"date", "timestamp", "timestamptz"})
 
 #: Digits before and behind the point a numeric key may have to be compared.
 _DIGITS = 38
@@ -77,26 +138,43 @@ _BEYOND['"NaN"'] = _BEYOND['"Infinity"'] + ".5"
 
 
 def _ordered(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The values as something that sorts as the type does. Texts sort by code point.
-
-    ISO times in UTC sort as text once the final Z is off: ``3.5Z`` would sort before ``3Z``.
-    """
+    """The values as something that sorts as the type does. Texts sort by code point."""
     logical = column.logical
-    if logical.startswith("int"):
+    if logical in _INTEGERS:
         return values.cast(pa.int64())
-    if logical == "bool":
+    if logical == "bool" or logical in _AS_TEXT:
         return values
+    if logical in _DATES:
+        return _dates(column, values)
     if logical.startswith("decimal"):
         return _numbers(column, values)
-    if logical == "timestamptz":
-        return pc.utf8_rtrim(values, "Z")
-    if logical in _AS_TEXT:
-        return values
     raise ChangefeedError(
         "CF1302",
         f"VALUES FROM/TO is not supported on a key of type {column.type_name}",
         detail=f"column {column.name}",
     )
+
+
+def _dates(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """ISO dates and times sort as text, with three exceptions.
+
+    In UTC only once the final Z is off: ``3.5Z`` would sort before ``3Z``. Years of more than
+    four digits get a colon, which sorts behind all digits. Years before Christ have no order.
+    """
+    if column.logical == "timestamptz":
+        values = pc.utf8_rtrim(values, "Z")
+    usual = pc.match_substring_regex(values, r"^(\d{4}-[^B]*|-?infinity)\z")
+    if pc.all(pc.fill_null(usual, True)).as_py():
+        return values
+    if pc.any(pc.fill_null(pc.ends_with(values, "BC"), False)).as_py():
+        raise ChangefeedError(
+            "CF4001",
+            f"a value of column {column.name} is before Christ, which ranges do not compare",
+        )
+    for digits in range(5, 8):
+        padding = "0" * (7 - digits)
+        values = pc.replace_substring_regex(values, rf"^(\d{{{digits}}})-", rf":{padding}\1-")
+    return values
 
 
 def _numbers(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
@@ -106,7 +184,7 @@ def _numbers(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedAr
     if not pc.all(pc.fill_null(fits, True)).as_py():
         raise ChangefeedError(
             "CF4001",
-            f"a value of key column {column.name} has more digits than VALUES FROM/TO compares",
+            f"a value of column {column.name} has more digits than ranges compare",
             detail=f"up to {_DIGITS} before the point and {_DIGITS - 1} behind it",
         )
     return values.cast(pa.decimal256(2 * _DIGITS - 1, _DIGITS - 1))

@@ -294,19 +294,9 @@ def find_tables(
     targets: Sequence[nodes.Target], source: Source, *, diff: bool
 ) -> tuple[list[Found], list[ChangefeedError]]:
     """The tables that targets mean now, and what is wrong with the targets."""
-    problems = [_no_partition(t) for t in targets if getattr(t, "partition", None) is not None]
-    asked, more = wishes(targets, source, diff=diff)
+    asked, problems = wishes(targets, source, diff=diff)
     found, missing = look_up(asked, source)
-    return found, [*problems, *more, *missing]
-
-
-def _no_partition(target: nodes.Target) -> ChangefeedError:
-    return ChangefeedError(
-        "CF1303",
-        "a feed of one PARTITION is not supported yet",
-        hint="watch the whole table, or a range of its key with VALUES FROM .. TO ..",
-        span=to_span(target.span),
-    )
+    return found, [*problems, *missing]
 
 
 def table_stages(
@@ -326,7 +316,7 @@ def table_stages(
         table = place.schema.table
         target = place.target
         own = target if isinstance(target, nodes.TableTarget) else None
-        info = sizes.get(table)
+        info = place.partition or sizes.get(table)
         progress = TableProgress(
             table,
             topic=topic_of(table, own.topic if own else None),
@@ -336,6 +326,7 @@ def table_stages(
             columns=own.columns if own else (),
             values_from=tuple(v.text for v in own.values_from) if own else (),
             values_to=tuple(v.text for v in own.values_to) if own else (),
+            partition=place.partition.partition if place.partition else None,
             joined=place.joined,
             oid=place.schema.oid,
         )

@@ -66,6 +66,7 @@ def table_messages(
         projection=progress.columns or None,
         key_from=progress.values_from,
         key_to=progress.values_to,
+        within=progress.partition.conditions if progress.partition else (),
         deletes=Deletes(options[DELETES].value),
         headers_column=options[HEADERS_JSON_COLUMN_NAME],
         extra_headers=options[EXTRA_HEADERS],

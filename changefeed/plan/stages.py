@@ -178,7 +178,7 @@ def _selection(progress: TableProgress) -> Iterator[str]:
         low = names_text(progress.values_from)
         yield f"key from ({low}) to below ({names_text(progress.values_to)})"
     if progress.partition is not None:
-        yield f"partition {progress.partition}"
+        yield f"partition {progress.partition.name}"
 
 
 @dataclass(frozen=True, slots=True)

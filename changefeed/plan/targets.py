@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from changefeed.errors import ChangefeedError
 from changefeed.options import to_span
 from changefeed.schema import TableName, TableSchema
-from changefeed.sources.base import Source, Watch
+from changefeed.sources.base import PartitionInfo, Partitions, Source, Watch
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
@@ -41,6 +41,7 @@ class Found:
     target: nodes.Target
     schema: TableSchema
     joined: bool
+    partition: PartitionInfo | None = None
 
 
 def target_text(target: nodes.Target) -> str:
@@ -160,6 +161,7 @@ def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[Ch
     for wish in sorted(asked, key=lambda wish: wish.joined):
         try:
             schema = _describe(wish, source)
+            part = _partition(wish, schema, source)
         except ChangefeedError as error:
             if error.code.number in _WHOLE_SOURCE:
                 raise
@@ -168,7 +170,7 @@ def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[Ch
             continue
         known = found.get(schema.table)
         if known is None:
-            found[schema.table] = Found(wish.target, schema, wish.joined)
+            found[schema.table] = Found(wish.target, schema, wish.joined, part)
         elif not wish.joined:
             problems.append(_duplicate(schema.table, wish))
     order = {id(wish.target): place for place, wish in enumerate(asked)}
@@ -182,6 +184,15 @@ def _describe(wish: Wish, source: Source) -> TableSchema:
         if wish.fallback is None or error.code.number != "CF1101":
             raise
     return source.describe(wish.fallback.schema, wish.fallback.name)
+
+
+def _partition(wish: Wish, schema: TableSchema, source: Source) -> PartitionInfo | None:
+    name = wish.target.partition if isinstance(wish.target, nodes.TableTarget) else None
+    if name is None:
+        return None
+    if not isinstance(source, Partitions):
+        raise ChangefeedError("CF1303", f"source {source.name} has no partitions to watch")
+    return source.partition(schema, name)
 
 
 def _duplicate(table: TableName, wish: Wish) -> ChangefeedError:

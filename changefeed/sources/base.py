@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from changefeed.errors import ChangefeedError, Span
 from changefeed.events import Flush, Frontier, Position
+from changefeed.partition import Partition
 from changefeed.schema import Identity, TableName, TableSchema
 
 #: How many bytes of table one scan part should hold.
@@ -135,6 +136,15 @@ class SlotState:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition and how large it is: rows by the source's statistics, bytes on its disk."""
+
+    partition: Partition
+    rows_estimate: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRange:
     """Rows whose key is in ``[low, high)``; a prefix of the key columns; None is open.
 
@@ -190,10 +200,12 @@ class Snapshot(Protocol):
         *,
         columns: Sequence[int] | None = None,
         keys: KeyRange | None = None,
+        partition: Partition | None = None,
     ) -> Sequence[ScanPart]:
         """Pieces that together are the table, each row in exactly one.
 
-        ``columns`` (positions) leaves the others null; the key is always read.
+        ``columns`` (positions) leaves the others null; the key is always read. Of a
+        ``partition`` only its rows are read; one that has other bounds now is CF1303.
         """
         ...
 
@@ -240,6 +252,20 @@ class NumbersTables(Protocol):
     def sight(self, tables: Sequence[TableName], numbers: Sequence[int]) -> Sighting:
         """Look where tables are, by name and by number
         (:attr:`~changefeed.schema.TableSchema.oid`). Cheap: asked every few seconds.
+        """
+        ...
+
+
+@runtime_checkable
+class Partitions(Protocol):
+    """Optional: a source whose tables have partitions that a feed may watch by themselves."""
+
+    def partition(self, table: TableSchema, name: str) -> PartitionInfo:
+        """One partition of a table, at any level.
+
+        Raises:
+            ChangefeedError: CF1101 there is none of that name, CF1303 its rows cannot be told
+                from those of others.
         """
         ...
 

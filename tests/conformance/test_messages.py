@@ -167,6 +167,30 @@ def test_key_range_of_two_columns_and_of_times() -> None:
     assert encode_messages(log_table(schema, rows), plan)["seq"].to_pylist() == [1, 2]
 
 
+def test_key_range_of_dates_far_away() -> None:
+    """Dates are texts: years of five digits, and none, sort as the type does."""
+    schema = table([Column("d", "date", "string", Form.TEXT, "date")])
+    days = ["-infinity", "0001-01-01", "9999-12-31", "10000-01-01", "120000-01-01", "infinity"]
+    rows = [change("c", [day], seq=n) for n, day in enumerate(days)]
+    for n, low in enumerate(days):
+        plan = MessagePlan(schema, "t", key_from=(low,))
+        made = encode_messages(log_table(schema, rows), plan)
+        assert made["seq"].to_pylist() == list(range(n, len(days)))
+    rows.append(change("c", ["0044-03-15 BC"], seq=9))
+    with pytest.raises(ChangefeedError, match="before Christ") as caught:
+        encode_messages(log_table(schema, rows), plan)
+    assert caught.value.code.number == "CF4001"
+
+
+@pytest.mark.parametrize("kind", ["interval", "float8"])
+def test_key_range_of_a_type_that_only_sounds_ordered(kind: str) -> None:
+    logical = {"interval": "interval", "float8": "float64"}[kind]
+    schema = table([Column("k", kind, "string", Form.TEXT, logical)])
+    plan = MessagePlan(schema, "t", key_from=("1",))
+    with pytest.raises(ChangefeedError, match=f"not supported on a key of type {kind}"):
+        encode_messages(log_table(schema, [change("c", ["1"])]), plan)
+
+
 def test_key_range_on_a_type_without_an_order_here() -> None:
     schema = table([column("k", "jsonb")])
     plan = MessagePlan(schema, "t", key_from=("{}",))

@@ -283,3 +283,37 @@ def test_kill_a_process_in_the_middle(bench: Bench, victim: str) -> None:
         bench.db.execute("update t set b = 'updated' where a = %s", [round_ + 1])
     bench.feeds.sync("f", "180s")
     assert bench.table("f") == truth(bench.db)
+
+
+def test_one_partition(bench: Bench) -> None:
+    """Rows that move out of it are deleted, rows that move in are new; others are not told."""
+    bench.db.execute(
+        """
+        create table sales (id int, day date, v text, primary key (id, day))
+            partition by range (day);
+        create table sales_1 partition of sales for values from ('2026-01-01') to ('2026-02-01');
+        create table sales_2 partition of sales for values from ('2026-02-01') to ('2026-03-01');
+        insert into sales select i, date '2026-01-01' + i, 'v' from generate_series(0, 50) i;
+        """
+    )
+    bench.create("whole", "sales AS every")
+    bench.create("part", "sales PARTITION sales_2 AS one")
+    bench.feeds.sync("part")
+    bench.db.execute("update sales set v = 'new' where id in (3, 40)")
+    bench.db.execute("update sales set day = '2026-01-30' where id = 41")
+    bench.db.execute("update sales set day = '2026-02-03' where id = 4")
+    bench.db.execute("delete from sales where id in (5, 42)")
+    bench.db.execute("insert into sales values (100, '2026-02-28', 'x'), (101, '2026-01-28', 'x')")
+    bench.feeds.sync("part")
+    bench.feeds.sync("whole")
+
+    def rows(table: str) -> dict[str, object]:
+        found = bench.db.execute(f"select id, day::text, v from {table}")
+        return {f'[{i}, "{day}"]': {"id": i, "day": day, "v": v} for i, day, v in found}
+
+    assert bench.table("part", "one") == rows("sales_2")
+    assert bench.table("whole", "every") == rows("sales")
+    known = set(rows("sales_2")) | {'[41, "2026-02-11"]', '[42, "2026-02-12"]'}
+    assert {m.key for m in bench.messages("part", "one") if m.is_row} == known
+    shown = bench.feeds.execute("SHOW CREATE CHANGEFEED part").rows[0]
+    assert "PARTITION sales_2" in str(shown)

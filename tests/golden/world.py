@@ -14,9 +14,18 @@ from changefeed.clock import ManualClock, Timestamp
 from changefeed.errors import ChangefeedError, Problems
 from changefeed.events import Frontier, Position
 from changefeed.options import Options
+from changefeed.partition import Interval, Partition
 from changefeed.plan.sinking import Sinking
 from changefeed.schema import Column, Form, Identity, TableName, TableSchema
-from changefeed.sources.base import Prepared, SlotState, Snapshot, Stream, TableInfo, Watch
+from changefeed.sources.base import (
+    PartitionInfo,
+    Prepared,
+    SlotState,
+    Snapshot,
+    Stream,
+    TableInfo,
+    Watch,
+)
 from changefeed.uri import mask
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
@@ -149,6 +158,12 @@ class FakeSource:
             shown = f"{schema}.{name}" if schema else name
             raise ChangefeedError("CF1101", f'table "{shown}" does not exist')
         return found
+
+    def partition(self, table: TableSchema, name: str) -> PartitionInfo:
+        if name != "p_2026":
+            raise ChangefeedError("CF1101", f'table {table.table.name} has no partition "{name}"')
+        number = table.columns[0].number
+        return PartitionInfo(Partition(name, (Interval((number,), ("1",), ("9",)),)), 10, 8192)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
         self._reach()

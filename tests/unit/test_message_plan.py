@@ -11,6 +11,7 @@ import pytest
 
 from changefeed.errors import ChangefeedError
 from changefeed.messages.plan import MessagePlan, Registered
+from changefeed.partition import Members
 from changefeed.schema import Identity
 from changefeed.shapes import Deletes, Envelope, Format
 from tests.message_model import column, table
@@ -31,6 +32,7 @@ DIFFERENT: dict[str, object] = {
     "projection": ("a",),
     "key_from": ("1",),
     "key_to": ("2",),
+    "within": (Members(1, ("x", None)),),
     "deletes": Deletes.NO,
     "collapse": False,
     "headers_column": "c",
@@ -49,7 +51,7 @@ def test_every_field_counts(name: str) -> None:
     plan = MessagePlan(T, "t")
     other = replace(plan, **{name: DIFFERENT[name]})  # type: ignore[arg-type]
     assert other != plan
-    assert other.fingerprint() != plan.fingerprint()
+    assert other.fingerprint != plan.fingerprint
     assert hash(other) != hash(plan)
 
 
@@ -60,18 +62,18 @@ def test_equal_plans_are_one_key() -> None:
 
 
 def test_the_version_number_of_a_schema_does_not_count() -> None:
-    assert MessagePlan(T.with_version(3), "t").fingerprint() == MessagePlan(T, "t").fingerprint()
+    assert MessagePlan(T.with_version(3), "t").fingerprint == MessagePlan(T, "t").fingerprint
 
 
 def test_fingerprint_is_the_same_in_every_process() -> None:
     code = (
         "from tests.unit.test_message_plan import T, MessagePlan; "
-        "print(MessagePlan(T, 't', projection=('b',)).fingerprint())"
+        "print(MessagePlan(T, 't', projection=('b',)).fingerprint)"
     )
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert other.stdout.strip() == MessagePlan(T, "t", projection=("b",)).fingerprint()
+    assert other.stdout.strip() == MessagePlan(T, "t", projection=("b",)).fingerprint
 
 
 @pytest.mark.parametrize(

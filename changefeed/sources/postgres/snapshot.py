@@ -27,6 +27,7 @@ from psycopg import errors, sql
 
 from changefeed.errors import ChangefeedError
 from changefeed.events import Position
+from changefeed.partition import Partition
 from changefeed.schema import TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
 from changefeed.sources.postgres.connect import (
@@ -39,6 +40,8 @@ from changefeed.sources.postgres.connect import (
 )
 from changefeed.sources.postgres.introspect import table_list
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
+from changefeed.sources.postgres.partitions import oid_of
+from changefeed.sources.postgres.partitions import read as read_partition
 from changefeed.sources.postgres.scan import (
     READERS,
     PostgresPart,
@@ -104,17 +107,20 @@ class PostgresSnapshot:
         *,
         columns: Sequence[int] | None = None,
         keys: KeyRange | None = None,
+        partition: Partition | None = None,
     ) -> Sequence[PostgresPart]:
         """Block ranges that together are the table, at least one for each heap that has any.
 
         Raises:
             ChangefeedError: CF2201 the snapshot is gone, or the table is not what ``table``
-                says any more (describe it again), CF2202 it cannot be read.
+                says any more (describe it again), CF2202 it cannot be read, CF1101 and CF1303
+                the partition is not what it was.
         """
         chosen = _chosen(table, columns)
         where = _key_condition(table, keys)
         with self._use(table) as holder:
-            heaps = _heaps(holder, table)
+            top = table.oid if partition is None else _same_partition(holder, table, partition)
+            heaps = _heaps(holder, table, top)
             by_range = holder.info.server_version >= 140_000
         found: list[PostgresPart] = []
         for heap in heaps:
@@ -307,8 +313,8 @@ _HEAPS = """
                     FROM pg_catalog.pg_attribute a
                     WHERE a.attrelid = l.oid AND a.attnum > 0 AND NOT a.attisdropped)) END,
            coalesce(pg_catalog.pg_relation_filenode(l.oid), 0)::int8, l.relfilenode::int8
-    FROM (SELECT t.relid::oid FROM pg_catalog.pg_partition_tree(%(oid)s::oid) t WHERE t.isleaf
-          UNION SELECT %(oid)s::oid) leaf(oid)
+    FROM (SELECT t.relid::oid FROM pg_catalog.pg_partition_tree(%(top)s::oid) t WHERE t.isleaf
+          UNION SELECT %(top)s::oid) leaf(oid)
     JOIN pg_catalog.pg_class l ON l.oid = leaf.oid AND l.relkind <> 'p'
     JOIN pg_catalog.pg_namespace n ON n.oid = l.relnamespace
     LEFT JOIN pg_catalog.pg_am am ON am.oid = l.relam
@@ -316,8 +322,21 @@ _HEAPS = """
 """
 
 
-def _heaps(holder: Connection, table: TableSchema) -> list[_Heap]:
-    rows = holder.execute(_HEAPS, {"oid": table.oid}).fetchall()
+def _same_partition(holder: Connection, table: TableSchema, partition: Partition) -> int:
+    """The oid of a partition that still has the bounds a feed began with."""
+    top = oid_of(holder, table, partition.name)
+    if read_partition(holder, table, top, partition.name) != partition:
+        raise ChangefeedError(
+            "CF1303",
+            f"partition {partition.name} of {table.table} has other bounds now",
+            hint=f"ALTER CHANGEFEED .. DROP {table.table.name}, then ADD it again.",
+        )
+    return top
+
+
+def _heaps(holder: Connection, table: TableSchema, top: int) -> list[_Heap]:
+    """The relations with rows below ``top``: the table, or a partition of it."""
+    rows = holder.execute(_HEAPS, {"top": top}).fetchall()
     foreign = [f"{schema}.{name}" for _, schema, name, kind, *_ in rows if kind == "f"]
     if foreign:
         raise ChangefeedError(

@@ -9,13 +9,14 @@ from changefeed.errors import ChangefeedError, raise_all
 from changefeed.events import Frontier, Position
 from changefeed.schema import TableName, TableSchema
 from changefeed.sources.base import (
+    PartitionInfo,
     Prepared,
     Sighting,
     SlotState,
     TableInfo,
     Watch,
 )
-from changefeed.sources.postgres import checks, introspect, setup
+from changefeed.sources.postgres import checks, introspect, partitions, setup
 from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lookup import Lookup
@@ -76,6 +77,11 @@ class PostgresSource:
     def describe(self, schema: str | None, name: str) -> TableSchema:
         """See :meth:`changefeed.sources.base.Source.describe`."""
         return self.describe_all([Watch(name=name, schema=schema)])[0]
+
+    def partition(self, table: TableSchema, name: str) -> PartitionInfo:
+        """See :meth:`changefeed.sources.base.Partitions.partition`."""
+        with self._sessions.session("look at a partition") as connection:
+            return partitions.find(connection, table, name)
 
     def describe_all(self, watches: Sequence[Watch]) -> list[TableSchema]:
         """Shapes of many tables at once, in order.
