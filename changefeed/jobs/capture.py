@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,7 +106,7 @@ class Capture:
         self._keep_from = keep_from
         self._stop = threading.Event()
         self._clock = SystemClock()
-        self._next_maintenance = time.monotonic() + MAINTENANCE_SECONDS
+        self._broken: Exception | None = None
 
     def stop(self) -> None:
         """End :meth:`run` soon; safe from any thread."""
@@ -115,13 +114,34 @@ class Capture:
         self._stream.close()
 
     def run(self) -> None:
-        """Append every flush of the stream; return when stopped."""
-        for flush in self._stream:
-            self._wait_for_room()
-            if self._stop.is_set():
-                return
-            self._append(flush)
-            self._maintain()
+        """Append every flush of the stream; return when stopped.
+
+        Raises:
+            ChangefeedError: the stream or the log failed.
+        """
+        upkeep = threading.Thread(target=self._upkeep, name="log-upkeep", daemon=True)
+        upkeep.start()
+        try:
+            for flush in self._stream:
+                self._wait_for_room()
+                if self._stop.is_set():
+                    break
+                self._append(flush)
+        finally:
+            self._stop.set()
+            upkeep.join()
+        if self._broken is not None:
+            raise self._broken
+
+    def _upkeep(self) -> None:
+        """Look after the log beside the appends: ten thousand commits of one row take seconds to
+        merge, and changes must not wait for that."""
+        while not self._stop.wait(MAINTENANCE_SECONDS):
+            try:
+                self._maintain()
+            except Exception as error:  # raised again by run()
+                self._broken = error
+                self.stop()
 
     def _append(self, flush: Flush) -> None:
         fault_point("capture.before_append")
@@ -151,7 +171,7 @@ class Capture:
             return
         self._tell(Notice("stalled", message="the change log reached its disk budget"))
         while not self._stop.is_set() and not self._writer.room():
-            self._maintain(force=True)
+            self._maintain()
             self._stop.wait(STALL_POLL_SECONDS)
         self._tell(Notice("flowing"))
 
@@ -161,13 +181,10 @@ class Capture:
         self._stop.wait(STALL_POLL_SECONDS * 4)
         if self._stop.is_set():
             return False
-        self._maintain(force=True)
+        self._maintain()
         return True
 
-    def _maintain(self, force: bool = False) -> None:
-        if not force and time.monotonic() < self._next_maintenance:
-            return
-        self._next_maintenance = time.monotonic() + MAINTENANCE_SECONDS
+    def _maintain(self) -> None:
         try:
             if self._settings is not None:
                 self._writer.settings = self._settings()
@@ -274,6 +291,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--source", required=True)
     parser.add_argument("--disk", type=int, default=None)
     args = parser.parse_args(argv)
+    # The thread that looks after the log computes; the one that reads must not wait long for it.
+    sys.setswitchinterval(0.001)
     out = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like a notice
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: How long an idle feed sleeps before it looks around by itself.
 IDLE_SECONDS = 0.5
+#: A round of one row costs a feed as much as one of fifty: rounds begin at most this often.
+GATHER_SECONDS = 0.005
 #: How often the progress of a scan is written down.
 SHOW_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.5
@@ -275,7 +277,8 @@ class FeedRunner:
 
     def _deliver(self) -> bool:
         """Deliver what the log has beyond the feed; whether rows were delivered."""
-        if time.monotonic() < self._next_round:
+        began = time.monotonic()
+        if began < self._next_round:
             return False
         self._leave_dropped_tables()
         frontier = self.keeper.frontier
@@ -296,7 +299,8 @@ class FeedRunner:
                     interrupted=self._interrupted,
                 )
         if rows:
-            self._next_round = time.monotonic() + self.outlet.pace
+            pace = time.monotonic() + self.outlet.pace
+            self._next_round = max(pace, began + GATHER_SECONDS)
         return rows > 0
 
     def _leave_dropped_tables(self) -> None:
