@@ -263,6 +263,53 @@ class TestCapture:
         capture.run()
         assert writer.settings == LogSettings(gc_ttl=7200)
 
+    def test_changes_do_not_wait_for_the_upkeep_of_the_log(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("changefeed.jobs.capture.MAINTENANCE_SECONDS", 0.0)
+        begun, appended = threading.Event(), threading.Event()
+
+        class Busy(FakeWriter):
+            def append(self, flush: Flush) -> None:
+                assert begun.wait(10), "the upkeep has not begun"
+                super().append(flush)
+                appended.set()
+
+            def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
+                begun.set()
+                assert appended.wait(10), "an append waited for the upkeep"
+
+        writer = Busy([])
+        flushes = [Flush((), Frontier(Timestamp(1), "0" * 16, 1))]
+        Capture(
+            FakeStream(flushes, []),
+            writer,  # type: ignore[arg-type]
+            lambda notice: None,
+            keep_from=lambda: None,
+        ).run()
+        assert writer.kept == flushes
+
+    def test_upkeep_that_fails_ends_the_capture(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("changefeed.jobs.capture.MAINTENANCE_SECONDS", 0.0)
+        failed = threading.Event()
+
+        class Broken(FakeWriter):
+            def append(self, flush: Flush) -> None:
+                assert failed.wait(10)
+
+            def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
+                failed.set()
+                raise ChangefeedError("CF3004", "the disk is gone")
+
+        capture = Capture(
+            FakeStream([Flush((), Frontier(Timestamp(1), "0" * 16, 1))], []),
+            Broken([]),  # type: ignore[arg-type]
+            lambda notice: None,
+            keep_from=lambda: None,
+        )
+        with pytest.raises(ChangefeedError, match="the disk is gone"):
+            capture.run()
+
     def test_a_table_under_a_new_name_is_told_before_its_frontier(self) -> None:
         old, new = replace(SCHEMA, oid=7), replace(SCHEMA, table=TableName("shop", "s", "u"), oid=7)
         event = SchemaChange(old, new, Timestamp(5), 9, False)
