@@ -55,10 +55,6 @@ class Status(StrEnum):
         return self in (Status.SUCCEEDED, Status.DROPPED)
 
 
-#: No node should run a job that is here. Only a failed one may leave (RESUME), and only it
-#: still needs its slot and log: see :attr:`Status.finished`.
-FINISHED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.DROPPED})
-
 _ACTIVE = frozenset(
     {Status.PENDING, Status.SCANNING, Status.RUNNING, Status.RETRYING, Status.STALLED}
 )

@@ -35,6 +35,7 @@ from changefeed.jobs.outlet import durable, takes_rows
 from changefeed.schema import TableSchema
 from changefeed.shapes import Deletes
 from changefeed.spark.fence import Ticket
+from changefeed.spark.progress import driver_host
 from changefeed.spark.scan import row_frame, run_scan, scan_rows
 from sinks.base import (
     Batch,
@@ -123,9 +124,7 @@ class Reading:
     def _typed(self, parts: Sequence[ScanPart], writer: Writer, *, small: bool) -> None:
         shape = functools.partial(self.runner.row_plan(writer.schema).scanned, at=self.at)
         if small or not isinstance(writer.sink, ScansBySpark):
-            for batch in joined(read_parts(parts, self.stopping), TYPED_ROWS):
-                writer.write(shape(batch))
-                writer.commit_round()
+            self._here(parts, writer, shape, TYPED_ROWS)
             return
         with row_frame(
             self.runner.engine,
@@ -143,11 +142,23 @@ class Reading:
     # -- messages ---------------------------------------------------------------------------
 
     def _messages_here(self, parts: Sequence[ScanPart], writer: Writer) -> None:
-        for batch in joined(read_parts(parts, self.stopping), MESSAGE_ROWS):
-            for start in range(0, batch.num_rows, MESSAGE_ROWS):
-                rows = scan_rows(writer.schema, batch.slice(start, MESSAGE_ROWS), self.at)
-                writer.write(self.runner.encode_rows(rows, writer.schema))
-                writer.commit_round()
+        def messages(batch: pa.Table) -> pa.Table:
+            rows = scan_rows(writer.schema, batch, self.at)
+            return self.runner.encode_rows(rows, writer.schema)
+
+        self._here(parts, writer, messages, MESSAGE_ROWS)
+
+    def _here(
+        self,
+        parts: Sequence[ScanPart],
+        writer: Writer,
+        shape: Callable[[pa.Table], pa.Table],
+        rows: int,
+    ) -> None:
+        """Read in this process; ``shape`` makes of about ``rows`` rows what the sink takes."""
+        for batch in joined(read_parts(parts, self.stopping), rows):
+            writer.write(shape(batch))
+            writer.commit_round()
 
     def _messages_in_workers(self, parts: Sequence[ScanPart], writer: Writer) -> None:
         run_scan(
@@ -165,7 +176,7 @@ class Reading:
 
     def _in_worker(self, writer: Writer) -> InWorker:
         with self.runner.engine.use() as session:
-            host = session.conf.get("spark.driver.host") or "127.0.0.1"
+            host = driver_host(session)
         local = self.runner.engine.master.startswith("local")
         return InWorker(
             sink=self.runner.outlet.made_anew(),

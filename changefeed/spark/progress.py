@@ -13,11 +13,20 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _FORM = struct.Struct(">16siqq")
 
 #: At most this often the listener is called, seconds.
 PERIOD = 0.25
+
+
+def driver_host(session: SparkSession) -> str:
+    """Where executors reach this process."""
+    return session.conf.get("spark.driver.host") or "127.0.0.1"
 
 
 class Teller:

@@ -22,7 +22,7 @@ from changefeed.messages.encode import encode_messages
 from changefeed.messages.plan import MessagePlan
 from changefeed.schema import TableSchema
 from changefeed.spark.executors import RECEIPT_DDL, Deliver, Delivered, Deliverer, errors_packed
-from changefeed.spark.progress import Listener
+from changefeed.spark.progress import Listener, driver_host
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,7 +110,7 @@ def _run(
     on_progress: Callable[[int, int], None],
 ) -> list[Delivered]:
     with engine.use(group) as session:
-        host = session.conf.get("spark.driver.host") or "127.0.0.1"
+        host = driver_host(session)
         with Listener(on_progress, host) as tell:
             chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
             numbers = session.range(len(parts), numPartitions=len(parts))
@@ -194,7 +194,7 @@ def row_frame(
     with engine.use(group) as session:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        host = session.conf.get("spark.driver.host") or "127.0.0.1"
+        host = driver_host(session)
         with Listener(on_progress or (lambda rows, size: None), host) as tell:
             # No part, no row: a range must have a partition all the same.
             numbers = session.range(len(parts), numPartitions=max(1, len(parts)))
