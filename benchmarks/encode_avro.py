@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.encode import changes, each, options, report, table_of
-from changefeed.formats.avro import header, key_schema, value_schema
+from changefeed.formats.avro import key_schema, value_schema
+from changefeed.formats.wire import header
 from changefeed.messages.encode import encode_messages
 from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.schema import TableSchema
@@ -80,20 +81,21 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _moment(text: str) -> dt.datetime:
+def moment_of(text: str) -> dt.datetime:
+    """A moment of the log."""
     whole, _, fraction = text.rstrip("Z").partition(".")
     micros = int(fraction[:6].ljust(6, "0"))
     return dt.datetime.fromisoformat(whole).replace(microsecond=micros, tzinfo=dt.UTC)
 
 
-_CASTS: dict[str, Callable[[Any], Any]] = {"decimal": Decimal, "timestamptz": _moment}
+_CASTS: dict[str, Callable[[Any], Any]] = {"decimal": Decimal, "timestamptz": moment_of}
 
 
 def run(shape: str, rows: int, rounds: int) -> None:
     """All ways for one shape."""
     schema: TableSchema = table_of(shape)
     plan = MessagePlan(schema, shape, format=Format.AVRO, updated=True, registered=Registered(1, 2))
-    table = _valid_moments(changes(schema, rows), schema)
+    table = valid_moments(changes(schema, rows), schema)
     some = table.slice(0, min(rows, 50_000))
     peer = Peer(plan)
     typed = peer.typed(some)
@@ -111,7 +113,7 @@ def run(shape: str, rows: int, rounds: int) -> None:
     report(shape, "fastavro typed", len(typed), rounds, lambda: peer.encode(peer.typed(some)))
 
 
-def _valid_moments(table: pa.Table, schema: TableSchema) -> pa.Table:
+def valid_moments(table: pa.Table, schema: TableSchema) -> pa.Table:
     """Moments with six digits behind the point, as PostgreSQL prints them."""
     for i, column in enumerate(schema.columns):
         if column.logical == "timestamptz":

@@ -1,4 +1,4 @@
-"""What an Avro message must say, in plain Python: the oracle of the Avro tests.
+"""What an Avro message must say, in plain Python: the oracle of the tests of binary formats.
 
 Takes rows of the log (dicts of ``a0``, ``b0``, ..) and shares nothing with the code under test
 but the plan.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -49,6 +50,9 @@ KINDS: dict[str, tuple[str, Form, str]] = {
     "bytea[]": ("string", Form.RAW, "array<bytes>"),
     "jsonb[]": ("string", Form.RAW, "array<json>"),
 }
+
+#: What a format makes of a value of the log, by its logical type.
+Reading = Callable[[str, Any], Any]
 
 _EPOCH = dt.datetime(1970, 1, 1)
 _INFINITE = {
@@ -98,10 +102,15 @@ def _scalar(logical: str, value: Any) -> Any:
     if logical == "date":
         return _INFINITE["date"].get(value, _days(value))
     if logical in ("timestamp", "timestamptz"):
-        return _INFINITE["timestamp"].get(value, _micros(value))
+        return moment(value)
     if logical == "time":
         return _time(value)
     return value
+
+
+def moment(text: str) -> Any:
+    """Microseconds since 1970 of a timestamp of the log."""
+    return _INFINITE["timestamp"].get(text, _micros(text))
 
 
 def _digits(logical: str) -> tuple[int, int] | None:
@@ -141,19 +150,21 @@ def _time(text: str) -> int:
     return (hours * 3600 + minutes * 60 + seconds) * 1_000_000 + int(fraction.ljust(6, "0") or 0)
 
 
-def _columns(plan: MessagePlan, row: Row, side: str, columns: list[int]) -> dict[str, Any]:
+def _columns(
+    plan: MessagePlan, row: Row, side: str, columns: list[int], read: Reading
+) -> dict[str, Any]:
     shapes = plan.schema.columns
-    return {shapes[i].name: typed(shapes[i].logical, row.get(f"{side}{i}")) for i in columns}
+    return {shapes[i].name: read(shapes[i].logical, row.get(f"{side}{i}")) for i in columns}
 
 
-def key_of(plan: MessagePlan, row: Row) -> dict[str, Any]:
+def key_of(plan: MessagePlan, row: Row, read: Reading = typed) -> dict[str, Any]:
     """The message key."""
     names = [c.name for c in plan.schema.columns]
     columns = list(plan.schema.key) if plan.key_column is None else [names.index(plan.key_column)]
-    return _columns(plan, row, "b" if row["op"] == "d" else "a", columns)
+    return _columns(plan, row, "b" if row["op"] == "d" else "a", columns, read)
 
 
-def value_of(plan: MessagePlan, row: Row, now: int) -> dict[str, Any] | None:
+def value_of(plan: MessagePlan, row: Row, now: int, read: Reading = typed) -> dict[str, Any] | None:
     """The message value."""
     delete = row["op"] == "d"
     columns = shown_columns(plan)
@@ -165,21 +176,22 @@ def value_of(plan: MessagePlan, row: Row, now: int) -> dict[str, Any] | None:
     if plan.envelope is Envelope.KEY_ONLY or (plan.envelope is Envelope.ROW and delete):
         return None
     if plan.envelope is Envelope.ROW:
-        return ({"__crdb__": meta} if meta else {}) | _columns(plan, row, "a", columns)
+        return ({"__crdb__": meta} if meta else {}) | _columns(plan, row, "a", columns, read)
     if plan.envelope is Envelope.BARE:
-        record = _columns(plan, row, "b" if delete else "a", columns)
+        record = _columns(plan, row, "b" if delete else "a", columns, read)
         for i in columns:
             if delete and i not in plan.schema.key:
                 record[plan.schema.columns[i].name] = None
         return {"record": record, **meta}
-    out: dict[str, Any] = {"after": None if delete else _columns(plan, row, "a", columns)}
+    after = None if delete else _columns(plan, row, "a", columns, read)
+    out: dict[str, Any] = {"after": after}
     if plan.diff:
         known = [i for i in columns if i in plan.schema.before_ordinals]
         there = delete or any(row.get(f"b{i}") is not None for i in plan.schema.key)
-        out["before"] = _columns(plan, row, "b", known) if there else None
+        out["before"] = _columns(plan, row, "b", known, read) if there else None
     if plan.envelope is Envelope.ENRICHED:
         meta = {k: v for k, v in meta.items() if k == "topic"}
         out |= {"op": {"d": "d", "u": "u"}.get(row["op"], "c"), "ts_ns": now}
     if plan.key_in_value:
-        out["key"] = key_of(plan, row)
+        out["key"] = key_of(plan, row, read)
     return out | meta

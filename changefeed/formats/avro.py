@@ -8,7 +8,6 @@ is the string branch of its union.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,10 @@ import fastavro
 
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
+from changefeed.formats.names import identifier, namespace
 from changefeed.formats.shape import META, Leaf, Record, key_shape, value_shape
 from changefeed.formats.types import Kind, Typed
+from changefeed.formats.wire import varint
 from changefeed.messages.plan import MessagePlan
 from changefeed.shapes import Envelope
 
@@ -26,8 +27,6 @@ Schema = dict[str, Any]
 #: Key of the parsed schema in the metadata of the ``value`` column of messages that carry no
 #: schema id: bare datums for an Avro object container.
 SCHEMA_KEY = b"avro.schema"
-
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 _PRIMITIVE = {
     Kind.BOOL: "boolean",
@@ -42,25 +41,6 @@ _LOGICAL = {
     Kind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
     Kind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
 }
-
-
-def avro_name(text: str) -> str:
-    """``text`` as an Avro name: what Avro forbids becomes ``_uXXXX_``, as in CockroachDB.
-
-    >>> avro_name("public.my-table")
-    'public_u002e_my_u002d_table'
-    """
-    escaped = _NOT_IN_NAMES.sub(lambda match: _escape(match[0]), text)
-    return _escape(escaped[0]) + escaped[1:] if escaped[:1].isdigit() else escaped or "_"
-
-
-def avro_namespace(prefix: str) -> str:
-    """``avro_schema_prefix`` as a namespace: names with dots between them."""
-    return ".".join(avro_name(part) for part in prefix.split(".") if part)
-
-
-def _escape(character: str) -> str:
-    return f"_u{ord(character):04x}_"
 
 
 def key_schema(plan: MessagePlan) -> Schema:
@@ -78,14 +58,14 @@ class _Names:
     """Writes a shape down under the names readers see."""
 
     def __init__(self, plan: MessagePlan) -> None:
-        self._base = avro_name(plan.avro_name or plan.topic)
-        self._namespace = avro_namespace(plan.avro_namespace)
+        self._base = identifier(plan.avro_name or plan.topic)
+        self._namespace = namespace(plan.avro_namespace)
         self._table = plan.schema.table.name
 
     def record(self, record: Record, *, outermost: bool = False) -> Schema:
         fields, taken = [], dict[str, str]()
         for name, member in record.members:
-            escaped = avro_name(name)
+            escaped = identifier(name)
             if escaped in taken:
                 raise ChangefeedError(
                     "CF1302",
@@ -129,13 +109,13 @@ def _type(kind: Typed) -> Any:
 # ------------------------------------------------------------------------------- marks
 
 
-def mark_schema(envelope: Envelope, name: str, namespace: str, member: str) -> Schema:
+def mark_schema(envelope: Envelope, name: str, prefix: str, member: str) -> Schema:
     """The schema of a value that is no row; ``member`` is ``resolved`` or ``truncate``.
 
     It has the name of the values' schema in the same subject, so that each can be read as the
     other. ``name`` is what stands in :attr:`MessagePlan.avro_name` or the topic.
     """
-    base = avro_name(name)
+    base = identifier(name)
     text = {"name": member, "type": ["null", "string"], "default": None}
     if envelope is Envelope.ROW:
         inner = {"type": "record", "name": f"{base}_crdb", "fields": [text]}
@@ -143,8 +123,8 @@ def mark_schema(envelope: Envelope, name: str, namespace: str, member: str) -> S
         made: Schema = {"type": "record", "name": base, "fields": [field]}
     else:
         made = {"type": "record", "name": f"{base}_envelope", "fields": [text]}
-    namespace = avro_namespace(namespace)
-    return made | ({"namespace": namespace} if namespace else {})
+    outer = namespace(prefix)
+    return made | ({"namespace": outer} if outer else {})
 
 
 def mark(schema: Schema, envelope: Envelope, member: str, at: Timestamp) -> bytes:
@@ -157,17 +137,6 @@ def mark(schema: Schema, envelope: Envelope, member: str, at: Timestamp) -> byte
     return out.getvalue()
 
 
-def header(schema_id: int) -> bytes:
-    """What stands before a datum in Confluent's wire format: a zero byte and the schema's id."""
-    return b"\0" + schema_id.to_bytes(4, "big")
-
-
 def long_bytes(number: int) -> bytes:
     """A number as Avro writes it: zigzag, seven bits a byte."""
-    number = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return varint((number << 1) ^ (number >> 63))

@@ -12,14 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from changefeed.clock import Timestamp
-from changefeed.formats.avro import (
-    header,
-    key_schema,
-    mark,
-    mark_schema,
-    value_schema,
-)
+from changefeed.formats.avro import key_schema, mark, mark_schema, value_schema
 from changefeed.formats.registry import SchemaRegistry, connect, parse_registry
+from changefeed.formats.wire import header
 from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.options import (
     AVRO_SCHEMA_PREFIX,

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from changefeed.errors import ChangefeedError
-from changefeed.formats.avro import avro_name, key_schema, value_schema
+from changefeed.formats.avro import key_schema, value_schema
 from changefeed.formats.columns import parquet_rows
+from changefeed.formats.names import identifier
 from changefeed.messages.encode import encode_messages
 from changefeed.messages.plan import MessagePlan, Registered
 from changefeed.schema import Identity, TableSchema
@@ -202,7 +203,7 @@ def _read(datum: bytes | None, schema: Any, schema_id: int | None) -> Any:
 
 def _escaped(value: Any, *, columns: bool = True) -> Any:
     if isinstance(value, dict):
-        return {avro_name(name): _escaped(part) for name, part in value.items()}
+        return {identifier(name): _escaped(part) for name, part in value.items()}
     return value
 
 

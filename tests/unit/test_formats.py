@@ -18,7 +18,7 @@ import pytest
 from changefeed.clock import Timestamp
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import MESSAGE_SCHEMA
-from changefeed.formats.avro import avro_name, key_schema, mark, mark_schema, value_schema
+from changefeed.formats.avro import key_schema, mark, mark_schema, value_schema
 from changefeed.formats.columns import (
     AVRO_CODECS,
     SYNC_SIZE,
@@ -27,6 +27,7 @@ from changefeed.formats.columns import (
     message_schema,
     parquet_fields,
 )
+from changefeed.formats.names import identifier
 from changefeed.formats.registry import SchemaRegistry, parse_registry
 from changefeed.formats.schemas import FeedSchemas, feed_schemas
 from changefeed.formats.types import Kind, typed_logical
@@ -80,7 +81,7 @@ def test_types(logical: str, kind: Kind, precision: int, scale: int) -> None:
     ],
 )
 def test_names_are_escaped_as_cockroachdb_does(text: str, name: str) -> None:
-    assert avro_name(text) == name
+    assert identifier(text) == name
 
 
 # ------------------------------------------------------------------------------- schemas
