@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
+import psycopg
 import pytest
 
 from changefeed.errors import Action, ChangefeedError
-from changefeed.sources.postgres import PostgresSource, scan
+from changefeed.sources.postgres import PostgresSource, scan, snapshot
 from changefeed.sources.postgres.scan import READERS, PostgresPart
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from tests.services.postgres import Database, PostgresCluster
@@ -69,6 +70,25 @@ def test_a_lost_exporter_is_noticed(postgres: Database, source: PostgresSource) 
             with pytest.raises(ChangefeedError) as caught:
                 use()
             assert scan_again(caught.value)
+
+
+def test_an_exporter_that_is_lost_at_once_is_a_retry(
+    postgres: Database, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its walsender ends before another connection has imported the snapshot."""
+    export = snapshot._export
+
+    def lost(uri: str, replication: psycopg.Connection, seconds: float) -> tuple[str, str]:
+        found = export(uri, replication, seconds)
+        replication.close()
+        gone = "select from pg_replication_slots where temporary and database = %s"
+        until(lambda: not postgres.execute(gone, [postgres.name]))
+        return found
+
+    monkeypatch.setattr(snapshot, "_export", lost)
+    with pytest.raises(ChangefeedError) as caught:
+        source.snapshot()
+    assert scan_again(caught.value)
 
 
 def test_a_lost_reader_ends_its_part_only(postgres: Database, source: PostgresSource) -> None:

@@ -72,8 +72,8 @@ class PostgresSnapshot:
         """Take the snapshot.
 
         Raises:
-            ChangefeedError: CF2005 when open transactions or a lack of free slots prevent it
-                (try again), CF2001, CF2002, CF2004.
+            ChangefeedError: CF2005 when open transactions or a lack of free slots prevent it,
+                CF2201 when it was gone before it was kept (try again), CF2001, CF2002, CF2004.
         """
         self._uri = uri
         self._source = source
@@ -85,7 +85,7 @@ class PostgresSnapshot:
             try:
                 with source_errors("open the snapshot of the initial scan"):
                     self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                    import_snapshot(self._holder, exported)
+                    _import(self._holder, exported)
                     row = self._holder.execute("SELECT pg_catalog.pg_export_snapshot()")
                     self._exported: str = only_row(row)[0]
             except BaseException:
@@ -250,6 +250,14 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
     if row is None or not row[2]:
         raise ChangefeedError("CF2201", "the server gave no snapshot for the initial scan")
     return row[1], row[2]
+
+
+def _import(holder: Connection, exported: str) -> None:
+    try:
+        import_snapshot(holder, exported)
+    except psycopg.Error as error:
+        # The walsender that exported it was ended in between, which no setup can prevent.
+        raise snapshot_gone(error) from error
 
 
 def _cancel(connection: psycopg.Connection[Any]) -> None:
