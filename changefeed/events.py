@@ -133,7 +133,7 @@ class Resolved:
     """No change at or below ``at`` that has not been seen will follow.
 
     ``payloads`` has the message values of topics whose value is not that of all others: Avro's
-    name a schema that belongs to the topic.
+    and protobuf's name a schema that belongs to the topic.
     """
 
     at: Timestamp

@@ -174,14 +174,21 @@ ONLY_WITH(
     because="the other formats hold json as text",
 )
 EXCLUDES(
-    Term(FORMAT, (Format.AVRO,)),
+    Term(FORMAT, (Format.AVRO, Format.PROTOBUF)),
     Term(ENVELOPE, (Envelope.CHANGED,)),
     message="{first} is incompatible with {second}",
     because="a record has all its fields: one left out could not be told from NULL",
 )
 _NO_SCHEMA = "the other formats have no schema"
-ONLY_WITH(CONFLUENT_SCHEMA_REGISTRY, FORMAT, Format.AVRO, because=_NO_SCHEMA)
-ONLY_WITH(AVRO_SCHEMA_PREFIX, FORMAT, Format.AVRO, because=_NO_SCHEMA)
+for _schemas in (CONFLUENT_SCHEMA_REGISTRY, AVRO_SCHEMA_PREFIX):
+    ONLY_WITH(
+        _schemas,
+        FORMAT,
+        Format.AVRO,
+        Format.PROTOBUF,
+        message="{first} is only usable with format=avro or format=protobuf",
+        because=_NO_SCHEMA,
+    )
 EXCLUDES(
     Term(FORMAT, (Format.PARQUET,)),
     Term(ENVELOPE, (Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),

@@ -206,7 +206,7 @@ FORMAT = option(
     Format.JSON,
     group="Message",
     summary="How a message is written. csv holds rows only: files, with initial_scan = 'only'; "
-    "parquet is for files.",
+    "parquet is for files, protobuf for Kafka.",
     example="format = 'avro'",
     shown="json",
 )
@@ -215,8 +215,8 @@ CONFLUENT_SCHEMA_REGISTRY = option(
     Text(kind="URL"),
     cast("str | None", None),
     group="Message",
-    summary="The schema registry for format = 'avro', also a parameter of the sink's URI. Its URL "
-    "takes user and password, ca_cert, client_cert, client_key and timeout.",
+    summary="The schema registry for format = 'avro' and 'protobuf', also a parameter of the "
+    "sink's URI. Its URL takes user and password, ca_cert, client_cert, client_key and timeout.",
     example="confluent_schema_registry = 'http://localhost:8081'",
     shown="none",
     schemes=KAFKA,
@@ -227,7 +227,7 @@ AVRO_SCHEMA_PREFIX = option(
     "",
     group="Message",
     summary="Stands before the subjects in the schema registry and is the namespace of Avro's "
-    "records.",
+    "records, the package of protobuf's messages.",
     example="avro_schema_prefix = 'shop.'",
     shown="none",
 )

@@ -207,7 +207,7 @@ class Options(Mapping[str, Any]):
             Envelope.WRAPPED,
             Envelope.BARE,
             Envelope.ENRICHED,
-        ) and values[FORMAT.name] in (Format.JSON, Format.AVRO)
+        ) and values[FORMAT.name] in (Format.JSON, Format.AVRO, Format.PROTOBUF)
         if abilities is not None and abilities.key_in_value and has_place:
             values[KEY_IN_VALUE.name] = True
         if abilities is not None and abilities.topic_in_value and has_place:

@@ -23,12 +23,14 @@ class Format(StrEnum):
     """How a message is written.
 
     CSV has no envelope and no key: it is for scans to files. Parquet is for files too; its
-    messages have a struct of typed columns for a value.
+    messages have a struct of typed columns for a value. Protobuf is for sinks of messages: a
+    file of it could not say what is in it.
     """
 
     JSON = "json"
     CSV = "csv"
     AVRO = "avro"
+    PROTOBUF = "protobuf"
     PARQUET = "parquet"
 
 

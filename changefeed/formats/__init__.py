@@ -2,7 +2,7 @@
 
 :mod:`~changefeed.formats.types` says which type a column has outside PostgreSQL,
 :mod:`~changefeed.formats.shape` which members a typed message has,
-:mod:`~changefeed.formats.avro` writes both down as Avro schemas, and
+:mod:`~changefeed.formats.avro` and :mod:`~changefeed.formats.protobuf` write both down, and
 :mod:`~changefeed.formats.registry` makes those known to a schema registry. The values
 themselves are made in :mod:`changefeed.messages`.
 """

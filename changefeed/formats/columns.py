@@ -5,6 +5,8 @@ Messages have :data:`changefeed.events.MESSAGE_SCHEMA` in every format but for `
 * ``format = 'avro'`` without a schema registry: bare datums; the field's metadata has their
   schema under :data:`~changefeed.formats.avro.SCHEMA_KEY`. :func:`avro_header` and
   :func:`avro_block` make an Avro object container of them, without looking into one.
+* ``format = 'protobuf'`` without a schema registry: bare messages; the field's metadata has the
+  ``.proto`` text of their type under :data:`~changefeed.formats.protobuf.PROTO_KEY`.
 * ``format = 'parquet'``: a struct, whose fields are the columns of the file
   (:func:`parquet_rows`).
 """
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 
 from changefeed.events import MESSAGE_SCHEMA
 from changefeed.formats.avro import SCHEMA_KEY, long_bytes, value_schema
+from changefeed.formats.protobuf import PROTO_KEY, value_proto
 from changefeed.formats.shape import Leaf, value_shape
 from changefeed.formats.types import Kind, Typed
 from changefeed.messages.plan import MessagePlan
@@ -62,6 +65,10 @@ def message_schema(plan: MessagePlan) -> pa.Schema:
     if plan.format is Format.AVRO and plan.registered is None:
         schema = value_schema(plan)
         metadata = {} if schema is None else {SCHEMA_KEY: json.dumps(schema)}
+        value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
+    elif plan.format is Format.PROTOBUF and plan.registered is None:
+        proto = value_proto(plan)
+        metadata = {} if proto is None else {PROTO_KEY: proto}
         value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
     elif plan.format is Format.PARQUET:
         value = pa.field("value", pa.struct(parquet_fields(plan)))

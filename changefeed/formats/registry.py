@@ -8,11 +8,9 @@ Its URL may hold a login (``https://user:password@host``) and, as CockroachDB's,
 from __future__ import annotations
 
 import importlib.util
-import json
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +102,14 @@ def check_installed() -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class RegistrySchema:
+    """A schema as registries take it. ``kind`` is ``AVRO`` or ``PROTOBUF``."""
+
+    kind: str
+    text: str
+
+
 class SchemaRegistry:
     """A connection to a registry. Safe to use from several threads."""
 
@@ -112,7 +118,7 @@ class SchemaRegistry:
         self._client: SchemaRegistryClient | None = None
         self._lock = threading.Lock()
 
-    def register(self, subject: str, schema: Mapping[str, Any], about: str) -> int:
+    def register(self, subject: str, schema: RegistrySchema, about: str) -> int:
         """The id of ``schema``, registered under ``subject`` unless it is there already.
 
         ``about`` names what the schema is of, for errors.
@@ -124,7 +130,7 @@ class SchemaRegistry:
         from confluent_kafka.schema_registry import Schema
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-        written = Schema(json.dumps(schema), "AVRO")
+        written = Schema(schema.text, schema.kind)
         try:
             return self._connected().register_schema(subject, written)
         except SchemaRegistryError as error:

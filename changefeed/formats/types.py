@@ -1,6 +1,6 @@
 """The type a column has in a typed format, from its logical type in the log.
 
-One rule for Avro and Parquet, so that both hold the same values:
+One rule for Avro, protobuf and Parquet, so that all hold the same values:
 
 ==========================  =======================================================
 logical type of the log      kind
@@ -61,7 +61,7 @@ class Typed:
     """A kind with its parameters.
 
     Attributes:
-        bits: of an ``INT``.
+        bits: of an ``INT``; 32 also of a ``DOUBLE`` that the source keeps in so many.
         precision, scale: of a ``DECIMAL``; ``0 <= scale <= precision``.
         element: of an ``ARRAY``; every element may be NULL.
         number: the log's text is a number, which may be quoted (``"NaN"``).
@@ -83,7 +83,7 @@ _PLAIN = {
     "int16": Typed(Kind.INT, bits=16),
     "int32": Typed(Kind.INT, bits=32),
     "int64": LONG,
-    "float32": Typed(Kind.DOUBLE, number=True),
+    "float32": Typed(Kind.DOUBLE, bits=32, number=True),
     "float64": Typed(Kind.DOUBLE, number=True),
     "decimal": Typed(Kind.STRING, number=True),
     "bytes": Typed(Kind.BYTES),

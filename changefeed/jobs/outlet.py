@@ -16,11 +16,12 @@ from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, SchemaChange, Truncate
 from changefeed.faults import fault_point
+from changefeed.formats.protobuf import mark as protobuf_mark
 from changefeed.jobs.feed import Feed
 from changefeed.messages.plan import mark_payload
-from changefeed.options import DELIVERY, ENVELOPE, Guarantee
+from changefeed.options import DELIVERY, ENVELOPE, FORMAT, Guarantee
 from changefeed.schema import TableName
-from changefeed.shapes import Envelope
+from changefeed.shapes import Envelope, Format
 from changefeed.spark.session import SparkEngine
 from changefeed.state import StateLayout
 from changefeed.telemetry import log
@@ -276,7 +277,10 @@ class Outlet:
         self.open().resolved(mark, self._payload("resolved", at))
 
     def _payload(self, member: str, at: Timestamp) -> bytes:
-        return mark_payload(Envelope(self._feed.options[ENVELOPE].value), member, at)
+        envelope = Envelope(self._feed.options[ENVELOPE].value)
+        if self._feed.options[FORMAT] is Format.PROTOBUF:
+            return protobuf_mark(envelope, member, at)
+        return mark_payload(envelope, member, at)
 
     def _payloads(self, member: str, at: Timestamp, topics: Sequence[str]) -> dict[str, bytes]:
         """The payloads of topics that have their own: each names a schema of its topic."""

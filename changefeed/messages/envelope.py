@@ -16,6 +16,7 @@ from changefeed.errors import ChangefeedError
 from changefeed.messages.avro import avro_keys, avro_values
 from changefeed.messages.parquet import parquet_values
 from changefeed.messages.plan import MessagePlan
+from changefeed.messages.protobuf import protobuf_keys, protobuf_values
 from changefeed.messages.sides import Rows
 from changefeed.messages.tokens import Part, csv_token, joined, separated, string
 from changefeed.shapes import Envelope, Format
@@ -23,8 +24,9 @@ from changefeed.shapes import Envelope, Format
 
 def keys(rows: Rows) -> pa.Array:
     """The message keys."""
-    if rows.plan.format is Format.AVRO:
-        return avro_keys(rows)
+    other = _OTHER_KEYS.get(rows.plan.format)
+    if other is not None:
+        return other(rows)
     return rows.choose(lambda side: joined(rows.key(side), rows.count))
 
 
@@ -47,9 +49,15 @@ def _csv(rows: Rows) -> pa.Array:
     return joined(parts, rows.count)
 
 
+_OTHER_KEYS: dict[Format, Callable[[Rows], pa.Array]] = {
+    Format.AVRO: avro_keys,
+    Format.PROTOBUF: protobuf_keys,
+}
+
 _OTHER: dict[Format, Callable[[Rows], pa.Array]] = {
     Format.CSV: _csv,
     Format.AVRO: avro_values,
+    Format.PROTOBUF: protobuf_values,
     Format.PARQUET: parquet_values,
 }
 

@@ -52,8 +52,10 @@ class MessagePlan:
             so that it differs from a NULL.
         source: the enriched envelope's ``source`` member, beside what the schema tells;
             None leaves the member out.
-        registered: schema ids, for Avro in Confluent's wire format; None writes bare datums.
-        avro_name: what Avro's records are called after; the topic when empty.
+        registered: schema ids, for Avro and protobuf in Confluent's wire format; None writes bare
+            datums and messages.
+        avro_name: what Avro's records and protobuf's messages are called after; the topic when
+            empty.
         avro_namespace: their namespace.
     """
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import datetime as dt
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -42,10 +43,27 @@ def typed_values(kind: Typed, values: pa.Array, column: str) -> pa.Array:
     Raises:
         ChangefeedError: CF4001, a value does not fit.
     """
-    try:
+    with _fitting(column):
         if kind.element is not None:
             return _lists(kind.element, values, column)
         return _READ[kind.kind](kind, values)
+
+
+def single_floats(values: pa.Array, column: str) -> pa.Array:
+    """Numbers as ``float32``: read as such, for one that is rounded twice may be another."""
+    with _fitting(column):
+        return _unquoted(values).cast(pa.float32())
+
+
+def printed(kind: Typed, values: pa.Array) -> pa.Array:
+    """Values that the log has as text, as the source printed them."""
+    return _unquoted(values) if kind.number else values
+
+
+@contextmanager
+def _fitting(column: str) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowInvalid, ValueError, OverflowError) as cause:
         raise ChangefeedError(
             "CF4001", f"a value of column {column} does not fit the type it has in this format"
@@ -71,10 +89,6 @@ def _boolean(kind: Typed, values: pa.Array) -> pa.Array:
 
 def _integer(kind: Typed, values: pa.Array) -> pa.Array:
     return values.cast(pa.int64())
-
-
-def _string(kind: Typed, values: pa.Array) -> pa.Array:
-    return _unquoted(values) if kind.number else values
 
 
 def _double(kind: Typed, values: pa.Array) -> pa.Array:
@@ -258,7 +272,7 @@ _READ: dict[Kind, Callable[[Typed, pa.Array], pa.Array]] = {
     Kind.INT: _integer,
     Kind.DOUBLE: _double,
     Kind.DECIMAL: _decimal,
-    Kind.STRING: _string,
+    Kind.STRING: printed,
     Kind.BYTES: _bytes,
     Kind.DATE: _date,
     Kind.TIME: _time,

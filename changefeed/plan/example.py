@@ -41,15 +41,16 @@ def example(plan: MessagePlan) -> tuple[str, str]:
     """Key and value of an update."""
     if plan.format is Format.CSV:
         return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
-    if plan.format in (Format.AVRO, Format.PARQUET):
-        key = _members(plan, key_shape(plan)) if plan.format is Format.AVRO else _key(plan)
+    if plan.format in (Format.AVRO, Format.PROTOBUF, Format.PARQUET):
+        flat = plan.format is Format.PARQUET
+        key = _key(plan) if flat else _members(plan, key_shape(plan))
         shape = value_shape(plan)
         return key, "" if shape is None else _members(plan, shape)
     return _key(plan), _SHAPES[plan.envelope](plan)
 
 
 def _members(plan: MessagePlan, record: Record) -> str:
-    """A typed message as JSON: its members in their order, without Avro's names of types."""
+    """A typed message as JSON: its members in their order, without its names of types."""
     columns = [n for n, (_, m) in enumerate(record.members) if _is_column(m)]
     cut = set(columns[SHOWN_COLUMNS:])
     shown = [

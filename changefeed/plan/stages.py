@@ -15,6 +15,7 @@ from typing import Protocol
 
 from changefeed.clock import Timestamp
 from changefeed.events import Position
+from changefeed.formats.protobuf import key_proto, value_proto
 from changefeed.jobs.model import JobSpec, TableProgress
 from changefeed.messages.plan import MessagePlan
 from changefeed.options import (
@@ -37,6 +38,7 @@ from changefeed.options import (
 from changefeed.plan.example import example
 from changefeed.plan.words import duration_text, names_text, size_text
 from changefeed.schema import TableSchema
+from changefeed.shapes import Format
 from sinks.base import Capabilities
 
 #: EXPLAIN shows this many tables and topics one by one.
@@ -199,6 +201,16 @@ class EncodeStage:
             table = self.sample.schema.table
             message = f"{key} -> {value}" if key else value
             yield f"{table.schema}.{table.name}, for example: {message}"
+            if self.sample.format is Format.PROTOBUF:
+                yield from _types(self.sample)
+
+
+def _types(plan: MessagePlan) -> Iterator[str]:
+    """The files a reader without a schema registry compiles."""
+    for part, text in (("key", key_proto(plan)), ("value", value_proto(plan))):
+        if text is not None:
+            yield f"{part}.proto:"
+            yield from (line for line in text.splitlines() if line)
 
 
 @dataclass(frozen=True, slots=True)

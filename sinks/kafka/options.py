@@ -134,21 +134,22 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
 def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
     """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters and options.
 
-    The engine registers the schemas; here is seen whether what it needs is there.
+    The engine registers the schemas; here is seen whether what it needs is there. Readers of
+    protobuf may have its types from elsewhere; Avro cannot be read without the writer's schema.
     """
-    avro = str(options.get("format") or "") == "avro"
+    form = str(options.get("format") or "")
     address = ""
     for name in ("confluent_schema_registry", "avro_schema_prefix"):
         parameter, given = url.text(name), options.get(name)
         if parameter and given:
             url.problem(f"{name} is given as a parameter of the URI and as an option")
-        if parameter and not avro:
-            url.problem(f"param {name} is only usable with format=avro")
+        if parameter and form not in ("avro", "protobuf"):
+            url.problem(f"param {name} is only usable with format=avro or format=protobuf")
         if name == "confluent_schema_registry":
             address = str(given or parameter or "")
     if address:
         url.attempt(lambda: parse_registry(address), None)
-    elif avro:
+    elif form == "avro":
         url.problem(
             "format=avro to Kafka requires confluent_schema_registry",
             "a message holds the id of its schema, and readers ask the registry for it: write "

@@ -58,7 +58,7 @@ class KafkaSink:
     """Messages to Kafka topics."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        formats=("json", "avro"),
+        formats=("json", "avro", "protobuf"),
         executor=True,
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),

@@ -2,7 +2,8 @@
 
 :class:`Registry` is Apicurio in its Confluent-compatible form, with the compatibility rule
 BACKWARD as Confluent's has by default. :class:`FakeRegistry` knows the routes our client and
-the deserializers use, and the same rule, as far as records, unions and defaults go.
+the deserializers use, and the same rule: of Avro as far as records, unions and defaults go, of
+protobuf as far as messages and fields do.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from urllib.parse import unquote
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
+from tests.proto_reader import file_of
 from tests.services.cache import cache_root, made_once
 from tests.services.ivy import Artifact, fetch
 
@@ -81,9 +83,13 @@ class Registry:
 
     def schema(self, subject: str, version: int | str = "latest") -> dict[str, Any]:
         """The schema of a subject's version."""
-        found = self.request("GET", f"/subjects/{subject}/versions/{version}")
-        schema: dict[str, Any] = json.loads(found["schema"])
+        schema: dict[str, Any] = json.loads(self.text(subject, version))
         return schema
+
+    def text(self, subject: str, version: int | str = "latest") -> str:
+        """The schema of a subject's version as it is written."""
+        found = self.request("GET", f"/subjects/{subject}/versions/{version}")
+        return str(found["schema"])
 
     def kill(self) -> None:
         """SIGKILL: it keeps nothing."""
@@ -183,11 +189,17 @@ class FakeRegistry:
         return 404, {"error_code": 404, "message": "no such route"}
 
     def _register(self, names: list[str], body: Any) -> tuple[int, object]:
-        text = json.dumps(json.loads(body["schema"]), sort_keys=True)
+        text = str(body["schema"])
+        protobuf = body.get("schemaType") == "PROTOBUF"
+        if not protobuf:
+            text = json.dumps(json.loads(text), sort_keys=True)
         versions = self.subjects.setdefault(names[0], [])
         if text not in versions:
             if versions and self.compatibility == "BACKWARD":
-                problem = cannot_read(json.loads(text), json.loads(versions[-1]))
+                if protobuf:
+                    problem = differs(file_of(text), file_of(versions[-1]))
+                else:
+                    problem = cannot_read(json.loads(text), json.loads(versions[-1]))
                 if problem:
                     return 409, {"error_code": 409, "message": problem}
             versions.append(text)
@@ -274,3 +286,18 @@ def cannot_read(reader: Any, writer: Any) -> str:
 
 def _kind(schema: Any) -> str:
     return schema["type"] if isinstance(schema, dict) else str(schema)
+
+
+def differs(reader: Any, writer: Any) -> str:
+    """Why messages of ``writer`` cannot be read as ``reader``, as Confluent's registry sees it;
+    empty when they can. Both are ``FileDescriptorProto``."""
+    known = {message.name: message for message in reader.message_type}
+    for message in writer.message_type:
+        if message.name not in known:
+            return f"{message.name} was removed"
+        fields = {one.number: one for one in known[message.name].field}
+        for one in message.field:
+            now = fields.get(one.number, one)
+            if (now.type, now.type_name) != (one.type, one.type_name):
+                return f"field {one.number} of {message.name} has another type"
+    return ""

@@ -241,7 +241,7 @@ def test_help_lists_what_a_sink_takes() -> None:
         kafka
     ) - of_files
     assert "webhook_auth_header" not in of_files
-    assert kafka["format"].values == "json, csv, avro, parquet"
+    assert kafka["format"].values == "json, csv, avro, protobuf, parquet"
     assert kafka["format"].default == "json"
     assert kafka["resolved"].values == "duration"
 
