@@ -69,9 +69,14 @@ def numbers(number: int, values: pa.Array) -> list[Piece]:
 
 
 def message(number: int, pieces: list[Piece], rows: int) -> list[Piece]:
-    """A message inside the message, which is there in every row."""
-    body = joined(pieces, rows)
-    return [varints(tag(number, Wire.LENGTH), lengths(body).view(np.uint64), None), body]
+    """A message inside the message, which is there in every row.
+
+    Its pieces stay apart: bytes are joined once, however deep they are.
+    """
+    sizes = np.zeros(rows, np.int64)
+    for piece in pieces:
+        sizes += len(piece) if isinstance(piece, bytes) else lengths(piece)
+    return [varints(tag(number, Wire.LENGTH), sizes.view(np.uint64), None), *pieces]
 
 
 def _booleans(number: int, values: pa.Array) -> list[Piece]:

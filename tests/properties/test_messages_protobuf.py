@@ -193,6 +193,10 @@ def test_protobuf_messages_equal_the_model(case: tuple[MessagePlan, list[Row]]) 
         ("timestamp without time zone", "0001-01-01T00:00:00 BC", (-62_167_219_200, 0)),
         ("integer[]", "[]", []),
         ("integer[]", "[null,0]", [None, 0]),
+        ("text[]", "[]", []),
+        ("bytea[]", "[]", []),
+        ("numeric[]", "[]", []),
+        ("boolean[]", "[null]", [None]),
         ("text[]", '["",null]', ["", None]),
     ],
 )
