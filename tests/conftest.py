@@ -41,6 +41,10 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     def test_stage(snowflake: SnowflakeEmulator) -> None:
         name = snowflake.database()                          # .uri(name), .query(name, sql)
 
+    @pytest.mark.clickhouse
+    def test_rows(clickhouse: ClickHouseServer) -> None:
+        with clickhouse.database() as name: ...              # clickhouse.uri(name), .query(sql)
+
 `secure_kafka` is a shared broker with TLS and SASL listeners (see tests/services/kafka.py),
 `own_postgres_factory(major, **settings)` makes servers with settings of your choice, `java`
 is the path of a java program. Types are in `tests.services.postgres` and `.kafka`.
@@ -60,6 +64,7 @@ from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
+from tests.services.clickhouse import ClickHouseServer
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import MariaDB
@@ -177,6 +182,16 @@ def snowflake() -> Iterator[SnowflakeEmulator]:
         emulator.start()
         yield emulator
         emulator.stop()
+
+
+@pytest.fixture(scope="session")
+def clickhouse() -> Iterator[ClickHouseServer]:
+    """The run's shared ClickHouse."""
+    with server_folder("clickhouse") as folder:
+        server = ClickHouseServer(folder)
+        server.start()
+        yield server
+        server.stop()
 
 
 @pytest.fixture(scope="session")
