@@ -150,6 +150,7 @@ KAFKA = frozenset({"kafka", "confluent-cloud", "azure-event-hub"})
 LAKE = frozenset({"delta", "iceberg"})
 MERGED = LAKE | {
     "bigquery",
+    "clickhouse",
     "duckdb",
     "mysql",
     "postgresql",

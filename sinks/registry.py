@@ -169,6 +169,13 @@ BUILT_IN: dict[str, Entry] = {
         ("pymysql",),
         "mysql",
     ),
+    "clickhouse": Entry(
+        "sinks.warehouse.clickhouse:ClickHouseSink",
+        "tables of a ClickHouse database: rows with versions, and views of those that are",
+        "clickhouse://user:password@host:8123/database",
+        ("clickhouse_connect",),
+        "clickhouse",
+    ),
     "redshift": Entry(
         "sinks.warehouse.redshift:RedshiftSink",
         "tables of an Amazon Redshift database (never run against one)",

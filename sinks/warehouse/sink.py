@@ -23,12 +23,10 @@ from changefeed.events import Resolved, SchemaChange, Truncate
 from changefeed.schema import TableSchema
 from sinks.base import Accepts, Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.warehouse import applied as bookkeeping
-from sinks.warehouse import evolution, history, keyless
-from sinks.warehouse.applied import Applied
 from sinks.warehouse.dialect import Statement, Warehouse
-from sinks.warehouse.merge import merge
 from sinks.warehouse.staging import BATCH, ORDER, SEQUENCE, Shape, check_values
-from sinks.warehouse.tables import DELETED, History, Keeping, Staged, Table
+from sinks.warehouse.strategy import Strategy
+from sinks.warehouse.tables import History, Keeping, Staged, Table
 
 log = logging.getLogger("changefeed.sinks.warehouse")
 
@@ -93,9 +91,15 @@ class WarehouseSink:
         resolved_by_topic=True,
     )
 
-    def __init__(self, warehouse: Warehouse, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        options: Mapping[str, object] | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.pace = PACE
         self._warehouse = warehouse
+        self._strategy = strategy or Strategy()
         self._keeping = read_options(options or {})
         self._context: SinkContext | None = None
         self._known: dict[str, _Known] = {}
@@ -169,18 +173,11 @@ class WarehouseSink:
         self._forget()
         if not loaded:
             return
-        q = self._warehouse.dialect.quote
+        d, name = self._warehouse.dialect, self._warehouse.name
         try:
             self._connect()
-            self._run(
-                [
-                    Statement(
-                        f"DELETE FROM {self._warehouse.name(p.staging)} "
-                        f"WHERE {q(BATCH)} = {p.batch}"
-                    )
-                    for p in loaded
-                ]
-            )
+            gone = [self._strategy.unstage(d, name(p.staging), p.batch) for p in loaded]
+            self._run([Statement(sql) for sql in gone])
             self._warehouse.rest()
         except ChangefeedError as error:
             # They carry a batch number nobody asks for, and are removed when they are old.
@@ -189,10 +186,9 @@ class WarehouseSink:
     def resolved(self, mark: Resolved, payload: bytes) -> None:
         """States the instant of which all tables of the feed are, beside them."""
         self._connect()
-        table = self._warehouse.name(bookkeeping.TABLE)
         ids = [self._names(target).applied.id for target in self._opened.targets]
         if ids:
-            sql = bookkeeping.resolved(self._warehouse.dialect, table, ids, str(mark.at))
+            sql = self._strategy.resolved(self._warehouse, ids, str(mark.at))
             self._run([Statement(sql)])
         self._warehouse.rest()
 
@@ -205,21 +201,8 @@ class WarehouseSink:
         shape = Shape(event.schema, target.topic)
         self._prepare(known, shape, scan=False)
         table = known.table
-        d = table.d
-        statements = [table.applied.lock(self._node)]
-        if table.keeping.history is not History.OFF:
-            statements += history.truncate(table, shape, event.at)
-        elif table.keeping.soft:
-            statements.append(soft_delete_all(table, event.at.version))
-        else:
-            statements.append(f"DELETE FROM {table.name} WHERE 1 = 1")
-        if table.has_side(event.schema):
-            number = d.quote(SEQUENCE)
-            statements.append(
-                f"UPDATE {table.side} SET {number} = {event.at.version} WHERE 1 = 1"
-                if table.keeping.soft
-                else f"DELETE FROM {table.side} WHERE 1 = 1"
-            )
+        statements = self._strategy.begin(table, self._node)
+        statements += self._strategy.truncate(table, shape, event.at, event.seq)
         statements.append(table.applied.advance(*place))
         self._run([Statement(sql, table.topic) for sql in statements])
         known.version, known.seq = place
@@ -240,27 +223,14 @@ class WarehouseSink:
         table, warehouse = known.table, self._warehouse
         if place <= (known.version, known.seq):
             return
-        present = warehouse.columns(warehouse.dialect.fit(target.topic))
-        lock, advance = table.applied.lock(self._node), table.applied.advance(*place)
-        steps = [c.sql for c in evolution.changes(table, event, present)] if present else []
-        if present and table.has_side(event.new):
-            steps += self._evolve_side(table, event)
-        self._define([lock, *steps, advance], target.topic)
+        present = warehouse.columns(warehouse.dialect.fit(self._strategy.place(target.topic)))
+        begin, advance = self._strategy.begin(table, self._node), table.applied.advance(*place)
+        steps = self._strategy.evolve(table, event, present) if present else []
+        self._define([*begin, *steps, advance], target.topic)
         known.version, known.seq = place
         known.ready.clear()
         known.staging.clear()
         warehouse.rest()
-
-    def _evolve_side(self, table: Table, event: SchemaChange) -> list[str]:
-        """Key columns of the side table follow those of the target."""
-        d, pairs = table.d, zip(event.old.key_columns, event.new.key_columns, strict=True)
-        found = []
-        for old, new in pairs:
-            if old.name != new.name:
-                found.append(d.rename_column(table.side, old.name, new.name))
-            if d.rule(old, key=True).sql != d.rule(new, key=True).sql:
-                found.append(d.widen_column(table.side, new.name, d.rule(new, key=True).sql))
-        return found
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """Rows that the scan did not find go, as a delete of them would have had it."""
@@ -271,14 +241,10 @@ class WarehouseSink:
         shape = Shape(schema, target.topic)
         self._prepare(known, shape, scan=True)
         table = known.table
-        statements = [table.applied.lock(self._node)]
-        if table.keeping.history is not History.OFF:
-            statements += history.end_scan(table, shape, at)
-        elif shape.keyless:
-            self._begin_scan(known, shape, at.version)
-            statements += keyless.take_place(table, shape)
-        else:
-            statements += sweep(table, shape, at.version)
+        if self._keeping.history is History.OFF:
+            self._begin_scan(known, shape, at.version)  # no row may have come
+        statements = self._strategy.begin(table, self._node)
+        statements += self._strategy.end_scan(table, shape, at)
         statements.append(table.applied.advance(at.version, bookkeeping.LAST))
         statements.append(table.applied.scanned(at.version))
         self._run([Statement(sql, table.topic) for sql in statements])
@@ -290,10 +256,10 @@ class WarehouseSink:
         self._connect()
         table = self._names(target)
         d = table.d
-        gone = [table.staging, table.scan]
+        gone = [d.drop_table(table.staging), d.drop_table(table.scan)]
         if self._keeping.drop:
-            gone += [table.name, table.side]
-        self._define([d.drop_table(name) for name in gone], target.topic)
+            gone += self._strategy.drop(table)
+        self._define(gone, target.topic)
         if self._keeping.drop:
             self._run([Statement(table.applied.forget(), target.topic)])
         self._known.pop(target.topic, None)
@@ -320,20 +286,16 @@ class WarehouseSink:
         try:
             warehouse.connect()
             if not self._prepared:
-                d = warehouse.dialect
                 if not warehouse.columns(bookkeeping.TABLE):
-                    table = warehouse.name(bookkeeping.TABLE)
-                    sql = d.create_table(table, bookkeeping.columns(d), ("id",))
-                    self._define([sql], "")
+                    self._define(self._strategy.bookkeeping(warehouse), "")
                 self._prepared = True
         except ChangefeedError:
             self._forget()
             raise
 
     def _names(self, target: Target) -> Table:
-        place = self._warehouse.name(bookkeeping.TABLE)
-        applied = Applied(self._warehouse.dialect, place, self._job, str(target.table))
-        return Table.of(self._warehouse, target.topic, self._keeping, applied)
+        applied = self._strategy.applied(self._warehouse, self._job, str(target.table))
+        return self._strategy.table(self._warehouse, target.topic, self._keeping, applied)
 
     def _table(self, target: Target, schema: TableSchema) -> _Known:
         """The table and how far it is; its row of bookkeeping is made if it is missing."""
@@ -341,7 +303,7 @@ class WarehouseSink:
         if known is not None:
             return known
         table = self._names(target)
-        table.check(schema)
+        self._strategy.check(table, schema)
         rows = self._query(table.applied.read())
         if not rows:
             sql = table.applied.insert(self._opened.feed, target.topic)
@@ -363,10 +325,10 @@ class WarehouseSink:
         mark = shape.schema.fingerprint()
         if mark in known.ready:
             return
-        table, warehouse = known.table, self._warehouse
-        table.check(shape.schema)
-        d = warehouse.dialect
-        present = warehouse.columns(d.fit(shape.topic))
+        table, warehouse, strategy = known.table, self._warehouse, self._strategy
+        strategy.check(table, shape.schema)
+        self._look(table, shape)
+        present = warehouse.columns(warehouse.dialect.fit(strategy.place(shape.topic)))
         if present:
             self._complete(known, shape, present)
         else:
@@ -378,21 +340,21 @@ class WarehouseSink:
                     hint="ALTER CHANGEFEED .. DROP the table and ADD it again, so that it is "
                     "scanned anew.",
                 )
-            columns, key = table.columns(shape.schema), table.declared_key(shape.schema)
-            made = [d.create_table(table.name, columns, key), table.applied.reset()]
-            if table.has_side(shape.schema):
-                made.insert(0, d.drop_table(table.side))
+            made = [*strategy.create(table, shape.schema), table.applied.reset()]
             self._define(made, shape.topic)
             known.version = known.seq = known.scanned = 0
-        if table.has_side(shape.schema):
-            side = d.create_table(table.side, table.side_columns(shape.schema), shape.key)
-            self._define([side], shape.topic)
+        beside = strategy.settle(table, shape.schema)
+        if beside:
+            self._define(beside, shape.topic)
         known.ready.add(mark)
+
+    def _look(self, table: Table, shape: Shape) -> None:
+        """What a subclass has to see before a target is made or taken. Raises CF5006 to refuse."""
 
     def _complete(self, known: _Known, shape: Shape, present: Mapping[str, str]) -> None:
         """A target that was there gets the columns it lacks; it must have the key's."""
         table = known.table
-        wanted = table.columns(shape.schema)
+        wanted = self._strategy.columns(table, shape.schema)
         lacking = [name for name in wanted if name not in present]
         keys = [] if shape.keyless else [name for name in lacking if name in shape.key]
         if keys:
@@ -412,13 +374,12 @@ class WarehouseSink:
         table = known.table
         if self._scanning.get(shape.topic) == version:
             return
-        d = table.d
-        if self._keeping.history is not History.OFF:
-            self._run([Statement(sql, shape.topic) for sql in history.begin_scan(table)])
-        elif shape.keyless:
-            columns = keyless.scan_columns(d, shape)
-            drop, create = d.drop_table(table.scan), d.create_table(table.scan, columns)
-            self._define([drop, create], shape.topic)
+        gone = self._strategy.begin_scan(table, shape)
+        if gone:
+            self._run([Statement(sql, shape.topic) for sql in gone])
+        anew = self._strategy.gathers(table, shape)
+        if anew:
+            self._define(anew, shape.topic)
         self._scanning[shape.topic] = version
 
     def _gather(self, known: _Known, shape: Shape, scan: bool) -> _Pending:
@@ -479,20 +440,11 @@ class WarehouseSink:
                 f"staged rows of {table.topic} are not there any more",
                 detail=f"{found[0][0]} of {staged.rows} rows",
             )
-        statements = [table.applied.lock(self._node)]
-        if table.keeping.history is History.APPEND:
-            statements += history.append(table, staged)
-        elif table.keeping.history is History.SCD2:
-            statements += history.versions(table, staged)
-        elif not staged.shape.keyless:
-            statements += merge(table, staged)
-        elif staged.scan:
-            statements += keyless.gather(table, staged)
-        else:
-            statements += keyless.count_merge(table, staged)
+        statements = self._strategy.begin(table, self._node)
+        statements += self._strategy.apply(table, staged)
         if not staged.scan:
             statements.append(table.applied.advance(*staged.top))
-        statements.append(f"DELETE FROM {staged.staging} WHERE {where}")
+        statements.append(self._strategy.unstage(d, staged.staging, staged.batch))
         return [Statement(sql, table.topic) for sql in statements]
 
     # ------------------------------------------------------------------ statements
@@ -539,44 +491,6 @@ class _Forgetting:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ChangefeedError) and error.action is Action.RETRY:
             self._sink._forget()
-
-
-def sweep(table: Table, shape: Shape, version: int) -> list[str]:
-    """Rows of an older version than a scan are not at the source any more."""
-    d = table.d
-    if not table.has_side(shape.schema):
-        old = f"coalesce({d.quote(table.sequence)}, 0) < {version}"
-        if table.keeping.soft:
-            return [soft_delete_all(table, version, f"{old} AND NOT {live(table)}")]
-        return [f"DELETE FROM {table.name} WHERE {old}"]
-    number = d.quote(SEQUENCE)
-    older = f"t_old.{number} < {version}"
-    match = (
-        f"NOT EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE "
-        f"{d.same(shape.key, 't_old', table.name)} AND NOT {older})"
-    )
-    statements = (
-        [soft_delete_all(table, version, match)]
-        if table.keeping.soft
-        else [f"DELETE FROM {table.name} WHERE {match}"]
-    )
-    if not table.keeping.soft:
-        statements.append(f"DELETE FROM {table.side} WHERE {number} < {version}")
-    return statements
-
-
-def live(table: Table) -> str:
-    """SQL: the row is marked as deleted."""
-    return f"coalesce({table.d.quote(DELETED)}, {table.d.false})"
-
-
-def soft_delete_all(table: Table, version: int, where: str = "1 = 1") -> str:
-    """Mark rows as deleted."""
-    d = table.d
-    sets = f"{d.quote(DELETED)} = {d.true}"
-    if table.keeping.sequence:
-        sets += f", {d.quote(table.keeping.sequence)} = {version}"
-    return f"UPDATE {table.name} SET {sets} WHERE {where}"
 
 
 def read_options(options: Mapping[str, object]) -> Keeping:

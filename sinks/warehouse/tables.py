@@ -46,7 +46,10 @@ class Keeping:
 
 @dataclass(frozen=True)
 class Table:
-    """A target table of one feed and all that belongs to it."""
+    """A target table of one feed and all that belongs to it.
+
+    ``view`` is what readers ask where ``name`` holds more than the rows that are; else empty.
+    """
 
     d: Dialect
     topic: str
@@ -56,6 +59,7 @@ class Table:
     scan: str
     keeping: Keeping
     applied: Applied
+    view: str = ""
 
     @classmethod
     def of(cls, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
@@ -127,18 +131,19 @@ class Table:
         ours = {*META, *self.extra(), *_INSIDE}
         taken = [n for n in names if n in ours or n.startswith((BEFORE, "_keep_"))]
         if taken:
-            raise self._refused(schema, f"the column name {taken[0]} is used by the sink itself")
+            raise self.refused(schema, f"the column name {taken[0]} is used by the sink itself")
         folded = [n.casefold() for n in names]
         if self.d.folds_case and len(set(folded)) != len(folded):
-            raise self._refused(schema, f"two columns differ only in case, {self.d.name} folds it")
+            raise self.refused(schema, f"two columns differ only in case, {self.d.name} folds it")
         if schema.keyless and not self.d.counts and self.keeping.history is not History.APPEND:
-            raise self._refused(schema, f"{self.d.name} needs a table with a key")
+            raise self.refused(schema, f"{self.d.name} needs a table with a key")
         if schema.keyless and self.keeping.soft:
-            raise self._refused(schema, "deletes = 'soft' needs a table with a key")
+            raise self.refused(schema, "deletes = 'soft' needs a table with a key")
         if schema.keyless and self.keeping.history is History.SCD2:
-            raise self._refused(schema, "history = 'scd2' needs a table with a key")
+            raise self.refused(schema, "history = 'scd2' needs a table with a key")
 
-    def _refused(self, schema: TableSchema, why: str) -> ChangefeedError:
+    def refused(self, schema: TableSchema, why: str) -> ChangefeedError:
+        """The table cannot be kept."""
         return ChangefeedError("CF5006", f"{schema.table}: {why}", detail=f"target {self.topic}")
 
 

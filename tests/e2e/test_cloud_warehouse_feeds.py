@@ -1,4 +1,4 @@
-"""Feeds from a real PostgreSQL into BigQuery's emulator and Snowflake's stand-in."""
+"""Feeds from a real PostgreSQL into BigQuery's emulator, Snowflake's stand-in and ClickHouse."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from uuid import UUID
 import pytest
 
 from changefeed.spark.session import SparkEngine
+from sinks.warehouse import sink
 from tests.e2e.feeds import running
 from tests.e2e.test_examples import EXAMPLES, check, play
 from tests.e2e.test_feeds import until
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, change, plain, texts
 from tests.services.bigquery import BigQueryEmulator
+from tests.services.clickhouse import ClickHouseServer
 from tests.services.postgres import Database
 from tests.services.snowflake import SnowflakeEmulator
 
@@ -47,15 +49,33 @@ class IntoSnowflake(Bench):
         return [tuple(row) for row in self.emulator.query(self.database, sql)]
 
 
+class IntoClickHouse(Bench):
+    server: ClickHouseServer
+
+    def uri(self) -> str:
+        return self.server.uri(self.schema)
+
+    def read(self, sql: str) -> list[tuple[object, ...]]:
+        with self.server.client() as client:
+            rows = client.query(sql, column_formats={"raw": "bytes"}).result_rows
+            return [tuple(row) for row in rows]
+
+
 @pytest.fixture(
     params=[
         pytest.param("bigquery", marks=pytest.mark.bigquery),
         pytest.param("snowflake", marks=pytest.mark.snowflake),
+        pytest.param("clickhouse", marks=pytest.mark.clickhouse),
     ]
 )
 def bench(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
+    monkeypatch.setattr(sink, "PACE", 0.1)
     emulator = request.getfixturevalue(request.param)
     postgres.execute("create table t (a int primary key, b text)")
     postgres.execute("insert into t select i, 'row ' || i from generate_series(1, 10) i")
@@ -64,6 +84,10 @@ def bench(
             into = IntoBigQuery(feeds, postgres)
             into.emulator, into.schema = emulator, stack.enter_context(emulator.dataset())
             yield into
+        elif request.param == "clickhouse":
+            house = IntoClickHouse(feeds, postgres)
+            house.server, house.schema = emulator, stack.enter_context(emulator.database())
+            yield house
         else:
             to = IntoSnowflake(feeds, postgres)
             to.emulator, to.database = emulator, emulator.database()
@@ -109,6 +133,9 @@ def test_values_of_every_type(bench: Bench) -> None:
     bench.source.execute("update wide set tod = '23:59:59.999999' where tod = '24:00:00'")
     # A number without declared digits has as many as both of them keep.
     bench.source.execute("update wide set free = round(free, 10)")
+    if isinstance(bench, IntoClickHouse):  # which holds 400 years
+        bench.source.execute("update wide set d = '1900-01-01' where id = 3")
+        bench.source.execute("update wide set tstz = '2299-12-31 23:59:59.999999Z' where id = 3")
     bench.create("wide")
     for statement in ("", "update wide set small = 7", "update wide set id = id + 10"):
         if statement:
@@ -120,7 +147,13 @@ def test_values_of_every_type(bench: Bench) -> None:
 def _rows(bench: Bench, schema: str) -> list[str]:
     sql = f"select {_TYPED} from {schema}.wide where t is not null or id <> 2"
     rows = bench.source.execute(sql) if schema == "public" else bench.read(sql)
-    return texts([[_loose(value) for value in row] for row in rows])
+    zones = not isinstance(bench, IntoClickHouse)  # which has one type for both timestamps
+    return texts([[_loose(value) if zones else _in_utc(value) for value in row] for row in rows])
+
+
+def _in_utc(value: object) -> object:
+    value = _loose(value)
+    return value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
 
 
 @pytest.mark.bigquery

@@ -6,27 +6,28 @@ nothing but these texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from changefeed.clock import Timestamp
 from changefeed.events import SchemaChange
 from changefeed.schema import TableSchema
 from sinks.testing.rows import column_of, table_of
-from sinks.warehouse import evolution, history, keyless
-from sinks.warehouse.applied import TABLE, Applied
 from sinks.warehouse.bigquery_sql import BigQueryDialect
-from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.clickhouse_keeping import ClickHouseStrategy
+from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.dialect import Dialect, Statement, Warehouse
 from sinks.warehouse.duckdb import DuckDBDialect
-from sinks.warehouse.merge import merge
 from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
-from sinks.warehouse.sink import sweep
 from sinks.warehouse.snowflake_sql import SnowflakeDialect
 from sinks.warehouse.staging import Shape
+from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import History, Keeping, Staged, Table
 from tests.golden import runner
 
@@ -45,20 +46,50 @@ DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "redshift": RedshiftDialect,
     "bigquery": BigQueryDialect,
     "snowflake": SnowflakeDialect,
+    "clickhouse": ClickHouseDialect,
 }
 
 KEYED = table_of("t", key=("id",), id="int32", name="text", total="decimal(12,2)", at="timestamptz")
 KEYLESS = table_of("t", id="int32", name="text")
 
 
-def _table(d: Dialect, keeping: Keeping) -> Table:
-    def name(table: str) -> str:
+class _Texts(Warehouse):
+    """Names of a warehouse that is not there."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.schema = ""
+
+    def name(self, table: str) -> str:
         return f"shop.{table}"
 
-    applied = Applied(d, name(TABLE), "state/17", "shop.public.t")
-    return Table(
-        d, "t", "shop.t", name("_staging_t"), "shop._sequence_t", "shop._scan_t", keeping, applied
-    )
+    def connect(self) -> None:
+        raise AssertionError("there is no server")
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        raise AssertionError("there is no server")
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        raise AssertionError("there is no server")
+
+    def columns(self, table: str) -> dict[str, str]:
+        raise AssertionError("there is no server")
+
+    def load(self, table: str, rows: pa.Table, load_id: str) -> None:
+        raise AssertionError("there is no server")
+
+    def close(self) -> None:
+        raise AssertionError("there is no server")
+
+
+def _strategy(d: Dialect) -> Strategy:
+    return ClickHouseStrategy() if isinstance(d, ClickHouseDialect) else Strategy()
+
+
+def _table(d: Dialect, keeping: Keeping) -> Table:
+    strategy, warehouse = _strategy(d), _Texts(d)
+    applied = strategy.applied(warehouse, "state/17", "shop.public.t")
+    return strategy.table(warehouse, "t", keeping, applied)
 
 
 def _staged(
@@ -67,19 +98,24 @@ def _staged(
     return Staged(Shape(schema, "t"), 5, "shop._staging_t", 3, scan, missing, (900, 7))
 
 
+def _apply(d: Dialect, staged: Staged, **keeping: Any) -> list[str]:
+    return _strategy(d).apply(_table(d, Keeping(**keeping)), staged)
+
+
 def _create(d: Dialect) -> list[str]:
-    table, shape = _table(d, Keeping()), Shape(KEYED, "t")
+    table, shape, strategy = _table(d, Keeping()), Shape(KEYED, "t"), _strategy(d)
     return [
-        d.create_table(table.name, table.columns(KEYED), table.declared_key(KEYED)),
+        *strategy.create(table, KEYED),
+        *strategy.settle(table, KEYED),
         d.create_staging(table.staging, shape.staging_columns(d)),
         table.applied.insert("f", "t"),
     ]
 
 
 def _round(d: Dialect) -> list[str]:
-    table = _table(d, Keeping())
-    merged = merge(table, _staged(KEYED))
-    return [table.applied.lock("n1"), *merged, table.applied.advance(900, 7)]
+    table, staged = _table(d, Keeping()), _staged(KEYED)
+    begun = _strategy(d).begin(table, "n1")
+    return [*begun, *_apply(d, staged), table.applied.advance(900, 7)]
 
 
 def _evolve(d: Dialect) -> list[str]:
@@ -88,25 +124,25 @@ def _evolve(d: Dialect) -> list[str]:
     new = TableSchema(old.table, columns, old.key, old.identity, oid=old.oid)
     event = SchemaChange(old, new, Timestamp(1), 1)
     present = {"id": "", "name": "", "_sequence_num": ""}
-    return [c.sql for c in evolution.changes(_table(d, Keeping()), event, present)]
+    return _strategy(d).evolve(_table(d, Keeping()), event, present)
+
+
+def _end_scan(d: Dialect) -> list[str]:
+    return _strategy(d).end_scan(_table(d, Keeping()), Shape(KEYED, "t"), Timestamp(900))
 
 
 #: Input of a golden file -> statements.
 CASES: Mapping[str, Callable[[Dialect], list[str]]] = {
     "create": _create,
     "a round of changes": _round,
-    "rows of a scan": lambda d: merge(_table(d, Keeping()), _staged(KEYED, scan=True)),
-    "unsent values": lambda d: merge(_table(d, Keeping()), _staged(KEYED, missing=frozenset({1}))),
-    "soft deletes": lambda d: merge(_table(d, Keeping(soft=True)), _staged(KEYED)),
-    "sequence beside": lambda d: merge(_table(d, Keeping(sequence="")), _staged(KEYED)),
-    "end of a scan": lambda d: sweep(_table(d, Keeping()), Shape(KEYED, "t"), 900),
-    "no key": lambda d: keyless.count_merge(_table(d, Keeping()), _staged(KEYLESS)),
-    "every change": lambda d: history.append(
-        _table(d, Keeping(history=History.APPEND)), _staged(KEYED)
-    ),
-    "versions": lambda d: history.versions(
-        _table(d, Keeping(history=History.SCD2)), _staged(KEYED)
-    ),
+    "rows of a scan": lambda d: _apply(d, _staged(KEYED, scan=True)),
+    "unsent values": lambda d: _apply(d, _staged(KEYED, missing=frozenset({1}))),
+    "soft deletes": lambda d: _apply(d, _staged(KEYED), soft=True),
+    "sequence beside": lambda d: _apply(d, _staged(KEYED), sequence=""),
+    "end of a scan": _end_scan,
+    "no key": lambda d: _apply(d, _staged(KEYLESS)),
+    "every change": lambda d: _apply(d, _staged(KEYED), history=History.APPEND),
+    "versions": lambda d: _apply(d, _staged(KEYED), history=History.SCD2),
     "another shape": _evolve,
 }
 

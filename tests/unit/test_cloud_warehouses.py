@@ -1,4 +1,4 @@
-"""BigQuery and Snowflake without a server: URIs, names, and what their errors mean."""
+"""BigQuery, Snowflake and ClickHouse without a server: URIs, names, and what their errors mean."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from hypothesis import given
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 from snowflake.connector import errors as snow
 
 from changefeed.errors import ChangefeedError
-from sinks.registry import check, sink_location
+from sinks.registry import check, open_sink, sink_location
 from sinks.warehouse.bigquery_client import _scripts
 from sinks.warehouse.bigquery_errors import sorted_out
 from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
+from sinks.warehouse.clickhouse_client import Address
+from sinks.warehouse.clickhouse_client import sorted_out as clickhouse_error
+from sinks.warehouse.clickhouse_keeping import same_engine
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.snowflake_client import Login, SnowflakeWarehouse
 from sinks.warehouse.snowflake_sql import folded
@@ -52,6 +56,12 @@ def codes(uri: str) -> list[str]:
         ("snowflake://u:p@account", "CF1201"),
         ("snowflake://u:p@account/db/schema?api_endpoint=ftp://x", "CF1207"),
         ("snowflake://u:p@account/db/schema?wharehouse=w", "CF1202"),
+        ("clickhouse://u:p@host:8123/shop", None),
+        ("clickhouse://host/shop?tls_enabled=true&ca_cert_file=/etc/ca.pem", None),
+        ("clickhouse://host", "CF1201"),
+        ("clickhouse://host/a/b", "CF1201"),
+        ("clickhouse:///shop", "CF1201"),
+        ("clickhouse://host/shop?tls=1", "CF1202"),
     ],
 )
 def test_uris(uri: str, code: str | None) -> None:
@@ -62,11 +72,14 @@ def test_secrets_are_hidden() -> None:
     uris = [
         f"bigquery://p/d?credentials={KEY}",
         "snowflake://u:hushhush@a/d/s?private_key=hushhush&passphrase=hushhush&token=hushhush",
+        "clickhouse://u:hushhush@host/shop",
     ]
     for uri in uris:
         shown = sink_location(uri)
         assert KEY not in shown and "hushhush" not in shown
     assert "hushhush" not in repr(Login("a", "u", "hushhush", private_key=b"hushhush"))
+    assert "hushhush" not in repr(Address("host", 8123, "u", "hushhush"))
+    assert "hushhush" not in repr(open_sink("clickhouse://u:hushhush@host/shop"))
 
 
 def test_a_key_may_be_a_file(tmp_path: Path) -> None:
@@ -181,3 +194,47 @@ def test_scripts_keep_tables_whole() -> None:
     assert {len(found) for found in homes.values()} == {1}
     large = [Statement("x" * 500_000, "a"), Statement("y" * 500_000, "b")]
     assert [len(script) for script in _scripts(large)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "topic", "code"),
+    [
+        (OperationalError("Error HTTPConnectionPool(..) executing HTTP request"), "t", "CF5001"),
+        (DatabaseError("row value", code=60, name="UNKNOWN_TABLE"), "t", "CF5001"),
+        (DatabaseError("row value", code=252, name="TOO_MANY_PARTS"), "t", "CF5004"),
+        (DatabaseError("row value", code=241, name="MEMORY_LIMIT_EXCEEDED"), "t", "CF5004"),
+        (DatabaseError("row value", code=516, name="AUTHENTICATION_FAILED"), "", "CF5002"),
+        (DatabaseError("row value", code=497, name="ACCESS_DENIED"), "t", "CF5002"),
+        (
+            DatabaseError("row value", code=349, name="CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN"),
+            "t",
+            "CF5006",
+        ),
+        (DatabaseError("row value", code=62, name="SYNTAX_ERROR"), "", "CF5003"),
+        (ConnectionResetError("gone"), "t", "CF5001"),
+    ],
+)
+def test_errors_of_clickhouse(error: Exception, topic: str, code: str) -> None:
+    found = clickhouse_error(error, "ClickHouse h/d", "a statement", topic)
+    assert found.code.number == code
+    assert str(error) not in f"{found.message} {found.detail} {found.hint}"
+    if code == "CF5006":
+        assert topic in found.message
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "same"),
+    [
+        ("ReplacingMergeTree(_sequence_num, _is_deleted) ORDER BY id SETTINGS x = 8",
+         "ReplacingMergeTree(`_sequence_num`, `_is_deleted`)", True),
+        ("SharedReplacingMergeTree('/t', '{replica}', _sequence_num, _is_deleted) ORDER BY id",
+         "ReplacingMergeTree(`_sequence_num`, `_is_deleted`)", True),
+        ("ReplacingMergeTree(_sequence_num) ORDER BY id",
+         "ReplacingMergeTree(`_sequence_num`, `_is_deleted`)", False),
+        ("ReplacingMergeTree ORDER BY (_sequence_num, _ord, _row)", "ReplacingMergeTree", True),
+        ("ReplacingMergeTree(_sequence_num) ORDER BY id", "ReplacingMergeTree", False),
+        ("MergeTree ORDER BY id", "ReplacingMergeTree", False),
+    ],
+)  # fmt: skip
+def test_engines_of_clickhouse(found: str, wanted: str, same: bool) -> None:
+    assert same_engine(found, wanted) is same

@@ -20,6 +20,7 @@ from sinks.testing.feed import at
 from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import Applied
+from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.duckdb import DuckDB, DuckDBDialect, DuckDBSink
 from sinks.warehouse.mysql import MySQLDialect
@@ -31,7 +32,11 @@ from sinks.warehouse.staging import Shape, check_values
 from sinks.warehouse.tables import History, Keeping, Table
 
 DIALECTS: Mapping[str, Dialect] = {
-    d.name: d for d in (DuckDBDialect(), PostgreSQLDialect(), MySQLDialect(), RedshiftDialect())
+    d.name: d
+    for d in (
+        *(DuckDBDialect(), PostgreSQLDialect(), MySQLDialect(), RedshiftDialect()),
+        ClickHouseDialect(),
+    )
 }
 
 # ------------------------------------------------------------------------------- values
@@ -62,23 +67,28 @@ def refused(dialect: Dialect, logical: str, text: str | None, *, key: bool = Fal
         ("decimal", "12345678901234567890.123456789012345678", "MySQL?"),
         ("decimal", "0.0000000000000000001", "DuckDB Redshift"),
         ("decimal", "1.50000000000000000000000000000000000000000", ""),
-        ("decimal", '"NaN"', "DuckDB MySQL Redshift"),
-        ("decimal", '"-Infinity"', "DuckDB MySQL Redshift"),
+        ("decimal", '"NaN"', "DuckDB MySQL Redshift ClickHouse"),
+        ("decimal", '"-Infinity"', "DuckDB MySQL Redshift ClickHouse"),
         ("decimal(6,2)", "-9999.99", ""),
-        ("decimal(6,2)", '"NaN"', "DuckDB MySQL Redshift"),
+        ("decimal(6,2)", '"NaN"', "DuckDB MySQL Redshift ClickHouse"),
         ("decimal(3,5)", "0.00999", ""),
         ("decimal(2,-3)", "-99000", ""),
         ("float64", '"Infinity"', "MySQL"),
         ("float64", "1e+300", ""),
         ("float32", '"NaN"', "MySQL"),
         ("date", "2024-02-29", ""),
-        ("date", "infinity", "MySQL Redshift"),
-        ("date", "0044-03-15 BC", "DuckDB MySQL Redshift"),
-        ("date", "12024-01-01", "MySQL Redshift"),
+        ("date", "infinity", "MySQL Redshift ClickHouse"),
+        ("date", "0044-03-15 BC", "DuckDB MySQL Redshift ClickHouse"),
+        ("date", "1944-03-15 BC", "DuckDB MySQL Redshift ClickHouse"),
+        ("date", "12024-01-01", "MySQL Redshift ClickHouse"),
+        ("date", "1899-12-31", "ClickHouse"),
+        ("date", "2299-12-31", ""),
+        ("timestamp", "2300-01-01T00:00:00", "ClickHouse"),
+        ("timestamptz", "1900-01-01T00:00:00Z", ""),
         ("timestamp", "2024-03-31T01:02:03.123456", ""),
         ("timestamptz", "2024-03-31T01:02:03Z", ""),
-        ("timestamptz", "-infinity", "MySQL Redshift"),
-        ("timestamptz", "0044-03-15T00:00:00Z BC", "DuckDB MySQL Redshift"),
+        ("timestamptz", "-infinity", "MySQL Redshift ClickHouse"),
+        ("timestamptz", "0044-03-15T00:00:00Z BC", "DuckDB MySQL Redshift ClickHouse"),
         ("array<int32>", "[1,null]", ""),
         ("array<int32>", "[]", ""),
         ("array<int32>", "[[1],[2]]", "DuckDB"),

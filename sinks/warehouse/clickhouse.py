@@ -1,0 +1,71 @@
+"""``clickhouse://user:password@host/database``: what the URI of a ClickHouse sink says.
+
+How rows are kept is :mod:`.clickhouse_keeping`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from changefeed.errors import ChangefeedError
+from changefeed.uri import SinkURL
+from sinks.warehouse.clickhouse_keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
+from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.staging import Shape
+from sinks.warehouse.tables import Table
+
+_PLAIN, _TLS = 8123, 8443
+
+
+class ClickHouseSink(WarehouseSink):
+    """``clickhouse://user:password@host:8123/database?tls_enabled=&ca_cert_file=``."""
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        """Read the URI.
+
+        Raises:
+            ChangefeedError: it is malformed.
+        """
+        url = SinkURL(uri)
+        database = url.path.strip("/")
+        authority = url.take_str("ca_cert_file")
+        tls = url.take_bool("tls_enabled", authority is not None)
+        url.finish("clickhouse")
+        if not url.host or not database or "/" in database:
+            raise ChangefeedError(
+                "CF1201",
+                "a ClickHouse sink is a server and a database",
+                hint="write clickhouse://user:password@host:8123/database",
+            )
+        # The client library takes a moment to import: not before somebody wants this sink.
+        from sinks.warehouse.clickhouse_client import Address, ClickHouse
+
+        port = url.port or (_TLS if tls else _PLAIN)
+        login = url.user or "default", url.password or ""
+        self._server = ClickHouse(Address(url.host, port, *login, tls, authority), database)
+        super().__init__(self._server, options, ClickHouseStrategy())
+
+    def _look(self, table: Table, shape: Shape) -> None:
+        """Nobody's table is replaced by the view, and rows of another way of keeping (the feed had
+        another ``history``) are not mixed with these: by another key they would be lost."""
+        engine = self._server.engine(shape.topic)
+        if engine not in ("", "View"):
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: {shape.topic} is a table already, and this sink would make "
+                "a view of that name",
+                detail=f"{self._server.place}, engine {engine}",
+                hint=f"rename it (to {ROWS}{shape.topic} when its columns and engine are those "
+                "that the sink would give it), or give the feed another database.",
+            )
+        place = ROWS + shape.topic
+        engine, order = engine_of(table, shape.schema)
+        there = self._server.engine(place)
+        if there and not (same_engine(there, engine) and self._server.order(place) == set(order)):
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: {place} has another engine or another key than this feed "
+                "needs",
+                detail=f"{self._server.place}: wanted {engine} ORDER BY ({', '.join(order)})",
+                hint="drop or rename the table, or give the feed another database.",
+            )

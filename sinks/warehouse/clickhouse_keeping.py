@@ -1,0 +1,364 @@
+"""How ClickHouse keeps a table: rows with versions, and a view that shows those that are.
+
+ClickHouse has no MERGE, no transactions and no cheap UPDATE. So nothing is ever changed: every
+statement inserts rows that supersede others by their version, and a statement that is repeated, cut
+short or run late inserts what loses or what is there. ``_rows_<table>`` holds them,
+
+============= ============================== =============================================
+kept          sorted by; versions by         of a row that is gone
+============= ============================== =============================================
+one row a key key; ``_sequence_num``         ``_is_deleted`` is 1: the engine hides it
+no key        ``_row``, a digest of the row; ``_copies``, how many there are, is 0
+              ``_sequence_num``
+``append``    number, ``_ord``, ``_row``     nothing goes
+``scd2``      key, number, ``_seen``         a version with ``_gone``; ``_seen`` marks one that
+                                             a scan found as it was
+============= ============================== =============================================
+
+and the view ``<table>`` reads them with FINAL. Versions of equal number (a transaction that a
+TRUNCATE cuts in two) go by the order in which they came. Of a table without a key each distinct
+row knows up to which change its copies are counted, so a change counts once however often it comes.
+
+The same holds for the bookkeeping: ``_rows__changefeed_applied`` has a row a fact, the newest
+counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from changefeed.clock import Timestamp
+from changefeed.events import SchemaChange
+from changefeed.schema import Column, TableSchema
+from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse import clickhouse_rows as rows
+from sinks.warehouse import evolution
+from sinks.warehouse.applied import Applied
+from sinks.warehouse.clickhouse_rows import (
+    COPIES,
+    COPY,
+    CURRENT,
+    GONE,
+    IS_DELETED,
+    NEXT,
+    OURS,
+    ROW,
+    SEEN,
+    SEEN_LAST,
+)
+from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.dialect import Dialect, Warehouse
+from sinks.warehouse.staging import OPERATION, ORDER, SEQUENCE, Shape
+from sinks.warehouse.strategy import Strategy
+from sinks.warehouse.tables import (
+    COMMITTED_AT,
+    DELETED,
+    IS_CURRENT,
+    VALID_FROM,
+    VALID_TO,
+    History,
+    Keeping,
+    Staged,
+    Table,
+)
+
+ROWS = "_rows_"
+"""What the name of a table of rows begins with."""
+_FACTS = ROWS + bookkeeping.TABLE
+
+_STAMP = "_stamp"
+_NOW = "toUnixTimestamp64Nano(now64(9))"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts(Applied):
+    """The bookkeeping as facts: ``at`` is how far the table is, ``resolved`` the feed's mark.
+
+    ``table`` is the view of both; ``facts`` holds them.
+    """
+
+    facts: str
+
+    def insert(self, feed: str, topic: str) -> str:
+        text = self.d.literal
+        values = f"{text(self.id)}, 'at', {text(feed)}, {text(topic)}, 0, 0, 0, {_NOW}"
+        found = f"SELECT count() FROM {self.table} WHERE {self.d.quote('id')} = {text(self.id)}"
+        return f"{self._into()} SELECT {values} WHERE ({found}) = 0"
+
+    def lock(self, node: str) -> str:
+        raise NotImplementedError("nothing can be locked: see ClickHouseStrategy.begin")
+
+    def reset(self) -> str:
+        return self._change(version="0", seq="0", scanned="0")
+
+    def advance(self, version: int, seq: int) -> str:
+        q = self.d.quote
+        place = f"(f.{q('version')}, f.{q('seq')}) < ({version}, {seq})"
+        return self._change(place, version=str(version), seq=str(seq))
+
+    def scanned(self, version: int) -> str:
+        return self._change(scanned=str(version))
+
+    def forget(self) -> str:
+        return f"DELETE FROM {self.facts} WHERE {self.d.quote('id')} = {self.d.literal(self.id)}"
+
+    def _into(self) -> str:
+        names = ("id", "fact", "feed", "table_name", "version", "seq", "scanned", _STAMP)
+        return f"INSERT INTO {self.facts} ({', '.join(map(self.d.quote, names))})"
+
+    def _change(self, only: str = "", **sets: str) -> str:
+        """The fact ``at`` anew, with other values."""
+        q = self.d.quote
+        listed = [f"f.{q(name)}" for name in ("id", "fact", "feed", "table_name")]
+        listed += [sets.get(n) or f"f.{q(n)}" for n in ("version", "seq", "scanned")]
+        listed.append(f"greatest(f.{q(_STAMP)} + 1, {_NOW})")
+        where = f"f.{q('id')} = {self.d.literal(self.id)} AND f.{q('fact')} = 'at'"
+        where += f" AND {only}" if only else ""
+        return (
+            f"{self._into()} SELECT {', '.join(listed)} FROM {self.facts} AS f FINAL WHERE {where}"
+        )
+
+
+class ClickHouseStrategy(Strategy):
+    """Insert what supersedes; show what is."""
+
+    # ------------------------------------------------------------------ names and bookkeeping
+
+    def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
+        plain = super().table(warehouse, topic, keeping, applied)
+        return replace(plain, name=warehouse.name(self.place(topic)), view=plain.name)
+
+    def place(self, topic: str) -> str:
+        return ROWS + topic
+
+    def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
+        view, facts = warehouse.name(bookkeeping.TABLE), warehouse.name(_FACTS)
+        return _Facts(warehouse.dialect, view, job, name, facts)
+
+    def bookkeeping(self, warehouse: Warehouse) -> list[str]:
+        d, view = warehouse.dialect, warehouse.name(bookkeeping.TABLE)
+        assert isinstance(d, ClickHouseDialect)
+        text, number = d.staging_types["string"], d.staging_types["int64"]
+        texts = dict.fromkeys(("id", "fact", "feed", "table_name"), text)
+        numbers = dict.fromkeys(("version", "seq", "scanned"), number)
+        columns = {**texts, **numbers, "resolved": text, _STAMP: number}
+        facts, q = warehouse.name(_FACTS), d.quote
+        engine = f"ReplacingMergeTree({q(_STAMP)})"
+        present = [name for name in columns if name != "resolved"]
+        shown = [f"f.{q('id')} AS {q('id')}"]
+        shown += [f"anyIf(f.{q(n)}, f.{q('fact')} = 'at') AS {q(n)}" for n in _SHOWN]
+        shown.append(f"anyIf(f.{q('resolved')}, f.{q('fact')} = 'resolved') AS {q('resolved')}")
+        return [
+            d.sorted_table(facts, columns, engine, ("id", "fact"), present),
+            f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(shown)} FROM {facts} AS f FINAL "
+            f"GROUP BY f.{q('id')} HAVING countIf(f.{q('fact')} = 'at') > 0",
+        ]
+
+    def resolved(self, warehouse: Warehouse, ids: Iterable[str], at: str) -> str:
+        d = warehouse.dialect
+        names = ", ".join(map(d.quote, ("id", "fact", "resolved", _STAMP)))
+        listed = ", ".join(map(d.literal, ids))
+        return (
+            f"INSERT INTO {warehouse.name(_FACTS)} ({names}) "
+            f"SELECT arrayJoin([{listed}]), 'resolved', {d.literal(at)}, {_NOW}"
+        )
+
+    # ------------------------------------------------------------------ definitions
+
+    def check(self, table: Table, schema: TableSchema) -> None:
+        super().check(table, schema)
+        taken = [c.name for c in schema.columns if c.name in OURS]
+        if taken:
+            raise table.refused(schema, f"the column name {taken[0]} is used by the sink itself")
+        if schema.keyless and table.keeping.history is History.APPEND:
+            why = "history = 'append' needs a table with a key in ClickHouse"
+            raise table.refused(schema, why)
+
+    def has_side(self, table: Table, schema: TableSchema) -> bool:
+        return False
+
+    def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
+        d, keeping = table.d, table.keeping
+        number, text, flag = (d.staging_types[kind] for kind in ("int64", "string", "bool"))
+        found = {
+            c.name: d.rule(c, key=not schema.keyless and i in schema.key).sql
+            for i, c in enumerate(schema.columns)
+        }
+        found[SEQUENCE] = number
+        if keeping.history is History.APPEND:
+            instant = d.types["timestamptz"].sql
+            return found | {ORDER: number, OPERATION: text, COMMITTED_AT: instant, ROW: _DIGEST}
+        if keeping.history is History.SCD2:
+            return found | {GONE: "UInt8", SEEN: "UInt8"}
+        if schema.keyless:
+            return found | {ORDER: number, ROW: _DIGEST, COPIES: number}
+        return found | {IS_DELETED: "UInt8"} | ({DELETED: flag} if keeping.soft else {})
+
+    def create(self, table: Table, schema: TableSchema) -> list[str]:
+        d = table.d
+        assert isinstance(d, ClickHouseDialect)
+        columns = self.columns(table, schema)
+        engine, order = engine_of(table, schema)
+        ours = [n for n in (SEQUENCE, IS_DELETED, ORDER, COPIES, GONE) if n in columns]
+        return [d.sorted_table(table.name, columns, engine, order, ours)]
+
+    def settle(self, table: Table, schema: TableSchema) -> list[str]:
+        return [f"CREATE OR REPLACE VIEW {table.view} AS {_shown(table, schema)}"]
+
+    def evolve(self, table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[str]:
+        _can_follow(table, event)
+        steps = [change.sql for change in evolution.changes(table, event, present)]
+        return [*steps, *self.settle(table, event.new)]
+
+    def drop(self, table: Table) -> list[str]:
+        return [f"DROP VIEW IF EXISTS {table.view}", table.d.drop_table(table.name)]
+
+    # ------------------------------------------------------------------ rows
+
+    def begin(self, table: Table, node: str) -> list[str]:
+        """Nothing: a run that comes late inserts what loses."""
+        return []
+
+    def apply(self, table: Table, staged: Staged) -> list[str]:
+        if table.keeping.history is History.APPEND:
+            return [rows.append(table, staged)]
+        if table.keeping.history is History.SCD2:
+            return [
+                rows.scanned_versions(table, staged)
+                if staged.scan
+                else rows.versions(table, staged)
+            ]
+        if not staged.shape.keyless:
+            return [rows.upsert(table, staged)]
+        if staged.scan:
+            return [
+                f"ALTER TABLE {staged.staging} MOVE PARTITION {staged.batch} TO TABLE {table.scan}"
+            ]
+        return [rows.count(table, staged)]
+
+    def unstage(self, d: Dialect, staging: str, batch: int) -> str:
+        return f"ALTER TABLE {staging} DROP PARTITION {batch}"
+
+    def truncate(self, table: Table, shape: Shape, at: Timestamp, seq: int) -> list[str]:
+        d = table.d
+        q = d.quote
+        if table.keeping.history is History.APPEND:
+            names = ", ".join(map(q, (ROW, SEQUENCE, ORDER, OPERATION, COMMITTED_AT)))
+            values = f"'', {at.version}, {seq}, 'TRUNCATE', {d.instant(str(at.version))}"
+            return [f"INSERT INTO {table.name} ({names}) SELECT {values}"]
+        if table.keeping.history is History.SCD2:
+            return [rows.end_versions(table, shape, at.version, f"c.{q(CURRENT)} <= {at.version}")]
+        before = f"t.{q(SEQUENCE)} <= {at.version}"
+        if shape.keyless:
+            return [rows.no_copies(table, at.version, seq, before)]
+        return [rows.end_rows(table, shape, at.version, before)]
+
+    # ------------------------------------------------------------------ scans
+
+    def gathers(self, table: Table, shape: Shape) -> list[str]:
+        """Batches are moved there, so the table is made as staging is."""
+        if table.keeping.history is not History.OFF or not shape.keyless:
+            return []
+        create = table.d.create_staging(table.scan, shape.staging_columns(table.d))
+        return [table.d.drop_table(table.scan), create]
+
+    def begin_scan(self, table: Table, shape: Shape) -> list[str]:
+        if table.keeping.history is not History.APPEND:
+            return []
+        q = table.d.quote
+        return [
+            f"DELETE FROM {table.name} WHERE {q(OPERATION)} = 'READ' "
+            f"AND {q(SEQUENCE)} > {table.applied.value('scanned')}"
+        ]
+
+    def end_scan(self, table: Table, shape: Shape, at: Timestamp) -> list[str]:
+        q = table.d.quote
+        if table.keeping.history is History.APPEND:
+            return []
+        if table.keeping.history is History.SCD2:
+            return [rows.end_versions(table, shape, at.version, f"c.{q(SEEN_LAST)} < {at.version}")]
+        if not shape.keyless:
+            return [rows.end_rows(table, shape, at.version, f"t.{q(SEQUENCE)} < {at.version}")]
+        return [rows.take_place(table, shape, at.version), f"TRUNCATE TABLE {table.scan}"]
+
+
+_DIGEST = "FixedString(16)"
+_SHOWN = ("feed", "table_name", "version", "seq", "scanned")
+
+
+def engine_of(table: Table, schema: TableSchema) -> tuple[str, tuple[str, ...]]:
+    """The engine of a table of rows, and what it is sorted by."""
+    q, key = table.d.quote, tuple(c.name for c in schema.key_columns)
+    if table.keeping.history is History.APPEND:
+        return "ReplacingMergeTree", (SEQUENCE, ORDER, ROW)
+    if table.keeping.history is History.SCD2:
+        return "ReplacingMergeTree", (*key, SEQUENCE, SEEN)
+    if schema.keyless:
+        return f"ReplacingMergeTree({q(SEQUENCE)})", (ROW,)
+    return f"ReplacingMergeTree({q(SEQUENCE)}, {q(IS_DELETED)})", key
+
+
+def same_engine(found: str, wanted: str) -> bool:
+    """The engine that a server tells of does what the wanted one does: it may be replicated, which
+    has arguments of its own before these."""
+    (kind, given), (name, arguments) = _parts(found), _parts(wanted)
+    if not kind.endswith(name):
+        return False
+    return given.endswith(arguments) if arguments else SEQUENCE not in given
+
+
+def _parts(engine: str) -> tuple[str, str]:
+    """``ReplacingMergeTree(a, b) ORDER BY c`` -> its name and ``a, b``."""
+    parts = re.match(r"(\w*)(?:\(([^)]*)\))?", engine.replace("`", ""))
+    return (parts[1], parts[2] or "") if parts else ("", "")
+
+
+def _shown(table: Table, schema: TableSchema) -> str:
+    """SELECT of the rows that are, for the view. Columns that others added are shown too."""
+    d, keeping = table.d, table.keeping
+    q = d.quote
+    number = f", {q(SEQUENCE)} AS {q(table.sequence)}"
+    if keeping.history is History.SCD2:
+        key = ", ".join(q(c.name) for c in schema.key_columns)
+        following = (
+            f"leadInFrame({q(SEQUENCE)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)} "
+            "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
+        )
+        ends = f"if({q(NEXT)} = 0, NULL, {d.instant(q(NEXT))})"
+        return (
+            f"SELECT * EXCEPT ({', '.join(map(q, (SEQUENCE, GONE, SEEN, NEXT)))}){number}, "
+            f"{d.instant(q(SEQUENCE))} AS {q(VALID_FROM)}, {ends} AS {q(VALID_TO)}, "
+            f"{q(NEXT)} = 0 AS {q(IS_CURRENT)} FROM "
+            f"(SELECT *, {following} AS {q(NEXT)} FROM {table.name} FINAL WHERE {q(SEEN)} = 0) "
+            f"WHERE {q(GONE)} = 0"
+        )
+    if keeping.history is History.APPEND:
+        hidden = ", ".join(map(q, (SEQUENCE, ROW)))
+        return f"SELECT * EXCEPT ({hidden}){number} FROM {table.name} FINAL"
+    number = number if keeping.sequence else ""
+    if schema.keyless:
+        listed = ", ".join(q(c.name) for c in schema.columns)
+        copies = f"range(toUInt64(greatest({q(COPIES)}, 0))) AS {q(COPY)}"
+        return f"SELECT {listed}{number} FROM {table.name} FINAL ARRAY JOIN {copies}"
+    hidden = ", ".join(map(q, (SEQUENCE, IS_DELETED)))
+    return f"SELECT * EXCEPT ({hidden}){number} FROM {table.name} FINAL"
+
+
+def _can_follow(table: Table, event: SchemaChange) -> None:
+    """ClickHouse can alter no column of a sorting key, and a digest is made of all columns."""
+    d, old, new = table.d, event.old, event.new
+
+    def told(columns: Sequence[Column]) -> list[tuple[object, str, str]]:
+        return [(c.number or c.name, c.name, d.rule(c).sql) for c in columns]
+
+    if old.keyless and new.keyless and told(old.columns) != told(new.columns):
+        why = "a table without a key cannot change its columns in ClickHouse"
+        raise evolution.refused(table, new, why)
+    same_key = old.keyless == new.keyless and len(old.key) == len(new.key)
+    if not old.keyless and same_key:
+        for was, column in zip(told(old.key_columns), told(new.key_columns), strict=True):
+            if was[0] == column[0] and was != column:
+                why = f"ClickHouse cannot alter the column {was[1]}, which is part of the key"
+                raise evolution.refused(table, new, why)

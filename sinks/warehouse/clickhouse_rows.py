@@ -1,0 +1,330 @@
+"""The INSERTs of :mod:`.clickhouse_keeping`: what they insert is rows of a version.
+
+A batch is one statement, out of its staging table: the latest change of each key, the count of
+each distinct row, a version of each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sinks.warehouse.applied import LAST
+from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.merge import unapplied
+from sinks.warehouse.staging import BEFORE, MISSING, OPERATION, ORDER, SEQUENCE, Shape
+from sinks.warehouse.tables import COMMITTED_AT, DELETED, Staged, Table
+
+IS_DELETED, ROW, COPIES, GONE, SEEN = "_is_deleted", "_row", "_copies", "_gone", "_seen"
+NEXT, CURRENT, SEEN_LAST, COPY = "_next", "_current", "_last", "_copy"
+_ENDED, _ONE = "_ended", "_one"
+#: Names that columns of a source may not have.
+OURS = frozenset(
+    {IS_DELETED, ROW, COPIES, GONE, SEEN, NEXT, CURRENT, SEEN_LAST, COPY, _ENDED, _ONE}
+)
+
+# ------------------------------------------------------------------------------- one row a key
+
+
+def upsert(table: Table, staged: Staged) -> str:
+    """The latest change of each key of a batch, as a row of its version."""
+    d, shape, soft = table.d, staged.shape, table.keeping.soft
+    q = d.quote
+    gone = f"d.{q(OPERATION)} = 'DELETE'"
+    unsent = sorted(staged.missing - set(shape.schema.key))
+    values = []
+    for i, column in enumerate(shape.columns):
+        if i in shape.schema.key:
+            values.append(f"d.{q(column.name)}")
+            continue
+        value, there = d.rule(column).of(f"d.{q(column.name)}"), f"t.{q(column.name)}"
+        value = f"if(d.{q(_keep(i))}, {there}, {value})" if i in unsent else value
+        values.append(f"if({gone}, {there}, {value})" if soft else value)
+    names = [*shape.names, SEQUENCE, IS_DELETED]
+    values += [f"d.{q(SEQUENCE)}", "0" if soft else gone]
+    if soft:
+        names.append(DELETED)
+        values.append(gone)
+    sql = (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
+        f"FROM ({_latest(table, staged, unsent)}) AS d"
+    )
+    if not soft and not unsent:
+        return sql
+    wanted = shape.names if soft else [*shape.key, *(shape.names[i] for i in unsent)]
+    sql += f" LEFT JOIN ({_present(table, staged, wanted)}) AS t ON {d.same(shape.key, 'd', 't')}"
+    return f"{sql} WHERE NOT ({gone} AND t.{q(SEQUENCE)} = 0)" if soft else sql
+
+
+def _latest(table: Table, staged: Staged, unsent: Sequence[int]) -> str:
+    """SELECT of one row a key: the key as it is kept, the other columns as they were staged."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    when = f"(s.{q(SEQUENCE)}, s.{q(ORDER)})"
+    key = _key(table, shape)
+    listed = [f"{value} AS {q(name)}" for name, value in key.items()]
+    for i, name in enumerate(shape.names):
+        if i in shape.schema.key:
+            continue
+        # In a tuple, because argMax skips what is NULL.
+        value = f"argMax(tuple(s.{q(name)}), {when})"
+        if i in unsent:
+            sent = f"s.{q(OPERATION)} <> 'DELETE' AND ifNull(s.{q(MISSING)}, '') NOT LIKE '%,{i},%'"
+            value = f"argMaxIf(tuple(s.{q(name)}), {when}, {sent})"
+            listed.append(f"countIf({sent}) = 0 AS {q(_keep(i))}")
+        listed.append(f"tupleElement({value}, 1) AS {q(name)}")
+    listed.append(f"max(s.{q(SEQUENCE)}) AS {q(SEQUENCE)}")
+    listed.append(f"argMax(s.{q(OPERATION)}, {when}) AS {q(OPERATION)}")
+    return (
+        f"SELECT {', '.join(listed)} FROM {staged.staging} AS s WHERE {staged.where(d)} "
+        f"AND {unapplied(table, staged)} GROUP BY {', '.join(key.values())}"
+    )
+
+
+def _present(table: Table, staged: Staged, names: Sequence[str]) -> str:
+    """SELECT of the rows that the target has of the keys of a batch."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    key = ", ".join(map(q, shape.key))
+    asked = ", ".join(_key(table, shape).values())
+    return (
+        f"SELECT {', '.join(map(q, (*names, SEQUENCE)))} FROM {table.name} FINAL WHERE ({key}) IN "
+        f"(SELECT {asked} FROM {staged.staging} AS s WHERE {staged.where(d)})"
+    )
+
+
+def _key(table: Table, shape: Shape) -> dict[str, str]:
+    """Key column -> its value as it is kept, of a staged row."""
+    d = table.d
+    return {
+        c.name: d.rule(c, key=True).of(f"s.{d.quote(c.name)}") for c in shape.schema.key_columns
+    }
+
+
+def _keep(place: int) -> str:
+    return f"_keep_{place}"
+
+
+def end_rows(table: Table, shape: Shape, version: int, where: str) -> str:
+    """Rows end at a version: marked for readers, or for the engine."""
+    q = table.d.quote
+    if table.keeping.soft:
+        ended = f"{version} AS {q(SEQUENCE)}, true AS {q(DELETED)}"
+        return (
+            f"INSERT INTO {table.name} SELECT * REPLACE ({ended}) FROM {table.name} AS t "
+            f"FINAL WHERE {where} AND NOT ifNull(t.{q(DELETED)}, false)"
+        )
+    names, key = (*shape.key, SEQUENCE, IS_DELETED), ", ".join(map(q, shape.key))
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {key}, {version}, 1 "
+        f"FROM {table.name} AS t FINAL WHERE {where}"
+    )
+
+
+# ------------------------------------------------------------------------------- no key
+
+
+def _digest(d: Dialect, names: Sequence[str], prefix: str = "") -> str:
+    """What tells rows apart, of a staged row: there every value is a text or a number."""
+    listed = ", ".join(f"s.{d.quote(prefix + name)}" for name in names)
+    return f"sipHash128(toJSONString(tuple({listed})))"
+
+
+def _counted(table: Table) -> list[str]:
+    return [ROW, COPIES, SEQUENCE, ORDER]
+
+
+def count(table: Table, staged: Staged) -> str:
+    """Each distinct row of the batch with the copies there are of it now."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    sides = (
+        f"{_side(table, staged, '', 1, ('INSERT', 'UPDATE'))} UNION ALL "
+        f"{_side(table, staged, BEFORE, -1, ('DELETE', 'UPDATE'))}"
+    )
+    known = (
+        f"SELECT {', '.join(map(q, _counted(table)))} FROM {table.name} FINAL "
+        f"WHERE {q(ROW)} IN (SELECT {q(ROW)} FROM ({sides}))"
+    )
+    row = ", ".join(f"any(c.{q(name)}) AS {q(name)}" for name in shape.names)
+    summed = (
+        f"SELECT {row}, c.{q(ROW)} AS {q(ROW)}, any(t.{q(COPIES)}) + sum(c.{q(_ONE)}) AS "
+        f"{q(COPIES)}, max((c.{q(SEQUENCE)}, c.{q(ORDER)})) AS {q(SEEN_LAST)} FROM ({sides}) AS c "
+        f"LEFT JOIN ({known}) AS t ON c.{q(ROW)} = t.{q(ROW)} "
+        f"WHERE (c.{q(SEQUENCE)}, c.{q(ORDER)}) > (t.{q(SEQUENCE)}, t.{q(ORDER)}) "
+        f"GROUP BY c.{q(ROW)}"
+    )
+    last = [f"tupleElement(n.{q(SEEN_LAST)}, {place})" for place in (1, 2)]
+    values = [*_typed(table, shape, "n"), f"n.{q(ROW)}", f"n.{q(COPIES)}", *last]
+    names = [*shape.names, *_counted(table)]
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "
+        f"SELECT {', '.join(values)} FROM ({summed}) AS n"
+    )
+
+
+def _side(table: Table, staged: Staged, prefix: str, one: int, operations: Sequence[str]) -> str:
+    """SELECT of the rows that came (the row after), or of those that went (the row before)."""
+    d, names = table.d, staged.shape.names
+    q = d.quote
+    listed = [f"s.{q(prefix + name)} AS {q(name)}" for name in names]
+    listed += [f"{_digest(d, names, prefix)} AS {q(ROW)}", f"{one} AS {q(_ONE)}"]
+    listed += [f"s.{q(name)} AS {q(name)}" for name in (SEQUENCE, ORDER)]
+    return (
+        f"SELECT {', '.join(listed)} FROM {staged.staging} AS s WHERE {staged.where(d)} AND "
+        f"s.{q(OPERATION)} IN ({', '.join(map(d.literal, operations))}) AND "
+        f"{unapplied(table, staged)}"
+    )
+
+
+def _typed(table: Table, shape: Shape, alias: str) -> list[str]:
+    d = table.d
+    return [d.rule(c).of(f"{alias}.{d.quote(c.name)}") for c in shape.columns]
+
+
+def no_copies(table: Table, version: int, seq: int, where: str) -> str:
+    q = table.d.quote
+    ended = f"0 AS {q(COPIES)}, {version} AS {q(SEQUENCE)}, {seq} AS {q(ORDER)}"
+    return (
+        f"INSERT INTO {table.name} SELECT * REPLACE ({ended}) FROM {table.name} AS t "
+        f"FINAL WHERE {where} AND t.{q(COPIES)} <> 0"
+    )
+
+
+def take_place(table: Table, shape: Shape, version: int) -> str:
+    """The copies are those that the scan found."""
+    d = table.d
+    q = d.quote
+    digest = _digest(d, shape.names)
+    row = ", ".join(f"any(s.{q(name)}) AS {q(name)}" for name in shape.names)
+    found = (
+        f"SELECT {row}, {digest} AS {q(ROW)}, count() AS {q(COPIES)} FROM {table.scan} AS s "
+        f"GROUP BY {digest}"
+    )
+    names = [*shape.names, *_counted(table)]
+    values = [*_typed(table, shape, "n"), f"n.{q(ROW)}", f"toInt64(n.{q(COPIES)})"]
+    left = [*(f"t.{q(name)}" for name in shape.names), f"t.{q(ROW)}", "toInt64(0)"]
+    at = f"toInt64({version}), toInt64({LAST})"
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "
+        f"SELECT {', '.join(values)}, {at} FROM ({found}) AS n UNION ALL "
+        f"SELECT {', '.join(left)}, {at} FROM {table.name} AS t FINAL WHERE t.{q(COPIES)} <> 0 "
+        f"AND t.{q(SEQUENCE)} <= {version} "
+        f"AND t.{q(ROW)} NOT IN (SELECT {digest} FROM {table.scan} AS s)"
+    )
+
+
+# ------------------------------------------------------------------------------- history
+
+
+def append(table: Table, staged: Staged) -> str:
+    d, shape = table.d, staged.shape
+    q = d.quote
+    values = _typed(table, shape, "s")
+    values += [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION)]
+    values += [d.instant(f"s.{q(SEQUENCE)}"), _digest(d, shape.key)]
+    names = [*shape.names, SEQUENCE, ORDER, OPERATION, COMMITTED_AT, ROW]
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
+        f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
+    )
+
+
+def versions(table: Table, staged: Staged) -> str:
+    """One version a key and transaction."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    when = f"s.{q(ORDER)}"
+    key = _key(table, shape)
+    listed = [f"{value} AS {q(name)}" for name, value in key.items()]
+    listed += [
+        f"tupleElement(argMax(tuple(s.{q(name)}), {when}), 1) AS {q(name)}"
+        for i, name in enumerate(shape.names)
+        if i not in shape.schema.key
+    ]
+    listed += [f"s.{q(SEQUENCE)} AS {q(SEQUENCE)}"]
+    listed += [f"argMax(s.{q(OPERATION)}, {when}) AS {q(OPERATION)}"]
+    latest = (
+        f"SELECT {', '.join(listed)} FROM {staged.staging} AS s WHERE {staged.where(d)} "
+        f"AND {unapplied(table, staged)} "
+        f"GROUP BY {', '.join((*key.values(), f's.{q(SEQUENCE)}'))}"
+    )
+    names = [*shape.names, SEQUENCE, GONE, SEEN]
+    values = [*_kept(table, shape, "d"), f"d.{q(SEQUENCE)}", f"d.{q(OPERATION)} = 'DELETE'", "0"]
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "
+        f"SELECT {', '.join(values)} FROM ({latest}) AS d"
+    )
+
+
+def _kept(table: Table, shape: Shape, alias: str) -> list[str]:
+    """Columns of a row whose key is as it is kept and whose other columns are as staged."""
+    d = table.d
+    return [
+        f"{alias}.{d.quote(c.name)}"
+        if i in shape.schema.key
+        else d.rule(c).of(f"{alias}.{d.quote(c.name)}")
+        for i, c in enumerate(shape.columns)
+    ]
+
+
+def scanned_versions(table: Table, staged: Staged) -> str:
+    """Rows of a scan: a version of those that differ from the current one, else a mark."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    equal = " AND ".join(
+        f"ifNull(x.{q(n)} = t.{q(n)}, isNull(x.{q(n)}) AND isNull(t.{q(n)}))" for n in shape.names
+    )
+    typed = ", ".join(
+        f"{value} AS {q(c.name)}"
+        for value, c in zip(_typed(table, shape, "s"), shape.columns, strict=True)
+    )
+    rows = (
+        f"SELECT {typed}, s.{q(SEQUENCE)} AS {q(SEQUENCE)} FROM {staged.staging} AS s "
+        f"WHERE {staged.where(d)} AND {unapplied(table, staged)}"
+    )
+    asked = ", ".join(_key(table, shape).values())
+    key = ", ".join(map(q, shape.key))
+    current = (
+        f"{_current(table, shape)} AND ({key}) IN "
+        f"(SELECT {asked} FROM {staged.staging} AS s WHERE {staged.where(d)})"
+    )
+    listed = ", ".join(f"x.{q(name)}" for name in (*shape.names, SEQUENCE))
+    names = [*shape.names, SEQUENCE, GONE, SEEN]
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "
+        f"SELECT {listed}, 0, t.{q(SEQUENCE)} <> 0 AND {equal} FROM ({rows}) AS x "
+        f"LEFT JOIN ({current}) AS t ON {d.same(shape.key, 'x', 't')}"
+    )
+
+
+def _current(table: Table, shape: Shape) -> str:
+    """SELECT of the current versions; more conditions may follow."""
+    q = table.d.quote
+    key = ", ".join(map(q, shape.key))
+    newest = (
+        f"SELECT {key}, max({q(SEQUENCE)}) FROM {table.name} FINAL "
+        f"WHERE {q(SEEN)} = 0 GROUP BY {key}"
+    )
+    return (
+        f"SELECT {', '.join(map(q, (*shape.names, SEQUENCE)))} FROM {table.name} FINAL "
+        f"WHERE {q(SEEN)} = 0 AND {q(GONE)} = 0 AND ({key}, {q(SEQUENCE)}) IN ({newest})"
+    )
+
+
+def end_versions(table: Table, shape: Shape, version: int, where: str) -> str:
+    """Current versions end. ``where`` is about ``c``: a key with the number of its current version
+    and that at which it was seen last."""
+    q = table.d.quote
+    key = ", ".join(map(q, shape.key))
+    current = (
+        f"SELECT {key}, maxIf({q(SEQUENCE)}, {q(SEEN)} = 0) AS {q(CURRENT)}, "
+        f"max({q(SEQUENCE)}) AS {q(SEEN_LAST)}, "
+        f"argMaxIf({q(GONE)}, {q(SEQUENCE)}, {q(SEEN)} = 0) AS {q(_ENDED)} "
+        f"FROM {table.name} FINAL GROUP BY {key}"
+    )
+    names = ", ".join(map(q, (*shape.key, SEQUENCE, GONE, SEEN)))
+    listed = ", ".join(f"c.{q(name)}" for name in shape.key)
+    return (
+        f"INSERT INTO {table.name} ({names}) SELECT {listed}, {version}, 1, 0 "
+        f"FROM ({current}) AS c WHERE c.{q(_ENDED)} = 0 AND {where}"
+    )

@@ -1,0 +1,205 @@
+"""Which statements keep a target: the one way of transactional targets, to be overridden.
+
+The sink (:mod:`.sink`) decides when something happens, the dialect how an expression is spelled,
+and this in between what is done. A target without transactions brings a subclass
+(:mod:`.clickhouse_keeping`). Nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from changefeed.clock import Timestamp
+from changefeed.events import SchemaChange
+from changefeed.schema import TableSchema
+from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse import evolution, history, keyless
+from sinks.warehouse.applied import Applied
+from sinks.warehouse.dialect import Dialect, Warehouse
+from sinks.warehouse.merge import merge
+from sinks.warehouse.staging import BATCH, SEQUENCE, Shape
+from sinks.warehouse.tables import DELETED, History, Keeping, Staged, Table
+
+
+class Strategy:
+    """Merge what is staged into the target, all of a round in one transaction."""
+
+    # ------------------------------------------------------------------ names and bookkeeping
+
+    def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
+        """A target table and what belongs to it."""
+        return Table.of(warehouse, topic, keeping, applied)
+
+    def place(self, topic: str) -> str:
+        """The table that holds the rows of a topic, unquoted: its columns are looked at."""
+        return topic
+
+    def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
+        """The bookkeeping of one table."""
+        return Applied(warehouse.dialect, warehouse.name(bookkeeping.TABLE), job, name)
+
+    def bookkeeping(self, warehouse: Warehouse) -> list[str]:
+        """Definitions of the bookkeeping."""
+        d = warehouse.dialect
+        table = warehouse.name(bookkeeping.TABLE)
+        return [d.create_table(table, bookkeeping.columns(d), ("id",))]
+
+    def resolved(self, warehouse: Warehouse, ids: Iterable[str], at: str) -> str:
+        """These tables of a feed are complete up to this timestamp."""
+        return bookkeeping.resolved(warehouse.dialect, warehouse.name(bookkeeping.TABLE), ids, at)
+
+    # ------------------------------------------------------------------ definitions
+
+    def check(self, table: Table, schema: TableSchema) -> None:
+        """The table can be kept as the options say.
+
+        Raises:
+            ChangefeedError: CF5006, with the reason.
+        """
+        table.check(schema)
+
+    def has_side(self, table: Table, schema: TableSchema) -> bool:
+        """A table beside the target keeps the sequence numbers."""
+        return table.has_side(schema)
+
+    def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
+        """Columns of the table that holds the rows, and their SQL types."""
+        return table.columns(schema)
+
+    def create(self, table: Table, schema: TableSchema) -> list[str]:
+        """Definitions of a target that is not there."""
+        columns, key = self.columns(table, schema), table.declared_key(schema)
+        made = [table.d.create_table(table.name, columns, key)]
+        return [table.d.drop_table(table.side), *made] if table.has_side(schema) else made
+
+    def settle(self, table: Table, schema: TableSchema) -> list[str]:
+        """Definitions of what stands beside a target that is there and has all its columns."""
+        if not table.has_side(schema):
+            return []
+        key = tuple(c.name for c in schema.key_columns)
+        return [table.d.create_table(table.side, table.side_columns(schema), key)]
+
+    def evolve(self, table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[str]:
+        """Definitions that give the target the new shape; ``present`` are its columns now.
+
+        Raises:
+            ChangefeedError: CF5006, it cannot follow.
+        """
+        steps = [change.sql for change in evolution.changes(table, event, present)]
+        if table.has_side(event.new):
+            steps += _evolve_side(table, event)
+        return steps
+
+    def drop(self, table: Table) -> list[str]:
+        """Definitions that leave nothing of the target."""
+        return [table.d.drop_table(table.name), table.d.drop_table(table.side)]
+
+    # ------------------------------------------------------------------ rows
+
+    def begin(self, table: Table, node: str) -> list[str]:
+        """First of a run that changes the table."""
+        return [table.applied.lock(node)]
+
+    def apply(self, table: Table, staged: Staged) -> list[str]:
+        """A staged batch becomes part of the target."""
+        if table.keeping.history is History.APPEND:
+            return history.append(table, staged)
+        if table.keeping.history is History.SCD2:
+            return history.versions(table, staged)
+        if not staged.shape.keyless:
+            return merge(table, staged)
+        return keyless.gather(table, staged) if staged.scan else keyless.count_merge(table, staged)
+
+    def unstage(self, d: Dialect, staging: str, batch: int) -> str:
+        """A batch leaves its staging table (a finished name)."""
+        return f"DELETE FROM {staging} WHERE {d.quote(BATCH)} = {batch}"
+
+    def truncate(self, table: Table, shape: Shape, at: Timestamp, seq: int) -> list[str]:
+        """All rows of the table went at the source."""
+        d = table.d
+        if table.keeping.history is not History.OFF:
+            statements = history.truncate(table, shape, at)
+        elif table.keeping.soft:
+            statements = [soft_delete_all(table, at.version)]
+        else:
+            statements = [f"DELETE FROM {table.name} WHERE 1 = 1"]
+        if table.has_side(shape.schema):
+            number = d.quote(SEQUENCE)
+            statements.append(
+                f"UPDATE {table.side} SET {number} = {at.version} WHERE 1 = 1"
+                if table.keeping.soft
+                else f"DELETE FROM {table.side} WHERE 1 = 1"
+            )
+        return statements
+
+    # ------------------------------------------------------------------ scans
+
+    def gathers(self, table: Table, shape: Shape) -> list[str]:
+        """Definitions of where a scan gathers that cannot go to the target row by row."""
+        if table.keeping.history is not History.OFF or not shape.keyless:
+            return []
+        columns = keyless.scan_columns(table.d, shape)
+        return [table.d.drop_table(table.scan), table.d.create_table(table.scan, columns)]
+
+    def begin_scan(self, table: Table, shape: Shape) -> list[str]:
+        """What a scan that broke off has left in the target goes, where it could not be told
+        from this one's rows."""
+        return [] if table.keeping.history is History.OFF else history.begin_scan(table)
+
+    def end_scan(self, table: Table, shape: Shape, at: Timestamp) -> list[str]:
+        """The whole scan was applied: what it did not find goes."""
+        if table.keeping.history is not History.OFF:
+            return history.end_scan(table, shape, at)
+        if shape.keyless:
+            return keyless.take_place(table, shape)
+        return sweep(table, shape, at.version)
+
+
+def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
+    """Key columns of the side table follow those of the target."""
+    d, pairs = table.d, zip(event.old.key_columns, event.new.key_columns, strict=True)
+    found = []
+    for old, new in pairs:
+        if old.name != new.name:
+            found.append(d.rename_column(table.side, old.name, new.name))
+        if d.rule(old, key=True).sql != d.rule(new, key=True).sql:
+            found.append(d.widen_column(table.side, new.name, d.rule(new, key=True).sql))
+    return found
+
+
+def sweep(table: Table, shape: Shape, version: int) -> list[str]:
+    """Rows of an older version than a scan are not at the source any more."""
+    d = table.d
+    if not table.has_side(shape.schema):
+        old = f"coalesce({d.quote(table.sequence)}, 0) < {version}"
+        if table.keeping.soft:
+            return [soft_delete_all(table, version, f"{old} AND NOT {live(table)}")]
+        return [f"DELETE FROM {table.name} WHERE {old}"]
+    number = d.quote(SEQUENCE)
+    older = f"t_old.{number} < {version}"
+    match = (
+        f"NOT EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE "
+        f"{d.same(shape.key, 't_old', table.name)} AND NOT {older})"
+    )
+    statements = (
+        [soft_delete_all(table, version, match)]
+        if table.keeping.soft
+        else [f"DELETE FROM {table.name} WHERE {match}"]
+    )
+    if not table.keeping.soft:
+        statements.append(f"DELETE FROM {table.side} WHERE {number} < {version}")
+    return statements
+
+
+def live(table: Table) -> str:
+    """SQL: the row is marked as deleted."""
+    return f"coalesce({table.d.quote(DELETED)}, {table.d.false})"
+
+
+def soft_delete_all(table: Table, version: int, where: str = "1 = 1") -> str:
+    """Mark rows as deleted."""
+    d = table.d
+    sets = f"{d.quote(DELETED)} = {d.true}"
+    if table.keeping.sequence:
+        sets += f", {d.quote(table.keeping.sequence)} = {version}"
+    return f"UPDATE {table.name} SET {sets} WHERE {where}"
