@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 
 from changefeed.clock import Timestamp
 from changefeed.errors import Action, ChangefeedError
@@ -253,6 +254,42 @@ def test_messages_without_a_registry_say_their_type() -> None:
     bare = message_schema(PLAN).field("value")
     assert bare.metadata[PROTO_KEY].decode() == value_proto(PLAN)
     assert message_schema(replace(PLAN, registered=Registered(1, 2))) is MESSAGE_SCHEMA
+
+
+# ------------------------------------------------------------------------------- messages
+
+ROW = 'a: 1 b: "y"'
+SHAPES: list[tuple[MessagePlan, str, str | None]] = [
+    (PLAN, f"after {{ {ROW} }}", ""),
+    (
+        replace(PLAN, diff=True, key_in_value=True, topic_in_value=True),
+        f'before {{ a: 1 b: "x" }} after {{ {ROW} }} key {{ a: 1 }} topic: "t"',
+        'before { a: 1 b: "x" } key { a: 1 } topic: "t"',
+    ),
+    (replace(PLAN, envelope=Envelope.ROW), ROW, None),
+    (replace(PLAN, envelope=Envelope.BARE), f"record {{ {ROW} }}", "record { a: 1 }"),
+    (
+        replace(PLAN, envelope=Envelope.ENRICHED),
+        f'after {{ {ROW} }} op: "u" ts_ns: 5',
+        'op: "d" ts_ns: 5',
+    ),
+]
+
+
+@pytest.mark.parametrize(("plan", "update", "delete"), SHAPES)
+def test_an_update_and_a_delete(plan: MessagePlan, update: str, delete: str | None) -> None:
+    """As Google's runtime prints them."""
+    image = {"0": 1, "1": "x"}
+    rows = log_table(T, [change("u", [1, "y"], image), change("d", None, image)])
+    made = encode_messages(rows, plan, now_ns=5).to_pylist()
+    kind = message_class(value_proto(plan) or "")
+    found = [
+        None if m["value"] is None else text_format.MessageToString(kind.FromString(m["value"]))
+        for m in made
+    ]
+    assert [text and " ".join(text.split()) for text in found] == [update, delete]
+    keys = message_class(key_proto(plan))
+    assert [keys.FromString(m["key"]).a for m in made] == [1, 1]
 
 
 # ------------------------------------------------------------------------------- versions
