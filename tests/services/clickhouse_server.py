@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import base64
+import os
 import re
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -129,6 +131,8 @@ if __name__ == "__main__":
     words.add_argument("--password", required=True)
     given = words.parse_args()
     _Handler.engine = _Engine(given.folder)
+    # The engine has put a handler of its own there, which would wait for a shutdown of a server.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     token = base64.b64encode(f"{given.user}:{given.password}".encode()).decode()
     _Handler.login = f"Basic {token}"
     ThreadingHTTPServer(("127.0.0.1", given.port), _Handler).serve_forever()

@@ -14,10 +14,13 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 from confluent_kafka import Producer
 from google.api_core.exceptions import BadRequest, Conflict
 
 from tests.services.bigquery import BigQueryEmulator
+from tests.services.cache import server_folder
+from tests.services.clickhouse import ClickHouseServer
 from tests.services.kafka import PASSWORD, USER, KafkaBroker
 from tests.services.postgres import MAJORS, Database, PostgresCluster
 from tests.services.snowflake import SnowflakeEmulator
@@ -210,3 +213,34 @@ def test_snowflake_stand_in_takes_uploads(snowflake: SnowflakeEmulator, tmp_path
         cursor = run("select A from T order by A")
         assert cursor is not None
         assert cursor.fetchall() == [(1,), (2,)]
+
+
+@pytest.mark.clickhouse
+def test_clickhouse_is_the_engine_behind_its_clients_protocol(clickhouse: ClickHouseServer) -> None:
+    with clickhouse.database() as name, clickhouse.client() as client:
+        client.command(f"CREATE DATABASE {name}")
+        order = "ENGINE = ReplacingMergeTree(v) ORDER BY a"
+        client.command(f"CREATE TABLE {name}.t (a Int32, b Nullable(String), v Int64) {order}")
+        for version, text in ((2, "new ☃"), (1, "old\n'")):
+            rows = pa.table({"a": pa.array([1], pa.int32()), "b": [text], "v": [version]})
+            client.insert_arrow(f"{name}.t", rows)
+        client.command(f"INSERT INTO {name}.t (a, v) VALUES (2, 1)")
+        found = clickhouse.query(f"SELECT a, b FROM {name}.t FINAL ORDER BY a")
+        assert found == [(1, "new ☃"), (2, None)]
+        with pytest.raises(DatabaseError) as caught:
+            client.query(f"SELECT missing FROM {name}.t", settings={"join_use_nulls": 1})
+        assert caught.value.code == 47
+
+
+@pytest.mark.clickhouse
+def test_clickhouse_keeps_its_data() -> None:
+    with server_folder("clickhouse") as folder:
+        server = ClickHouseServer(folder)
+        server.start()
+        server.query("CREATE DATABASE d")
+        server.query("CREATE TABLE d.t ENGINE = MergeTree ORDER BY a AS SELECT 7 AS a")
+        server.kill()
+        assert not server.ready()
+        server.start()
+        assert server.query("SELECT a FROM d.t") == [(7,)]
+        server.stop()
