@@ -280,6 +280,8 @@ class _Life:
 
         _quiet_py4j()
         settings = {**_settings(engine, self.scratch), **engine._settings}
+        if "hadoop-aws" in self.packs:
+            settings |= _STORE_SETTINGS
         jars = paths(sorted(self.packs))
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         if java is not None:
@@ -444,6 +446,11 @@ _SETTINGS = {
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "5",
 }
+
+
+#: Of a session that writes to an object store: what goes there is gathered in local files, by a
+#: class that takes no other filesystem than Hadoop's own for the local one.
+_STORE_SETTINGS = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
 
 
 def _cores(master: str | None) -> int:

@@ -23,6 +23,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: Filesystems that need more than PySpark brings.
 _PACKS = {"s3a": "hadoop-aws"}
 
+#: Databases that a JDBC catalog may be in, whose driver we bring.
+_DRIVERS = {"jdbc:postgresql:": "postgresql-jdbc"}
+
 #: What a catalog takes beside type, uri and warehouse, by the beginning of the name.
 _CATALOG_SETTINGS = (
     "s3.",
@@ -118,11 +121,16 @@ def _iceberg(url: SinkURL) -> Place:
     if kind == "hadoop" and address:
         raise ChangefeedError("CF1207", "a hadoop catalog has no uri: its warehouse is the place")
     own = {"type": kind, "uri": address or "", "warehouse": root}
+    if kind == "jdbc":
+        # Spark asks for views whenever it looks for a table; the older form has none and fails.
+        own["jdbc.schema-version"] = "V1"
     own |= url.take_prefixed(*_CATALOG_SETTINGS)
     own |= {f"hadoop.{name}": value for name, value in url.take_prefixed("fs.").items()}
     url.finish()
     settings = [(name, value) for name, value in own.items() if value]
-    return Place("iceberg", root, catalog, namespace, tuple(settings), _packs("iceberg", scheme))
+    packs = _packs("iceberg", scheme)
+    packs += tuple(its for head, its in _DRIVERS.items() if (address or "").startswith(head))
+    return Place("iceberg", root, catalog, namespace, tuple(settings), packs)
 
 
 def _packs(own: str, scheme: str) -> tuple[str, ...]:

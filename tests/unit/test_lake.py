@@ -53,10 +53,12 @@ def test_catalog_settings() -> None:
         "type": "jdbc",
         "uri": "jdbc:postgresql://h/db",
         "warehouse": "s3a://b/w",
+        "jdbc.schema-version": "V1",
         "jdbc.user": "u",
         "jdbc.password": "p",
         "hadoop.fs.s3a.endpoint": "http://127.0.0.1:9",
     }
+    assert place.packs == ("iceberg", "hadoop-aws", "postgresql-jdbc")
     assert "p'" not in repr(place)
 
 
