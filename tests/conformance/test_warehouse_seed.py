@@ -1,49 +1,110 @@
-"""The Replicator's two worked examples (with and without a primary key), event by event.
+"""The Replicator's two worked examples (with and without a primary key), event by event and
+staging table by staging table, on DuckDB and on BigQuery's emulator, every batch applied twice.
 
-What differs from its text: an UPDATE that changes the key is a DELETE of the old and an INSERT of
-the new key, so that a batch may be applied twice; and all of it is, here.
+What differs from its text:
+
+* An UPDATE that changes the key is a DELETE of the old and an INSERT of the new key, so that a
+  batch may be applied twice.
+* Of a table with a key ``_before_`` columns are those of the key; nothing needs the others.
+* A batch leaves the staging table in the transaction of its merge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from sinks.testing.rows import Change, Row, RowFeed, Source, delete, insert, table_of, update
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.bigquery_client import BigQueryWarehouse
+from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.duckdb import DuckDB
 from sinks.warehouse.sink import WarehouseSink
+from tests.services.bigquery import PROJECT, BigQueryEmulator
+
+STAGING = "_staging_customers"
 
 Staged = list[tuple[object, ...]]
 
 
-class Watched(DuckDB):
-    """Remembers what the staging table held each time it was merged."""
+class Watch:
+    """What the staging table held each time it was merged: one batch and nothing else."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+    def __init__(self) -> None:
         self.staged: list[Staged] = []
+        self.batches: set[object] = set()
+
+    def look(self, warehouse: Warehouse, statements: Sequence[Statement]) -> None:
+        """Statements are about to be run: is a merge among them?"""
+        q, table = warehouse.dialect.quote, warehouse.name(STAGING)
+        end = f"DELETE FROM {table} WHERE {q('_batch_id')} = "
+        if not any(statement.sql.startswith(end) for statement in statements):
+            return
+        columns = [c for c in warehouse.columns(STAGING) if c not in ("_ord", "_missing")]
+        listed = ", ".join(map(q, columns))
+        rows = warehouse.query(f"SELECT {listed} FROM {table} ORDER BY {q('_ord')}")
+        assert columns[0] == "_batch_id"
+        [batch] = {row[0] for row in rows}
+        assert batch not in self.batches, "a batch has a number of its own"
+        self.batches.add(batch)
+        self.staged.append([row[1:] for row in rows])
+
+
+class WatchedDuckDB(DuckDB):
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.watch = Watch()
 
     def run(self, statements: Sequence[Statement]) -> None:
-        if any('_staging_customers" WHERE "_batch_id" = ' in s.sql for s in statements):
-            columns = [c for c in self.columns("_staging_customers") if c != "_batch_id"]
-            shown = ", ".join(f'"{c}"' for c in columns if c not in ("_ord", "_missing"))
-            rows = self.query(f'SELECT {shown} FROM main._staging_customers ORDER BY "_ord"')
-            self.staged.append(rows)
+        self.watch.look(self, statements)
         super().run(statements)
+
+
+class WatchedBigQuery(BigQueryWarehouse):
+    def __init__(self, emulator: BigQueryEmulator, dataset: str) -> None:
+        super().__init__(PROJECT, dataset, endpoint=emulator.endpoint)
+        self.watch = Watch()
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        self.watch.look(self, statements)
+        super().run(statements)
+
+
+Watched = WatchedDuckDB | WatchedBigQuery
+
+
+@pytest.fixture(params=["duckdb", pytest.param("bigquery", marks=pytest.mark.bigquery)])
+def warehouse(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
+    with ExitStack() as stack:
+        made: Watched
+        if request.param == "duckdb":
+            made = WatchedDuckDB(tmp_path / "db")
+        else:
+            emulator: BigQueryEmulator = request.getfixturevalue("bigquery")
+            made = WatchedBigQuery(emulator, stack.enter_context(emulator.dataset()))
+        stack.callback(made.close)
+        yield made
+
+
+def two_batches(transactions: int) -> pytest.MarkDecorator:
+    """Parameters ``cut``, every place between two transactions; one on BigQuery, which is slow."""
+    cases = [pytest.param("duckdb", cut, id=f"duckdb-{cut}") for cut in range(1, transactions)]
+    middle = transactions // 2
+    cases.append(
+        pytest.param("bigquery", middle, id=f"bigquery-{middle}", marks=pytest.mark.bigquery)
+    )
+    return pytest.mark.parametrize(("warehouse", "cut"), cases, indirect=["warehouse"])
 
 
 class Example:
     """A source, its copy, and the numbers of its transactions from ``first`` on."""
 
-    def __init__(self, source: Source, path: Path) -> None:
+    def __init__(self, source: Source, warehouse: Watched) -> None:
         self.source = source
-        self.path = path
         self.feed = RowFeed(source)
-        self.warehouse = Watched(str(path))
+        self.warehouse = warehouse
         self.ends: list[int] = []
 
     def commit(self, *changes: Change) -> None:
@@ -61,24 +122,38 @@ class Example:
         return self.rows()
 
     def rows(self) -> list[Row]:
-        with duckdb.connect(str(self.path)) as connection:
-            found = connection.execute(
-                "SELECT * EXCLUDE (_sequence_num) FROM customers ORDER BY ALL"
-            )
-            names = [column[0] for column in found.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        """What is in the target, sorted, without the sequence numbers; staging must be empty."""
+        assert self._read(STAGING, "_sequence_num") == []
+        names = [column.name for column in self.source.schemas["customers"].columns]
+        return [dict(zip(names, row, strict=True)) for row in self._read("customers", *names)]
 
-    def numbered(self, staged: Staged) -> Staged:
-        """Sequence numbers as the places of their transactions, the first being 1."""
+    def numbers(self) -> list[object]:
+        """``_sequence_num`` of each row of the target, as places of transactions."""
+        return [row[0] for row in self._numbered(self._read("customers", "_sequence_num"))]
+
+    def _read(self, table: str, *columns: str) -> list[tuple[object, ...]]:
+        self.warehouse.connect()
+        listed = ", ".join(map(self.warehouse.dialect.quote, columns))
+        sql = f"SELECT {listed} FROM {self.warehouse.name(table)} ORDER BY {listed}"
+        found = self.warehouse.query(sql)
+        self.warehouse.rest()
+        return found
+
+    @property
+    def staged(self) -> list[Staged]:
+        """The staging table of every batch; sequence numbers as the places of their
+        transactions, the first being 1."""
+        return [self._numbered(rows) for rows in self.warehouse.watch.staged]
+
+    def _numbered(self, rows: Staged) -> Staged:
         versions = sorted({e.at.version for e in self.source.log})
-        return [(versions.index(int(str(row[0]))) + 1, *row[1:]) for row in staged]
+        return [(versions.index(int(str(row[0]))) + 1, *row[1:]) for row in rows]
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[Example]:
-    example = Example(
-        Source(table_of("customers", key=("id",), id="int32", name="text")), tmp_path / "db"
-    )
+def keyed(warehouse: Watched) -> Example:
+    schema = table_of("customers", key=("id",), id="int32", name="text")
+    example = Example(Source(schema), warehouse)
     example.commit(insert("customers", id=0, name="alice"))
     example.commit(update("customers", {"id": 0}, id=1))
     example.commit(update("customers", {"id": 1}, id=2))
@@ -86,41 +161,47 @@ def keyed(tmp_path: Path) -> Iterator[Example]:
     example.commit(insert("customers", id=0, name="Alice"))
     example.commit(insert("customers", id=1, name="blob"))
     example.commit(update("customers", {"id": 1}, name="Bob"))
-    yield example
-    example.warehouse.close()
+    return example
+
+
+#: What each transaction of the first example is in the staging table ..
+KEYED: list[Staged] = [
+    # _sequence_num, _operation, _before_id, id, name
+    [(1, "INSERT", None, 0, "alice")],
+    [(2, "DELETE", 0, 0, None), (2, "INSERT", None, 1, "alice")],
+    [(3, "DELETE", 1, 1, None), (3, "INSERT", None, 2, "alice")],
+    [(4, "DELETE", 2, 2, None)],
+    [(5, "INSERT", None, 0, "Alice")],
+    [(6, "INSERT", None, 1, "blob")],
+    [(7, "UPDATE", 1, 1, "Bob")],
+]
+#: .. and what the target is after it.
+COPIES = [
+    *([(0, "alice")], [(1, "alice")], [(2, "alice")], [], [(0, "Alice")]),
+    *([(0, "Alice"), (1, "blob")], [(0, "Alice"), (1, "Bob")]),
+]
 
 
 def test_with_primary_key_all_together(keyed: Example) -> None:
     assert keyed.deliver(0, 7) == [{"id": 0, "name": "Alice"}, {"id": 1, "name": "Bob"}]
-    [staged] = keyed.warehouse.staged  # the second run found nothing new
-    assert keyed.numbered(staged) == [
-        # _sequence_num, _operation, _before_id, id, name
-        (1, "INSERT", None, 0, "alice"),
-        (2, "DELETE", 0, 0, None),
-        (2, "INSERT", None, 1, "alice"),
-        (3, "DELETE", 1, 1, None),
-        (3, "INSERT", None, 2, "alice"),
-        (4, "DELETE", 2, 2, None),
-        (5, "INSERT", None, 0, "Alice"),
-        (6, "INSERT", None, 1, "blob"),
-        (7, "UPDATE", 1, 1, "Bob"),
-    ]
+    [staged] = keyed.staged  # the second run found nothing new
+    assert staged == [row for rows in KEYED for row in rows]
+    assert keyed.numbers() == [5, 7]
 
 
 def test_with_primary_key_event_by_event(keyed: Example) -> None:
-    tables = [[(0, "alice")], [(1, "alice")], [(2, "alice")], [], [(0, "Alice")]]
-    tables += [[(0, "Alice"), (1, "blob")], [(0, "Alice"), (1, "Bob")]]
-    for i, table in enumerate(tables):
+    for i, copy in enumerate(COPIES):
         found = [(row["id"], row["name"]) for row in keyed.deliver(i, i + 1)]
-        assert found == table, f"after event {i + 1}"
-    assert [len(staged) for staged in keyed.warehouse.staged] == [1, 2, 2, 1, 1, 1, 1]
+        assert found == copy, f"after event {i + 1}"
+    assert keyed.staged == KEYED
     # And every old batch once more, oldest first, then all together.
     for i in range(7):
         keyed.deliver(i, i + 1)
-    assert [(row["id"], row["name"]) for row in keyed.deliver(0, 7)] == tables[-1]
+    assert [(row["id"], row["name"]) for row in keyed.deliver(0, 7)] == COPIES[-1]
+    assert keyed.staged == KEYED and keyed.numbers() == [5, 7]
 
 
-@pytest.mark.parametrize("cut", range(1, 7))
+@two_batches(7)
 def test_with_primary_key_in_two_batches(keyed: Example, cut: int) -> None:
     keyed.deliver(0, cut)
     want = [{"id": 0, "name": "Alice"}, {"id": 1, "name": "Bob"}]
@@ -128,16 +209,51 @@ def test_with_primary_key_in_two_batches(keyed: Example, cut: int) -> None:
     assert keyed.deliver(0, cut) == want
 
 
+@pytest.mark.bigquery
+@pytest.mark.parametrize("warehouse", ["bigquery"], indirect=True)
+def test_tables_of_bigquery(keyed: Example, bigquery: BigQueryEmulator) -> None:
+    """Staging by batch and sequence, the target by key. The emulator knows the column of a
+    partitioning only, and takes the ranges of batches for days; the SQL of them is in
+    ``tests/golden/warehouse/bigquery.txt``."""
+    keyed.deliver(0, 7)
+    found = bigquery.query(
+        "SELECT table_name, column_name, data_type, is_partitioning_column,"
+        f" clustering_ordinal_position FROM {keyed.warehouse.schema}.INFORMATION_SCHEMA.COLUMNS"
+        f" WHERE table_name IN ('{STAGING}', 'customers') ORDER BY table_name, ordinal_position"
+    )
+    assert found == [
+        (STAGING, "_batch_id", "INT64", "YES", None),
+        (STAGING, "_sequence_num", "INT64", "NO", 1),
+        (STAGING, "_ord", "INT64", "NO", None),
+        (STAGING, "_operation", "STRING", "NO", None),
+        (STAGING, "_missing", "STRING", "NO", None),
+        (STAGING, "_before_id", "INT64", "NO", None),
+        (STAGING, "id", "INT64", "NO", None),
+        (STAGING, "name", "STRING", "NO", None),
+        ("customers", "id", "INT64", "NO", 1),
+        ("customers", "name", "STRING", "NO", None),
+        ("customers", "_sequence_num", "INT64", "NO", None),
+    ]
+
+
 @pytest.fixture
-def keyless(tmp_path: Path) -> Iterator[Example]:
-    example = Example(Source(table_of("customers", name="text")), tmp_path / "db")
+def keyless(warehouse: Watched) -> Example:
+    example = Example(Source(table_of("customers", name="text")), warehouse)
     alice, bob = insert("customers", name="alice"), insert("customers", name="Bob")
     example.commit(alice, alice, bob)
     example.commit(*[update("customers", {"name": "alice"}, name="Alyce")] * 2)
     example.commit(*[update("customers", {"name": "Alyce"}, name="Alice")] * 2)
     example.commit(*[delete("customers", name="Alice")] * 2)
-    yield example
-    example.warehouse.close()
+    return example
+
+
+KEYLESS: list[Staged] = [
+    # _sequence_num, _operation, _before_name, name
+    [(1, "INSERT", None, "alice"), (1, "INSERT", None, "alice"), (1, "INSERT", None, "Bob")],
+    [(2, "DELETE", "alice", None), (2, "INSERT", None, "Alyce")] * 2,
+    [(3, "DELETE", "Alyce", None), (3, "INSERT", None, "Alice")] * 2,
+    [(4, "DELETE", "Alice", None)] * 2,
+]
 
 
 def test_without_primary_key_event_by_event(keyless: Example) -> None:
@@ -146,18 +262,16 @@ def test_without_primary_key_event_by_event(keyless: Example) -> None:
         assert [row["name"] for row in keyless.deliver(i, i + 1)] == table
     for i in range(4):
         assert [row["name"] for row in keyless.deliver(i, 4)] == ["Bob"]
-    staged = [keyless.numbered(rows) for rows in keyless.warehouse.staged]
-    assert staged == [
-        # _sequence_num, _operation, _before_name, name
-        [(1, "INSERT", None, "alice"), (1, "INSERT", None, "alice"), (1, "INSERT", None, "Bob")],
-        [(2, "DELETE", "alice", None), (2, "INSERT", None, "Alyce")] * 2,
-        [(3, "DELETE", "Alyce", None), (3, "INSERT", None, "Alice")] * 2,
-        [(4, "DELETE", "Alice", None)] * 2,
-    ]
+    assert keyless.staged == KEYLESS
 
 
-@pytest.mark.parametrize("cut", range(1, 5))
+def test_without_primary_key_all_together(keyless: Example) -> None:
+    assert keyless.deliver(0, 4) == [{"name": "Bob"}]
+    assert keyless.staged == [[row for rows in KEYLESS for row in rows]]
+
+
+@two_batches(4)
 def test_without_primary_key_in_two_batches(keyless: Example, cut: int) -> None:
     keyless.deliver(0, cut)
-    assert keyless.deliver(cut, 4) == [{"name": "Bob"}] if cut < 4 else True
+    assert keyless.deliver(cut, 4) == [{"name": "Bob"}]
     assert keyless.deliver(0, 4) == [{"name": "Bob"}]
