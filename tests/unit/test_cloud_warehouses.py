@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -21,7 +22,7 @@ from sinks.registry import check, open_sink, sink_location
 from sinks.warehouse.bigquery_client import _scripts
 from sinks.warehouse.bigquery_errors import sorted_out
 from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
-from sinks.warehouse.clickhouse_client import Address
+from sinks.warehouse.clickhouse_client import Address, ClickHouse
 from sinks.warehouse.clickhouse_client import sorted_out as clickhouse_error
 from sinks.warehouse.clickhouse_keeping import same_engine
 from sinks.warehouse.dialect import Statement
@@ -238,3 +239,23 @@ def test_errors_of_clickhouse(error: Exception, topic: str, code: str) -> None:
 )  # fmt: skip
 def test_engines_of_clickhouse(found: str, wanted: str, same: bool) -> None:
     assert same_engine(found, wanted) is same
+
+
+@pytest.mark.parametrize(("version", "code"), [("23.8.1.94", "CF5003"), ("24.3.2.23", None)])
+def test_old_clickhouse_is_refused(
+    version: str, code: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[str] = []
+    server = SimpleNamespace(
+        server_version=version, command=commands.append, close=lambda: commands.append("close")
+    )
+    monkeypatch.setattr("clickhouse_connect.get_client", lambda **_: server)
+    warehouse = ClickHouse(Address("h", 8123, "u", "p"), "shop")
+    if code is None:
+        warehouse.connect()
+        assert commands == ["CREATE DATABASE IF NOT EXISTS `shop`"]
+        return
+    with pytest.raises(ChangefeedError, match=r"of version 23\.8") as caught:
+        warehouse.connect()
+    assert caught.value.code.number == code
+    assert commands == ["close"]
