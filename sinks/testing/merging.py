@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Resolved
 from changefeed.schema import TableSchema
-from sinks.base import Batch, LeavesTables, Sink, SinkContext
+from sinks.base import Batch, Checks, LeavesTables, Sink, SinkContext
 from sinks.testing.rows import (
     Change,
     Row,
@@ -367,6 +367,23 @@ def opens_again(harness: MergeHarness) -> None:
     sink.close()
 
 
+def checks(harness: MergeHarness) -> None:
+    """A look at the target finds nothing wrong and makes nothing; a feed can follow it."""
+    source = Source(_keyed())
+    for _ in range(2):
+        looking = harness.sink()
+        assert isinstance(looking, Checks), "the sink cannot look at its target"
+        assert looking.check(SinkContext("validate", 0, ())) == []
+        looking.close()
+        assert visible(harness.rows(harness.topic("t"))) == source.rows("t")
+        source.commit(insert("t", a=len(source.log), b="x"))
+        feed = _feed(harness, source)
+        sink = feed.open(harness.sink())
+        feed.deliver(sink)
+        sink.close()
+        _check(harness, source)
+
+
 # ------------------------------------------------------------------------------- truncation
 
 
@@ -695,6 +712,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         survives_crash_before_commit,
         aborts,
         opens_again,
+        checks,
         truncates,
         scans,
         scans_anew,

@@ -82,7 +82,7 @@ class BigQueryWarehouse(Warehouse):
 
     # ------------------------------------------------------------------ connection
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         if self._client is not None:
             return
         with translated(self.place, "connecting"):
@@ -93,7 +93,7 @@ class BigQueryWarehouse(Warehouse):
                 client_options={"api_endpoint": self._endpoint} if self._endpoint else None,
             )
             try:
-                self._location = self._find_dataset(client)
+                self._location = self._find_dataset(client, make=make)
             except BaseException:
                 client.close()  # type: ignore[no-untyped-call]
                 raise
@@ -110,12 +110,14 @@ class BigQueryWarehouse(Warehouse):
         found, _ = google.auth.default(scopes=_SCOPES)
         return found
 
-    def _find_dataset(self, client: bigquery.Client) -> str | None:
-        """Its location; it is made where it is missing."""
+    def _find_dataset(self, client: bigquery.Client, *, make: bool) -> str | None:
+        """Its location; one that is missing is made if it may be."""
         name = f"{self._project}.{self.schema}"
         try:
             found = client.get_dataset(name, retry=_CALL, timeout=_TIMEOUT)
         except api.NotFound:
+            if not make:
+                return self._location
             wanted = bigquery.Dataset(name)
             if self._location:
                 wanted.location = self._location

@@ -65,7 +65,7 @@ class ClickHouse(Warehouse):
 
     # ------------------------------------------------------------------ connection
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         if self._client is not None:
             return
         at = self._address
@@ -93,7 +93,8 @@ class ClickHouse(Warehouse):
             raise ChangefeedError(
                 "CF5003", f"{self.place} is of version {shown}; {wanted} is the oldest that will do"
             )
-        self._command(self.dialect.create_schema(self.schema), "making the database")
+        if make:
+            self._command(self.dialect.create_schema(self.schema), "making the database")
 
     def close(self) -> None:
         client, self._client = self._client, None

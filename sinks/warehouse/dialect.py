@@ -357,9 +357,9 @@ class Warehouse(ABC):
         return prefix + q(self.dialect.fit(table))
 
     @abstractmethod
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         """Connect and make the schema if it is missing. Idempotent; called after :meth:`rest`
-        and after an error too.
+        and after an error too. Without ``make`` nothing is made there: a look, closed afterwards.
 
         Raises:
             ChangefeedError: CF5001 cannot be reached, CF5002 refused the login.

@@ -6,6 +6,7 @@ go of it afterwards: between rounds others may read it. Sinks of one process sha
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -125,12 +126,21 @@ class DuckDB(Warehouse):
         self._cursor: duckdb.DuckDBPyConnection | None = None
         self._file: _File | None = None
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         if self._cursor is not None:
             return
         import duckdb
 
-        key = str(Path(self._path).resolve())
+        path = Path(self._path).resolve()
+        if not make and not path.exists():
+            if not os.access(path.parent, os.W_OK):
+                raise ChangefeedError(
+                    "CF5003",
+                    f"{self.place} cannot be made: its directory is not there or not writable",
+                    hint="make the directory, or give this user the right to write in it.",
+                )
+            return
+        key = str(path)
         with _files_lock, self._explained():
             file = _files.setdefault(key, _File())
             if file.connection is None:
@@ -140,7 +150,7 @@ class DuckDB(Warehouse):
             self._file = file
         if not self._catalog:
             self._catalog = str(self.query("SELECT current_database()")[0][0])
-        if self.schema and not self._has_schema():
+        if make and self.schema and not self._has_schema():
             self.run([Statement(f"CREATE SCHEMA IF NOT EXISTS {self._prefix}")])
 
     @property

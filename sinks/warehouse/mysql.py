@@ -150,7 +150,7 @@ class MySQL(Warehouse):
         self._tls = dict(tls or {})
         self._connection: pymysql.Connection[pymysql.cursors.Cursor] | None = None
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         import pymysql
 
         if self._connection is not None and self._connection.open:
@@ -176,6 +176,8 @@ class MySQL(Warehouse):
         self._execute("SET SESSION time_zone = '+00:00'")
         self._execute(f"SET NAMES utf8mb4 COLLATE {self.dialect.collation}")
         if not self._has_database():
+            if not make:
+                return
             self._execute(self.dialect.create_schema(self.schema))
         self._execute(f"USE {self.dialect.quote(self.schema)}")
 

@@ -111,7 +111,7 @@ class PostgreSQL(Warehouse):
         self._uri = uri
         self._connection: psycopg.Connection[tuple[object, ...]] | None = None
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         import psycopg
 
         if self._connection is not None and not self._connection.broken:
@@ -129,7 +129,7 @@ class PostgreSQL(Warehouse):
         except psycopg.Error as error:
             raise self._refused(error) from None
         self._look(self._connection.info.server_version)
-        if not self._has_schema():
+        if make and not self._has_schema():
             self.run([Statement(self.dialect.create_schema(self.schema))])
 
     def _look(self, version: int) -> None:

@@ -124,6 +124,14 @@ class WarehouseSink:
         self._connect()
         self._warehouse.rest()
 
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Reach and login; nothing is made, so the right to make tables shows with the feed."""
+        try:
+            self._warehouse.connect(make=False)
+        except ChangefeedError as error:
+            return [error]
+        return []
+
     def write(self, batch: Batch) -> Receipt:
         """Gathers rows; a value that the target cannot hold is refused here."""
         rows = batch.rows

@@ -137,7 +137,7 @@ class SnowflakeWarehouse(Warehouse):
 
     # ------------------------------------------------------------------ connection
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         if self._connection is not None:
             return
         arguments = self._login.arguments()
@@ -153,6 +153,8 @@ class SnowflakeWarehouse(Warehouse):
             )
         self._connection = connection
         self._staged = False
+        if not make:
+            return
         with self._translated("making the schema"):
             schema = self.dialect.quote(self.schema)
             self._execute(self.dialect.create_schema(self.schema))

@@ -63,7 +63,7 @@ class _Texts(Warehouse):
     def name(self, table: str) -> str:
         return f"shop.{table}"
 
-    def connect(self) -> None:
+    def connect(self, *, make: bool = True) -> None:
         raise AssertionError("there is no server")
 
     def run(self, statements: Sequence[Statement]) -> None:

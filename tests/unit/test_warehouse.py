@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import pytest
 from changefeed.errors import ChangefeedError
 from changefeed.events import SchemaChange
 from changefeed.schema import TableSchema
+from sinks.base import Checks, SinkContext
 from sinks.registry import check, open_sink, sink_location
 from sinks.testing.feed import at
 from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
@@ -272,6 +274,28 @@ def opened(path: Path, source: Source, **options: object) -> tuple[RowFeed, Duck
 def read(path: Path, sql: str) -> list[tuple[Any, ...]]:
     with duckdb.connect(str(path)) as connection:
         return connection.execute(sql).fetchall()
+
+
+def test_a_look_makes_nothing(tmp_path: Path) -> None:
+    looked = SinkContext("validate", 0, ())
+    sink = DuckDBSink(f"duckdb://{tmp_path}/shop.duckdb?schema=copy")
+    assert sink.check(looked) == []
+    sink.close()
+    assert list(tmp_path.iterdir()) == []
+    sink = DuckDBSink(f"duckdb://{tmp_path}/nowhere/shop.duckdb")
+    (problem,) = sink.check(looked)
+    assert (problem.code.number, "directory" in problem.message) == ("CF5003", True)
+
+
+def test_a_look_says_what_cannot_be_reached() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        sink = open_sink(f"postgresql://copy:pa55word@127.0.0.1:{port}/db")
+        assert isinstance(sink, Checks)
+        (problem,) = sink.check(SinkContext("validate", 0, ()))
+    assert problem.code.number == "CF5001"
+    assert "pa55word" not in f"{problem.message} {problem.detail} {problem.hint}"
 
 
 def test_staged_rows_that_went_are_missed(tmp_path: Path, source: Source) -> None:
