@@ -93,8 +93,13 @@ class ClickHouse(Warehouse):
             raise ChangefeedError(
                 "CF5003", f"{self.place} is of version {shown}; {wanted} is the oldest that will do"
             )
-        if make:
+        if make and not self._has_database():
+            # IF NOT EXISTS would ask for the right to make one where there is one.
             self._command(self.dialect.create_schema(self.schema), "making the database")
+
+    def _has_database(self) -> bool:
+        name = self.dialect.literal(self.schema)
+        return bool(self.query(f"SELECT 1 FROM system.databases WHERE name = {name}"))
 
     def close(self) -> None:
         client, self._client = self._client, None

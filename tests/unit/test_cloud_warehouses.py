@@ -247,7 +247,10 @@ def test_old_clickhouse_is_refused(
 ) -> None:
     commands: list[str] = []
     server = SimpleNamespace(
-        server_version=version, command=commands.append, close=lambda: commands.append("close")
+        server_version=version,
+        command=commands.append,
+        query=lambda sql: SimpleNamespace(result_rows=[]),
+        close=lambda: commands.append("close"),
     )
     monkeypatch.setattr("clickhouse_connect.get_client", lambda **_: server)
     warehouse = ClickHouse(Address("h", 8123, "u", "p"), "shop")
