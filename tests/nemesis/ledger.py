@@ -1,13 +1,14 @@
 """What the database really held, written down without any code of the product.
 
 After every commit of the one writer the touched tables are read with SELECT. A :class:`Ledger`
-keeps the states each table went through, and for each key the versions it had.
+keeps the states each table went through and since when, and for each key the versions it had.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,8 +17,15 @@ from typing import Any
 
 import psycopg
 
+from changefeed.clock import Timestamp
+
 Row = Mapping[str, Any]
 Rows = dict[str, Row]
+
+#: Nanoseconds since 1970 between which the log's timestamp of a commit lies: the time it has at
+#: the source, and the time at which it was known to be done. It has its time a moment before it
+#: stands in the source's log, and what is stamped in that moment pushes it behind itself.
+Span = tuple[int, int]
 
 
 class Cause(StrEnum):
@@ -76,26 +84,72 @@ def normal(row: Mapping[str, Any] | None) -> Row | None:
 
 
 class Ledger:
-    """States and versions of all tables of one run."""
+    """States and versions of all tables of one run.
+
+    Attributes:
+        columns: the present columns of each table, in order.
+        truncations: numbers of the commits that truncated a table.
+    """
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self.tables = {table.name: table for table in tables}
         self.states: dict[str, list[Rows]] = {name: [{}] for name in self.tables}
         self.versions: dict[str, dict[str, list[Version]]] = {name: {} for name in self.tables}
         self.born_before: dict[str, set[str]] = defaultdict(set)
+        self.columns: dict[str, tuple[str, ...]] = {}
+        self.truncations: dict[str, set[int]] = defaultdict(set)
         self._truncates: dict[str, int] = defaultdict(int)
+        self._earliest, self._latest = [0], [0]
+        self._since: dict[str, list[int]] = {name: [0] for name in self.tables}
 
     def record(
-        self, connection: psycopg.Connection, names: Sequence[str], cause: Cause = Cause.WRITE
+        self,
+        connection: psycopg.Connection,
+        names: Sequence[str],
+        cause: Cause = Cause.WRITE,
+        span: Span = (0, 0),
     ) -> None:
         """Write down what ``names`` hold now, after a commit."""
+        found = {}
         for name in names:
-            self._record_table(name, read_table(connection, self.tables[name]), cause)
+            self.columns[name] = columns_of(connection, name)
+            found[name] = read_table(connection, self.tables[name], self.columns[name])
+        self.note(found, cause, span)
+
+    def note(
+        self, found: Mapping[str, Rows], cause: Cause = Cause.WRITE, span: Span = (0, 0)
+    ) -> None:
+        """What these tables are after a commit; it is no earlier than the one before."""
+        for times, at in zip((self._earliest, self._latest), span, strict=True):
+            times.append(max(at, times[-1]))
+        for name, rows in found.items():
+            if cause is Cause.TRUNCATE:
+                self.truncations[name].add(self.last)
+            self._record_table(name, rows, cause)
+            self._since[name].append(self.last)
 
     def scanned(self) -> None:
         """The initial scans are over: from here on every version must be delivered."""
         for name, versions in self.versions.items():
             self.born_before[name] = set(versions)
+
+    # -- the tables at an instant ---------------------------------------------------------
+
+    @property
+    def last(self) -> int:
+        """Number of the last commit; the first has 1."""
+        return len(self._latest) - 1
+
+    def moments(self, at: Timestamp) -> range:
+        """Numbers of the commits that may have been the last one at or below ``at``."""
+        surely = bisect_right(self._latest, at.version) - 1
+        return range(surely, bisect_right(self._earliest, at.version))
+
+    def state(self, name: str, number: int) -> Rows:
+        """A table as it was after commit ``number``."""
+        return self.states[name][bisect_right(self._since[name], number) - 1]
+
+    # -- writing down ---------------------------------------------------------------------
 
     def _record_table(self, name: str, rows: Rows, cause: Cause) -> None:
         before = self.states[name][-1]
@@ -115,19 +169,36 @@ class Ledger:
         self.versions[name].setdefault(key, []).append(version)
 
 
-def read_table(connection: psycopg.Connection, table: Table) -> Rows:
+def by_key(table: Table, rows: Iterable[Row]) -> Rows:
+    """Rows by their keys. A further row of a key has its number behind the key: of a table
+    without a key it is one more copy, in any other there should be none."""
+    copies: Counter[str] = Counter()
+    found: Rows = {}
+    for row in rows:
+        key = table.key_of(row)
+        copies[key] += 1
+        found[key if copies[key] == 1 else f"{key} #{copies[key]}"] = normal(row) or {}
+    return found
+
+
+def columns_of(connection: psycopg.Connection, name: str) -> tuple[str, ...]:
+    """The columns a table has, in order."""
+    found = connection.execute(
+        "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0"
+        " and not attisdropped order by attnum",
+        [name],
+    )
+    return tuple(column for (column,) in found.fetchall())
+
+
+def read_table(connection: psycopg.Connection, table: Table, columns: Sequence[str]) -> Rows:
     """The table's rows by key, every number with its digits."""
     found = connection.execute(f"select to_jsonb(t)::text from {table.name} t").fetchall()
-    columns = [
-        name
-        for (name,) in connection.execute(
-            "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0"
-            " and not attisdropped order by attnum",
-            [table.name],
-        ).fetchall()
-    ]
-    rows = (json.loads(text, parse_float=Decimal) for (text,) in found)
+    rows = (exact_json(text) for (text,) in found)
     # jsonb sorts its members; a table without a key needs them in the order of the columns.
-    return {
-        table.key_of(row): normal(row) or {} for row in ({c: r[c] for c in columns} for r in rows)
-    }
+    return by_key(table, ({c: row[c] for c in columns} for row in rows))
+
+
+def exact_json(text: str) -> Any:
+    """JSON whose numbers keep their digits."""
+    return json.loads(text, parse_float=Decimal)

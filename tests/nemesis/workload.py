@@ -1,17 +1,19 @@
 """The writer: one thread, several connections, every kind of change a table can meet.
 
-Each written row carries ``v``, a number that is used once, so every version is known by it.
+Each written row carries ``v``, a number that is used once, so every version is known by it. Only
+the rows of ``tally`` are few and many times there, for targets that have to count them.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
 
-from tests.nemesis.ledger import Cause, Ledger, Table
+from tests.nemesis.ledger import Cause, Ledger, Span, Table
 from tests.services.postgres import Database
 
 ORDERS = Table("orders")
@@ -21,7 +23,9 @@ PARTS = Table("parts")
 SHAPES = Table("shapes", steady=("id", "v", "s"))
 BULK = Table("bulk")
 EXTRA = Table("extra")
-TABLES = (ORDERS, PLAIN, LINES, PARTS, SHAPES, BULK, EXTRA)
+FORMS = Table("forms", steady=("id", "v", "s"))
+TALLY = Table("tally", key=())
+TABLES = (ORDERS, PLAIN, LINES, PARTS, SHAPES, BULK, EXTRA, FORMS, TALLY)
 
 #: Keys from here on belong to the transaction that is held open across others.
 HELD_KEYS = 1_000
@@ -47,6 +51,9 @@ create table bulk (id int primary key, v bigint, pad text);
 alter table bulk replica identity full;
 create table extra (id int primary key, v bigint);
 alter table extra replica identity full;
+create table forms (id int primary key, v bigint, s text);
+create table tally (v bigint, a text);
+alter table tally replica identity full;
 insert into orders select i, -i, 'first ' || i, i + 0.50, '{"k": [1, null]}'
     from generate_series(1, 20) i;
 insert into plain select i, -i, repeat('x', 5000) || i from generate_series(1, 10) i;
@@ -54,6 +61,8 @@ insert into lines select -i, 'first' from generate_series(1, 10) i;
 insert into parts select i, -i, 'first' from generate_series(1, 30) i;
 insert into shapes select i, -i, 'first' from generate_series(1, 15) i;
 insert into extra select i, -i from generate_series(1, 5) i;
+insert into forms select i, -i, 'first' from generate_series(1, 15) i;
+insert into tally select i % 3, 'first' from generate_series(1, 10) i;
 """
 
 
@@ -68,6 +77,7 @@ class Writer:
         self._column = 0
         self._bulk_key = 0
         self._loose: list[str] = []
+        self._grown: list[str] = []
         self._connections: list[psycopg.Connection] = []
         self._held: psycopg.Connection | None = None
         self._held_tables: list[str] = []
@@ -97,12 +107,33 @@ class Writer:
     def _commit(self, names: list[str], cause: Cause = Cause.WRITE) -> Iterator[psycopg.Cursor]:
         with self._main.cursor() as cursor:
             yield cursor
-        self._main.commit()
-        self._ledger.record(self._reader, sorted(set(names)), cause)
+        self._end(self._main, sorted(set(names)), cause)
+
+    def _end(
+        self, connection: psycopg.Connection, names: list[str], cause: Cause = Cause.WRITE
+    ) -> None:
+        """Commit, and write down what is there now and since when."""
+        asked = connection.execute("select pg_current_xact_id_if_assigned()::xid::text")
+        [(xid,)] = asked.fetchall()
+        connection.commit()
+        self._ledger.record(self._reader, names, cause, self._span(xid))
+
+    def _span(self, xid: str | None) -> Span:
+        """When a transaction committed that is done now; of one that wrote nothing, any time."""
+        done = time.time_ns()
+        if xid is None:
+            return 0, 0
+        found = self._reader.execute(
+            "select (extract(epoch from pg_xact_commit_timestamp(%s::xid)) * 1000000)::bigint",
+            [xid],
+        )
+        [(micros,)] = found.fetchall()
+        return int(micros) * 1_000, done
 
     def commit(self) -> str:
         """A few writes in one to three tables."""
-        names = self._chance.sample(["orders", "plain", "lines", "parts", "shapes"], k=3)
+        names = ["orders", "plain", "lines", "parts", "shapes", "forms", "tally"]
+        names = self._chance.sample(names, k=3)
         names = names[: self._chance.randint(1, 3)]
         with self._commit(names) as cursor:
             for name in names:
@@ -162,15 +193,14 @@ class Writer:
         """Commit the held transaction."""
         if self._held is None:
             return "nothing held"
-        self._held.commit()
+        self._end(self._held, self._held_tables)
         self._held.close()
         self._held = None
-        self._ledger.record(self._reader, self._held_tables)
         return "held transaction commits"
 
     def truncate(self) -> str:
         """TRUNCATE between writes of one transaction."""
-        name = self._chance.choice(["orders", "lines", "parts"])
+        name = self._chance.choice(["orders", "lines", "parts", "tally"])
         self.release()
         with self._commit([name], Cause.TRUNCATE) as cursor:
             if self._chance.random() < 0.5:
@@ -198,15 +228,16 @@ class Writer:
                 " generate_series(0, %s) i",
                 [key, self._next(), BULK_ROWS - 1],
             )
-            self._db.execute(
-                "insert into extra values (%s, %s) on conflict (id) do update set v = excluded.v",
+            done = self._reader.execute(
+                "insert into extra values (%s, %s) on conflict (id) do update set v = excluded.v"
+                " returning pg_current_xact_id()::xid::text",
                 [self._key(), self._next()],
             )
-            self._ledger.record(self._reader, ["extra"])
+            [(xid,)] = done.fetchall()
+            self._ledger.record(self._reader, ["extra"], span=self._span(xid))
             cursor.execute("update bulk set v = %s where id %% 7 = 0", [self._next()])
             cursor.execute("delete from bulk where id < %s and id %% 3 = 0", [key])
-        self._main.commit()
-        self._ledger.record(self._reader, ["bulk"])
+        self._end(self._main, ["bulk"])
         return f"large transaction of {BULK_ROWS} rows and more"
 
     def extra(self) -> str:
@@ -229,6 +260,37 @@ class Writer:
         with self._commit(["shapes"]) as cursor:
             self._write(cursor, "shapes")
         return sql
+
+    def grow(self) -> str:
+        """A schema change of ``forms`` that every target can follow, and writes that show it."""
+        self._column += 1
+        name = f"c{self._column}"
+        with self._commit(["forms"], Cause.DDL) as cursor:
+            cursor.execute(sql := self._growth(name))
+        with self._commit(["forms"]) as cursor:
+            self._write(cursor, "forms")
+            if self._grown:
+                column = self._chance.choice(self._grown)
+                cursor.execute(
+                    f"update forms set {column} = %s, v = %s where id <= 10 and id %% 3 = 0",
+                    [self._chance.randint(1, 100), self._next()],
+                )
+        return sql
+
+    def _growth(self, name: str) -> str:
+        dice = self._chance.random() if len(self._grown) > 1 else 0.0
+        if dice < 0.5:
+            self._grown.append(name)
+            more = f" default {self._column}" if self._chance.random() < 0.5 else ""
+            return f"alter table forms add column {name} int{more}"
+        place = self._chance.randrange(len(self._grown))
+        if dice < 0.65:
+            return f"alter table forms drop column {self._grown.pop(place)}"
+        old = self._grown[place]
+        if dice < 0.8:
+            return f"alter table forms alter column {old} type bigint"
+        self._grown[place] = name
+        return f"alter table forms rename column {old} to {name}"
 
     def _add(self, name: str) -> str:
         self._loose.append(name)
@@ -261,8 +323,8 @@ class Writer:
         return self._chance.randint(1, KEYS)
 
     def _write(self, cursor: psycopg.Cursor, name: str) -> None:
-        if name == "lines":
-            self._write_line(cursor)
+        if name in ("lines", "tally"):
+            self._write_line(cursor) if name == "lines" else self._count(cursor)
             return
         dice = self._chance.random()
         if dice < 0.6:
@@ -290,6 +352,7 @@ class Writer:
             "plain": (", big", ", %(b)s"),
             "parts": (", a", ", %(t)s"),
             "shapes": (", s", ", %(t)s"),
+            "forms": (", s", ", %(t)s"),
         }.get(name, ("", ""))
         columns, values = more
         setting = "".join(f", {c} = excluded.{c}" for c in columns.strip(", ").split(", ") if c)
@@ -325,3 +388,24 @@ class Writer:
             )
         else:
             cursor.execute("delete from lines where v = (select max(v) from lines)")
+
+    def _count(self, cursor: psycopg.Cursor) -> None:
+        """Copies of few rows come, change and go, one by one or all of them."""
+        row = [self._chance.randint(0, 3), self._chance.choice(["first", "", None])]
+        dice = self._chance.random()
+        one = "ctid = (select min(ctid) from tally where v = %s)"
+        if dice < 0.5:
+            copies = self._chance.randint(1, 3)
+            cursor.execute(
+                "insert into tally select %s, %s from generate_series(1, %s)", [*row, copies]
+            )
+        elif dice < 0.7:
+            cursor.execute(
+                f"update tally set a = %s where {one}", [row[1], self._chance.randint(0, 3)]
+            )
+        elif dice < 0.8:
+            cursor.execute("update tally set a = %s where v = %s", [row[1], row[0]])
+        elif dice < 0.95:
+            cursor.execute(f"delete from tally where {one}", [row[0]])
+        else:
+            cursor.execute("delete from tally where v = %s and a is null", [row[0]])

@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,8 @@ class Elasticsearch:
 
     # ------------------------------------------------------------------ requests
 
-    def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request; the answer's JSON.
+    def call(self, method: str, path: str, body: object = None, *, exact: bool = False) -> Any:
+        """One request; the answer's JSON. ``exact``: fractions keep their digits, as Decimal.
 
         Raises:
             urllib.error.HTTPError: the server refused.
@@ -149,20 +150,28 @@ class Elasticsearch:
             headers={"content-type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
+            return json.loads(answer.read() or b"null", parse_float=Decimal if exact else float)
 
     def documents(self, index: str) -> dict[str, dict[str, Any]]:
         """Every document of an index by id, as it was written; empty when there is no index."""
+        return {hit["_id"]: hit["_source"] for hit in self._hits(index)}
+
+    def exact_documents(self, index: str) -> list[tuple[int, dict[str, Any]]]:
+        """Version and content of every document, each number with all its digits."""
+        return [(hit["_version"], hit["_source"]) for hit in self._hits(index, exact=True)]
+
+    def _hits(self, index: str, *, exact: bool = False) -> list[dict[str, Any]]:
         try:
             self.call("POST", f"/{index}/_refresh")
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
-                return {}
+                return []
             raise
         query = {"size": 10_000, "version": True}
-        found = self.call("GET", f"/{index}/_search", query)["hits"]["hits"]
-        return {hit["_id"]: hit["_source"] for hit in found}
+        found = self.call("GET", f"/{index}/_search", query, exact=exact)
+        hits: list[dict[str, Any]] = found["hits"]["hits"]
+        return hits
 
     def versions(self, index: str) -> dict[str, int]:
         """Version of every document of an index."""

@@ -1,0 +1,124 @@
+"""Where the feeds of a run end: what each is created as, and whether it keeps its promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from sinks.testing.messages import Message, parse_message
+from sinks.testing.readers import read_files
+from tests.nemesis.judge import judge_feed
+from tests.nemesis.ledger import Ledger
+from tests.services.kafka import KafkaBroker
+
+#: A trouble of its own that an end has, with its weight; it says what it did.
+Trouble = tuple[float, Callable[[], str]]
+
+
+class End(ABC):
+    """One feed and its target.
+
+    Attributes:
+        name: the feed's.
+        tables: those of the feed. The table ``extra`` leaves it and joins it again.
+        options: of the feed, without ``WITH``.
+        settings: what ALTER may set.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    options: str = ""
+    settings: tuple[str, ...] = ("resolved = '100ms'", "resolved = '300ms'")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """The sink."""
+
+    @property
+    def statement(self) -> str:
+        """Makes the feed."""
+        more = f" WITH {self.options}" if self.options else ""
+        tables = ", ".join(self.tables)
+        return f"CREATE CHANGEFEED {self.name} FOR {tables} INTO '{self.uri}'{more}"
+
+    @property
+    def gaps(self) -> frozenset[str]:
+        """Tables that were out of the feed at times: they are right in the end only."""
+        return frozenset({"extra"} & set(self.tables))
+
+    def troubles(self, meanwhile: Callable[[], None]) -> list[Trouble]:
+        """What may go wrong with this target; ``meanwhile`` changes something at the source."""
+        return []
+
+    def look(self) -> None:  # noqa: B027  messages are read when all is over
+        """A reader comes by, at any moment; what it finds wrong :meth:`judge` says."""
+
+    @abstractmethod
+    def judge(self) -> list[str]:
+        """What is wrong, once the feed has delivered everything."""
+
+
+class Files(End):
+    """Messages in files."""
+
+    name = "files"
+    tables = ("orders", "plain", "lines", "parts", "shapes", "bulk", "extra")
+    options = "updated, resolved = '200ms'"
+
+    def __init__(self, ledger: Ledger, folder: Path) -> None:
+        super().__init__(ledger)
+        self._folder = folder
+
+    @property
+    def uri(self) -> str:
+        return f"file://{self._folder}"
+
+    def judge(self) -> list[str]:
+        messages = read_files(self._folder, self.tables)
+        return judge_feed(self.ledger, messages, self.tables, diff=False, gaps=self.gaps)
+
+
+class Bus(End):
+    """Messages with before images in Kafka, by key in several partitions."""
+
+    name = "bus"
+    tables = ("orders", "lines", "parts", "shapes", "bulk")
+    options = "updated, diff, resolved = '200ms'"
+    partitions = 3
+
+    def __init__(self, ledger: Ledger, broker: KafkaBroker) -> None:
+        super().__init__(ledger)
+        self._broker = broker
+        for table in self.tables:
+            broker.create_topic(table, self.partitions)
+
+    @property
+    def uri(self) -> str:
+        return self._broker.uri
+
+    def troubles(self, meanwhile: Callable[[], None]) -> list[Trouble]:
+        def restart() -> str:
+            hard = self.ledger.last % 2 == 0
+            self._broker.kill() if hard else self._broker.stop()
+            meanwhile()
+            self._broker.start()
+            return "the broker is restarted"
+
+        return [(0.4, restart)]
+
+    def judge(self) -> list[str]:
+        return judge_feed(
+            self.ledger, self._messages(), self.tables, diff=True, partitions=self.partitions
+        )
+
+    def _messages(self) -> list[Message]:
+        return [
+            parse_message(r.topic, r.partition, r.key, r.value)
+            for table in self.tables
+            for r in self._broker.messages(table)
+        ]
