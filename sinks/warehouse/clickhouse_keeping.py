@@ -87,9 +87,6 @@ class _Facts(Applied):
         found = f"SELECT count() FROM {self.table} WHERE {self.d.quote('id')} = {text(self.id)}"
         return f"{self._into()} SELECT {values} WHERE ({found}) = 0"
 
-    def lock(self, node: str) -> str:
-        raise NotImplementedError("nothing can be locked: see ClickHouseStrategy.begin")
-
     def reset(self) -> str:
         return self._change(version="0", seq="0", scanned="0")
 
@@ -175,9 +172,6 @@ class ClickHouseStrategy(Strategy):
         if schema.keyless and table.keeping.history is History.APPEND:
             why = "history = 'append' needs a table with a key in ClickHouse"
             raise table.refused(schema, why)
-
-    def has_side(self, table: Table, schema: TableSchema) -> bool:
-        return False
 
     def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
         d, keeping = table.d, table.keeping

@@ -58,10 +58,6 @@ class Strategy:
         """
         table.check(schema)
 
-    def has_side(self, table: Table, schema: TableSchema) -> bool:
-        """A table beside the target keeps the sequence numbers."""
-        return table.has_side(schema)
-
     def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
         """Columns of the table that holds the rows, and their SQL types."""
         return table.columns(schema)

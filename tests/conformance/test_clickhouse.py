@@ -228,6 +228,57 @@ def _keyless_changes(rng: random.Random, source: Source) -> list[Change]:
     return found
 
 
+def test_every_change_of_scans_that_break_and_of_truncations(harness: ClickHouseHarness) -> None:
+    options = {"history": "append"}
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.load("t", [{"a": i, "b": "old"} for i in range(4)])
+    feed = RowFeed(source, options=options)
+    feed.scan(feed.open(harness.sink(options)), "t", upto=2, end=False)
+    source.commit(update("t", {"a": 0}, b="new"))
+    sink = feed.open(harness.sink(options))
+    feed.scan(sink, "t")
+    feed.open(sink)
+    feed.scan(sink, "t")
+    source.commit(insert("t", a=9, b="brief"), truncate("t"), insert("t", a=1, b="after"))
+    feed.place = 1
+    for start in (1, 0):
+        feed.deliver(sink, start)
+    sink.close()
+    found = [(r["_operation"], r["a"], r["b"]) for r in harness.rows("t")]
+    assert sorted(map(repr, found)) == sorted(
+        map(
+            repr,
+            [
+                *(("READ", i, "new" if i == 0 else "old") for i in range(4)),
+                *(("INSERT", 9, "brief"), ("TRUNCATE", None, None), ("INSERT", 1, "after")),
+            ],
+        )
+    )
+
+
+def test_versions_end_with_a_truncation_and_with_a_scan(harness: ClickHouseHarness) -> None:
+    options = {"history": "scd2"}
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    feed = RowFeed(source, options=options)
+    sink = feed.open(harness.sink(options))
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
+    source.commit(truncate("t"))
+    source.commit(insert("t", a=1, b="again"), insert("t", a=3, b="missed"))
+    feed.deliver(sink)
+    source.commit(delete("t", a=3), insert("t", a=4, b="scanned"))
+    feed.open(sink)
+    feed.scan(sink, "t")
+    feed.open(sink)
+    feed.scan(sink, "t")
+    sink.close()
+    rows = harness.rows("t")
+    assert visible([row for row in rows if row["_is_current"]]) == source.rows("t")
+    assert sorted((row["a"], row["b"], row["_valid_to"] is None) for row in rows) == [
+        (1, "again", True), (1, "x", False), (2, "y", False), (3, "missed", False),
+        (4, "scanned", True),
+    ]  # fmt: skip
+
+
 def test_old_versions_are_behind_the_view(harness: ClickHouseHarness) -> None:
     """What a reader of the table itself finds, with FINAL and without."""
     source = Source(table_of("t", key=("a",), a="int32", b="text"))
