@@ -367,7 +367,8 @@ class Warehouse(ABC):
 
     @abstractmethod
     def run(self, statements: Sequence[Statement]) -> None:
-        """Run them in order, all or nothing, durable on return. DDL is among them only where
+        """Run them in order, all or nothing (where a target cannot, its strategy sees to it that
+        each may be repeated), durable on return. DDL is among them only where
         ``dialect.transactional_ddl``, else it comes alone.
 
         Raises:
