@@ -184,6 +184,13 @@ class SparkEngine:
             with contextlib.suppress(Exception):
                 context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
+    @property
+    def scratch(self) -> Path:
+        """Directory for temporary files of the running session."""
+        life = self._current()
+        life.session.result()
+        return life.scratch
+
     def close(self) -> None:
         """Stop Spark and remove its files. No process is left. The engine is not usable after."""
         with self._lock:

@@ -242,8 +242,11 @@ def test_a_dropped_table_fails_alone(bench: Bench) -> None:
     bench.feeds.open()
     bench.db.execute("insert into t values (500, 'goes on')")
     until(lambda: "[500]" in bench.table("f"))
-    states = {t.table.name: t.state.value for t in bench.feeds.catalog.tables(1)}
-    assert states == {"t": "running", "u": "failed"}
+
+    def states() -> dict[str, str]:
+        return {t.table.name: t.state.value for t in bench.feeds.catalog.tables(1)}
+
+    until(lambda: states() == {"t": "running", "u": "failed"})
 
 
 def test_a_binary_stream_says_the_same(bench: Bench) -> None:
