@@ -108,7 +108,7 @@ def _differences(table: Table, said: Rows, true: Rows) -> list[str]:
 
 
 def _told(key: str, said: Row | None, true: Sequence[Row | None]) -> str:
-    source = " or ".join(f"{row}"[:WIDTH] for row in true)
+    source = " or ".join(dict.fromkeys(f"{row}"[:WIDTH] for row in true))
     return f"{key[:WIDTH]}: the copy has {f'{said}'[:WIDTH]}, the source had {source}"
 
 

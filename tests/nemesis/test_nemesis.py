@@ -30,6 +30,8 @@ from tests.services.postgres import Database
 pytestmark = [pytest.mark.nemesis, pytest.mark.e2e, pytest.mark.postgres]
 
 SECONDS = float(os.environ.get("CHANGEFEED_NEMESIS_SECONDS", "40"))
+#: Failures of one feed that are told.
+TOLD = 10
 #: A reader comes by so often, in seconds.
 LOOK_EVERY = 0.7
 
@@ -223,11 +225,11 @@ class Run:
 
     def judge(self) -> list[str]:
         """What the feeds broke."""
-        return [f"{end.name}: {text}" for end in self.ends for text in end.judge()]
+        return [f"{end.name}: {text}" for end in self.ends for text in end.judge()[:TOLD]]
 
     def told(self, failures: Sequence[str]) -> str:
         """Failures for a reader, with what repeats them."""
-        return "\n".join([f"CHANGEFEED_SEED={self.seed}", *failures[:30]])
+        return "\n".join([f"CHANGEFEED_SEED={self.seed}", *failures])
 
     def close(self) -> None:
         """Stop what runs."""
