@@ -23,15 +23,6 @@ from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of
 
 
-def _abilities(catalog: Catalog, job: Job) -> Capabilities | None:
-    uri = _sink_uri(catalog, job)
-    return None if uri is None else capabilities(scheme_of(uri))
-
-
-def _sink_uri(catalog: Catalog, job: Job) -> str | None:
-    return catalog.resolve_uri(job.sink_uri) if job.sink_uri else None
-
-
 class Feed:
     """A job, its options and tables, and the plans of its messages."""
 
@@ -39,10 +30,13 @@ class Feed:
         self._catalog = catalog
         self.lease = lease
         self.job = job
-        self.options = Options.from_dict(job.options, abilities=_abilities(catalog, job))
+        uri = catalog.resolve_uri(job.sink_uri) if job.sink_uri else None
+        #: What the sink can do; None of a sinkless feed.
+        self.abilities: Capabilities | None = capabilities(scheme_of(uri)) if uri else None
+        self.options = Options.from_dict(job.options, abilities=self.abilities)
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
         #: The feed's schemas in its registry; None where it has none.
-        self.schemas = feed_schemas(self.options, _sink_uri(catalog, job))
+        self.schemas = feed_schemas(self.options, uri)
         self._changed: set[TableName] = set()
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}

@@ -38,7 +38,7 @@ from sinks.base import (
     Sink,
     SinkContext,
 )
-from sinks.registry import capabilities, open_sink, scheme_of
+from sinks.registry import open_sink
 
 #: Errors that concern one table: others of the feed go on.
 TABLE_ERRORS = frozenset({"CF5003", "CF5006"})
@@ -132,14 +132,6 @@ class Outlet:
         return self._scan_sink
 
     # -- what the sink can do ---------------------------------------------------------------
-
-    @property
-    def packs(self) -> tuple[str, ...]:
-        """What Spark must have loaded for the sink; nothing of one that does not use Spark."""
-        if self._given is not None or self._feed.job.sink_uri is None:
-            return ()
-        uri = self._catalog.resolve_uri(self._feed.job.sink_uri)
-        return capabilities(scheme_of(uri)).spark_packs
 
     def in_workers(self, sink: Sink) -> bool:
         """Spark's executors may write what this sink object takes."""

@@ -184,7 +184,8 @@ class FeedRunner:
     @property
     def needs_spark(self) -> bool:
         """Spark merges what this feed delivers; else it only helps with big scans."""
-        return bool(self.outlet.packs)
+        abilities = self._feed.abilities
+        return abilities is not None and bool(abilities.spark_packs)
 
     # -- the feed's thread ----------------------------------------------------------------
 
