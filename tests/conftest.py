@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -78,6 +79,13 @@ PostgresFactory = Callable[..., PostgresCluster]
 
 # Jars of Spark's packs are downloaded once, into the cache of the tests.
 os.environ.setdefault("CHANGEFEED_JARS", str(cache_root() / "spark-jars"))
+
+
+def pytest_configure() -> None:
+    """Programs under test get Ctrl-C, also in a run that was started in the background: what a
+    shell starts there ignores it, and so would its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
