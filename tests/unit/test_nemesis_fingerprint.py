@@ -131,3 +131,9 @@ def test_a_document_before_a_truncate_of_its_transaction_may_be_there(ledger: Le
     found = documents((500, a(5)), (500, {"id": 7, "v": 4}))
     assert check_documents(ledger, "keyed", Timestamp(400), found) == []
     assert len(check_documents(ledger, "keyed", Timestamp(500), found)) == 1
+
+
+def test_a_document_that_comes_back_after_a_truncate_may_be_out(ledger: Ledger) -> None:
+    ledger.note({"keyed": keyed(a(5))}, Cause.TRUNCATE, span=(500, 500))
+    assert check_documents(ledger, "keyed", Timestamp(400), []) == []
+    assert len(check_documents(ledger, "keyed", Timestamp(500), [])) == 1
