@@ -33,7 +33,7 @@ $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml
 demo: install ## start a PostgreSQL with a small shop and watch feeds at work
 	@$(BIN)/changefeed demo $(DEMO)
 
-test: check-static ## everything: check, then all tests against real servers (about 25 minutes)
+test: check-static ## everything: check, then all tests against real servers (about 45 minutes)
 	$(BIN)/python -m pytest $(PYTEST)
 	@echo "make test: all passed"
 
