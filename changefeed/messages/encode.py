@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 
 from changefeed.formats.columns import message_schema
-from changefeed.messages.envelope import headers, keys, values
+from changefeed.messages.envelope import headers, keys_and_values
 from changefeed.messages.plan import MessagePlan
 from changefeed.messages.select import wanted_rows
 from changefeed.messages.sides import Rows
@@ -73,7 +73,8 @@ def _encode(
     if clean is None:
         clean = clean_columns(batch, text_inputs(plan))
     rows = Rows(plan, batch, clean, now_ns, scan=scan)
-    made = {"key": keys(rows), "value": values(rows), "headers": headers(rows)}
+    key, value = keys_and_values(rows)
+    made = {"key": key, "value": value, "headers": headers(rows)}
     columns = [
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
         for field in schema

@@ -13,25 +13,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
-from changefeed.messages.avro import avro_keys, avro_values
+from changefeed.messages.avro import AvroMessages
 from changefeed.messages.parquet import parquet_values
 from changefeed.messages.plan import MessagePlan
-from changefeed.messages.protobuf import protobuf_keys, protobuf_values
+from changefeed.messages.protobuf import ProtobufMessages
 from changefeed.messages.sides import Rows
 from changefeed.messages.tokens import Part, csv_token, joined, separated, string
+from changefeed.messages.tree import Filler
 from changefeed.shapes import Envelope, Format
 
 
-def keys(rows: Rows) -> pa.Array:
-    """The message keys."""
-    other = _OTHER_KEYS.get(rows.plan.format)
-    if other is not None:
-        return other(rows)
-    return rows.choose(lambda side: joined(rows.key(side), rows.count))
+def keys_and_values(rows: Rows) -> tuple[pa.Array, pa.Array]:
+    """The message keys, and the values; null where a message has none."""
+    binary = _BINARY.get(rows.plan.format)
+    if binary is not None:
+        messages = binary(rows)  # one for both: a key's columns are encoded once
+        return messages.keys(), messages.values()
+    return rows.choose(lambda side: joined(rows.key(side), rows.count)), _values(rows)
 
 
-def values(rows: Rows) -> pa.Array:
-    """The message values; null where a message has none."""
+def _values(rows: Rows) -> pa.Array:
     other = _OTHER.get(rows.plan.format)
     if other is not None:
         return other(rows)
@@ -49,15 +50,13 @@ def _csv(rows: Rows) -> pa.Array:
     return joined(parts, rows.count)
 
 
-_OTHER_KEYS: dict[Format, Callable[[Rows], pa.Array]] = {
-    Format.AVRO: avro_keys,
-    Format.PROTOBUF: protobuf_keys,
+_BINARY: dict[Format, type[Filler]] = {
+    Format.AVRO: AvroMessages,
+    Format.PROTOBUF: ProtobufMessages,
 }
 
 _OTHER: dict[Format, Callable[[Rows], pa.Array]] = {
     Format.CSV: _csv,
-    Format.AVRO: avro_values,
-    Format.PROTOBUF: protobuf_values,
     Format.PARQUET: parquet_values,
 }
 

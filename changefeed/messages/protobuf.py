@@ -12,33 +12,20 @@ from changefeed.formats.protobuf import (
     tag,
     text_field,
 )
-from changefeed.formats.shape import Leaf, key_shape, value_shape
+from changefeed.formats.shape import Leaf
 from changefeed.formats.wire import varint
 from changefeed.messages.pieces import Piece
 from changefeed.messages.protobuf_values import field_pieces, message, numbers, texts
-from changefeed.messages.sides import Rows
 from changefeed.messages.tree import Filler
 
 
-def protobuf_keys(rows: Rows) -> pa.Array:
-    """The keys in Confluent's wire format, or bare messages without a registry."""
-    ids = rows.plan.registered
-    return _Fields(rows).messages(key_shape(rows.plan), message_header(ids.key) if ids else b"")
-
-
-def protobuf_values(rows: Rows) -> pa.Array:
-    """The values, likewise; null where there is none (tombstones)."""
-    shape = value_shape(rows.plan)
-    if shape is None:
-        return pa.nulls(rows.count, pa.binary())
-    ids = rows.plan.registered
-    return _Fields(rows).messages(shape, message_header(ids.value) if ids else b"")
-
-
-class _Fields(Filler):
+class ProtobufMessages(Filler):
     """Every member is a field with its number; one that is NULL is left out."""
 
     ABSENT = b""
+
+    def head(self, schema_id: int) -> bytes:
+        return message_header(schema_id)
 
     def record(self, name: str, pieces: list[Piece]) -> list[Piece]:
         return message(NUMBERS[name], pieces, self._rows.count)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.formats.shape import Leaf, Origin, Record, Side
+from changefeed.formats.shape import Leaf, Origin, Record, Side, key_shape, value_shape
 from changefeed.messages.pieces import Piece, joined
 from changefeed.messages.sides import Rows
 from changefeed.messages.tokens import joined as joined_text
@@ -29,6 +29,10 @@ class Filler(ABC):
         self._made: dict[str, list[Piece]] = {}
 
     # -- what a format says -----------------------------------------------------------------
+
+    @abstractmethod
+    def head(self, schema_id: int) -> bytes:
+        """What stands before a message in Confluent's wire format."""
 
     @abstractmethod
     def record(self, name: str, pieces: list[Piece]) -> list[Piece]:
@@ -54,9 +58,23 @@ class Filler(ABC):
     def numbers(self, name: str, values: pa.Array) -> list[Piece]:
         """A number of each row."""
 
+    # -- messages ---------------------------------------------------------------------------
+
+    def keys(self) -> pa.Array:
+        """The keys in Confluent's wire format, or bare messages without a registry."""
+        ids = self._rows.plan.registered
+        return self._messages(key_shape(self._rows.plan), self.head(ids.key) if ids else b"")
+
+    def values(self) -> pa.Array:
+        """The values, likewise; null where there is none (tombstones)."""
+        shape, ids = value_shape(self._rows.plan), self._rows.plan.registered
+        if shape is None:
+            return pa.nulls(self._rows.count, pa.binary())
+        return self._messages(shape, self.head(ids.value) if ids else b"")
+
     # -- the tree ---------------------------------------------------------------------------
 
-    def messages(self, shape: Record, head: bytes) -> pa.Array:
+    def _messages(self, shape: Record, head: bytes) -> pa.Array:
         """One message a row, with ``head`` before it; null where there is none."""
 
         def made(side: str) -> pa.Array:
