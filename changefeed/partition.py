@@ -16,14 +16,20 @@ from dataclasses import asdict, dataclass
 
 from changefeed.schema import Column
 
-_ORDERED = frozenset(
-    {"bool", "int16", "int32", "int64", "text", "uuid", "date", "time", "timestamp", "timestamptz"}
-)
+#: Logical types by how their values of the log are compared.
+INTEGERS = frozenset({"int16", "int32", "int64"})
+AS_THEY_ARE = frozenset({"bool", "text", "uuid", "time"})
+DATES = frozenset({"date", "timestamp", "timestamptz"})
+
+
+def is_decimal(column: Column) -> bool:
+    """Numbers of which the log has the text."""
+    return column.logical.startswith("decimal")
 
 
 def has_order(column: Column) -> bool:
     """Values of the column can be compared as the log has them: texts by code point."""
-    return column.logical in _ORDERED or column.logical.startswith("decimal")
+    return column.logical in INTEGERS | AS_THEY_ARE | DATES or is_decimal(column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from changefeed.errors import ChangefeedError
 from changefeed.messages.plan import MessagePlan
-from changefeed.partition import Condition, Members
+from changefeed.partition import AS_THEY_ARE, DATES, INTEGERS, Condition, Members, is_decimal
 from changefeed.schema import Column
 from changefeed.shapes import Deletes
 
@@ -108,7 +108,7 @@ def _one_of(
 ) -> pa.ChunkedArray:
     texts = [text for text in wanted if text is not None]
     literals = [_literal(column, text) for text in texts]
-    if column.logical.startswith("decimal"):  # 1 and 1.0 are the same
+    if is_decimal(column):  # 1 and 1.0 are the same
         values = _numbers(column, values)
         literals = [_numbers(column, literal) for literal in literals]
     known = pa.concat_arrays([x.cast(values.type) for x in literals]) if literals else None
@@ -122,12 +122,8 @@ def _literal(column: Column, text: str) -> pa.Array:
     """A bound as a value of the log."""
     if column.logical == "bool":
         return pa.array([text in ("true", "t")])
-    return pa.array([int(text)] if column.logical.startswith("int") else [text])
+    return pa.array([int(text)] if column.logical in INTEGERS else [text])
 
-
-_INTEGERS = frozenset({"int16", "int32", "int64"})
-_AS_TEXT = frozenset({"text", "uuid", "time"})
-_DATES = frozenset({"date", "timestamp", "timestamptz"})
 
 #: Digits before and behind the point a numeric key may have to be compared.
 _DIGITS = 38
@@ -139,14 +135,13 @@ _BEYOND['"NaN"'] = _BEYOND['"Infinity"'] + ".5"
 
 def _ordered(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """The values as something that sorts as the type does. Texts sort by code point."""
-    logical = column.logical
-    if logical in _INTEGERS:
+    if column.logical in INTEGERS:
         return values.cast(pa.int64())
-    if logical == "bool" or logical in _AS_TEXT:
+    if column.logical in AS_THEY_ARE:
         return values
-    if logical in _DATES:
+    if column.logical in DATES:
         return _dates(column, values)
-    if logical.startswith("decimal"):
+    if is_decimal(column):
         return _numbers(column, values)
     raise ChangefeedError(
         "CF1302",
