@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,22 +117,17 @@ class Database:
     def version(self) -> int:
         """The change counter: one indexed read, for polling.
 
-        A feed asks before each of its rounds, up to a thousand times a second, so of SQLite it
-        is read without SQLAlchemy's statement and transaction: 0.03 ms instead of 0.7.
+        A feed asks twice in each of its rounds, hundreds of times a second, so of SQLite it is
+        read without SQLAlchemy's statement and transaction: 0.02 ms instead of 0.12.
         """
-        with self._reported():
-            if self._engine.dialect.name == "sqlite":
-                raw = self._engine.raw_connection()
-                try:
-                    cursor = raw.cursor()
-                    cursor.execute(f"SELECT number FROM {tables.change.name}")
-                    number: Any = cursor.fetchone()
-                    cursor.close()
-                finally:
-                    raw.close()
-                return int(number[0])
-            with self._engine.connect() as connection, connection.begin():
+        if self._engine.dialect.name != "sqlite":
+            with self.read() as connection:
                 return int(connection.execute(select(tables.change.c.number)).scalar_one())
+        with self._reported(), closing(self._engine.raw_connection()) as raw:
+            with closing(raw.cursor()) as cursor:
+                cursor.execute(f"SELECT number FROM {tables.change.name}")
+                number: Any = cursor.fetchone()
+        return int(number[0])
 
     def wait(self, seen: int, timeout: float) -> int:
         """Return the counter once it differs from ``seen``, or after ``timeout`` seconds.
@@ -178,11 +174,12 @@ class Database:
         """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
         try:
             yield
-        except DBAPIError as error:
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
             raise ChangefeedError(
                 "CF6001",
-                f"cannot use state {self.shown}: {_first_line(error)}",
-                hint=_hint(error),
+                f"cannot use state {self.shown}: {_first_line(cause)}",
+                hint=_hint(cause),
             ) from error
         except SQLAlchemyError as error:
             raise ChangefeedError(
@@ -266,14 +263,14 @@ def _postgres(uri: str) -> Engine:
     return engine.execution_options(schema_translate_map={None: tables.POSTGRES_SCHEMA})
 
 
-def _first_line(error: DBAPIError) -> str:
+def _first_line(cause: BaseException | None) -> str:
     """The driver's own words, without SQL, parameters or connection strings."""
-    lines = str(error.orig).strip().splitlines()
-    return lines[0] if lines else type(error.orig).__name__
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__
 
 
-def _hint(error: DBAPIError) -> str:
-    words = str(error.orig)
+def _hint(cause: BaseException | None) -> str:
+    words = str(cause)
     if "locked" in words:
         return "another process holds the state for long; see which with \\d or lsof."
     if "full" in words:

@@ -48,6 +48,18 @@ def test_a_file_that_is_no_state_is_reported(tmp_path: Path) -> None:
     assert str(tmp_path) in caught.value.message
 
 
+def test_a_state_that_is_damaged_while_it_is_used_is_reported(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path)
+    catalog.version()
+    with closing(sqlite3.connect(tmp_path / "state.db")) as other:
+        other.execute("DROP TABLE change")
+    with pytest.raises(ChangefeedError) as caught:
+        catalog.version()
+    assert caught.value.code.number == "CF6001"
+    assert str(tmp_path) in caught.value.message
+    catalog.close()
+
+
 def test_another_programs_database_gets_our_tables_and_keeps_its_own(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "state.db")) as theirs:
         theirs.execute("CREATE TABLE theirs (a)")
