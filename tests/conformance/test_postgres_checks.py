@@ -12,11 +12,10 @@ import pytest
 from changefeed.errors import ChangefeedError, Span
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database, PostgresCluster
 
 pytestmark = pytest.mark.postgres
-
-ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
 
 SHOP = """
     create schema app;

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from changefeed.errors import ChangefeedError, Problems
 from changefeed.schema import Identity, TableName
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres
-
-ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
-
-
-@pytest.fixture
-def source(postgres: Database) -> Iterator[PostgresSource]:
-    opened = PostgresSource("shop", postgres.uri)
-    yield opened
-    opened.close()
 
 
 def refused(source: PostgresSource, name: str, schema: str | None = None) -> ChangefeedError:

@@ -10,11 +10,10 @@ import pytest
 from changefeed.schema import TableSchema
 from changefeed.sources.postgres import PostgresSource
 from changefeed.sources.postgres.lookup import KEYS_AT_ONCE, Lookup, source_text
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres
-
-ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
 
 
 @pytest.fixture

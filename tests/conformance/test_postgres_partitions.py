@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,19 +16,10 @@ from changefeed.schema import TableSchema
 from changefeed.sources.base import Partitions
 from changefeed.sources.postgres.source import PostgresSource
 from changefeed.spark.scan import scan_rows
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres
-
-ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
-
-
-@pytest.fixture
-def source(postgres: Database) -> Iterator[PostgresSource]:
-    opened = PostgresSource("shop", postgres.uri)
-    yield opened
-    opened.close()
-
 
 #: Partition key, its partitions, rows. Every row lies in one of the partitions, or in ``rest``.
 LAYOUTS = {

@@ -6,7 +6,6 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,10 @@ from changefeed.clock import Timestamp
 from changefeed.events import ChangeBatch, Frontier, Position
 from changefeed.schema import TableSchema
 from changefeed.sources.postgres import PostgresSource
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def source(postgres: Database) -> Iterator[PostgresSource]:
-    opened = PostgresSource("shop", postgres.uri)
-    yield opened
-    opened.close()
 
 
 class Writer(threading.Thread):
@@ -113,7 +106,7 @@ def _apply(
         rows[after["id"]] = after["v"]
 
 
-@pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+@ALL
 def test_scan_and_stream_are_the_table(
     postgres: Database, source: PostgresSource, tmp_path: Path
 ) -> None:

@@ -15,11 +15,11 @@ from changefeed.errors import ChangefeedError
 from changefeed.schema import TableName
 from changefeed.sources.postgres import PostgresSource, setup
 from changefeed.sources.postgres.connect import connect
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database, PostgresCluster
 
 pytestmark = pytest.mark.postgres
 
-ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
 A, B = TableName("shop", "public", "a"), TableName("shop", "public", "b")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -16,18 +16,10 @@ from changefeed.sources.postgres import PostgresSource, copyout
 from changefeed.sources.postgres.connect import SESSION
 from changefeed.sources.postgres.scan import READERS, PostgresPart
 from changefeed.sources.postgres.values import text_value
+from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres
-
-ALL = pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
-
-
-@pytest.fixture
-def source(postgres: Database) -> Iterator[PostgresSource]:
-    opened = PostgresSource("shop", postgres.uri)
-    yield opened
-    opened.close()
 
 
 def rows(parts: Sequence[PostgresPart]) -> list[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from changefeed.events import ChangeBatch, Flush, Frontier, SchemaChange, Trunca
 from changefeed.schema import Identity
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.wire import ReplicationConnection
+from tests.conformance.conftest import ALL
 from tests.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
 from tests.services.postgres import Database, PostgresCluster
 
@@ -29,7 +30,7 @@ def _brief(tail: Tail, table: str | None = None) -> list[tuple[str, Any, Any]]:
     return [(c.op, c.before, c.after) for c in tail.changes(table)]
 
 
-@pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+@ALL
 def test_changes_of_a_table_with_a_key(postgres: Database, tmp_path: Path) -> None:
     postgres.execute("create table t (id int primary key, a text)")
     prepare(postgres)
@@ -388,7 +389,7 @@ def test_partitions_come_as_their_root(postgres: Database, tmp_path: Path) -> No
 # -------------------------------------------------------------------- large transactions
 
 
-@pytest.mark.parametrize("postgres", [14, 16, 18], indirect=True)
+@ALL
 def test_large_transactions_are_streamed(postgres: Database, tmp_path: Path) -> None:
     """One that commits, one that is rolled back, one with a part rolled back; small ones
     between them come first."""
