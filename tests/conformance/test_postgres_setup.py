@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -17,6 +16,7 @@ from changefeed.sources.postgres import PostgresSource, setup
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database, PostgresCluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -43,13 +43,6 @@ def published(postgres: Database, name: str) -> list[str]:
         "select tablename from pg_publication_tables where pubname = %s order by 1", [name]
     )
     return [table for (table,) in rows]
-
-
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 @ALL

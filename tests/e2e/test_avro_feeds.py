@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.e2e.feeds import Feeds, running
 from tests.services.kafka import KafkaBroker, Record
 from tests.services.postgres import Database
 from tests.services.registry import Registry
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -78,14 +78,6 @@ def read(kafka: KafkaBroker, schema_registry: Registry) -> Iterator[Reader]:
             ]
 
         yield messages
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 def error_of(feeds: Feeds, table: str) -> str:

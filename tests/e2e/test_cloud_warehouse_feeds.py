@@ -15,12 +15,12 @@ from changefeed.spark.session import SparkEngine
 from sinks.warehouse import sink
 from tests.e2e.feeds import running
 from tests.e2e.test_examples import EXAMPLES, check, play
-from tests.e2e.test_feeds import until
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, change, plain, texts
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.clickhouse import ClickHouseServer
 from tests.services.postgres import Database
 from tests.services.snowflake import SnowflakeEmulator
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 

@@ -21,12 +21,12 @@ import pytest
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
 from tests.e2e.feeds import running
-from tests.e2e.test_feeds import until
 from tests.lake import Lake, unused_catalog
 from tests.services.cache import server_folder
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _TIMESTAMP = re.compile(r"\b\d{19}\.\d{10}\b")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
@@ -70,14 +70,6 @@ def bench(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iter
     )
     with running(tmp_path / "state", spark_engine) as feeds:
         yield Bench(feeds, postgres, tmp_path / "out")
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 def truth(db: Database, sql: str = "select a, b from t") -> dict[str, object]:

@@ -16,11 +16,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
-from tests.e2e.test_avro_feeds import ROW, TABLE, error_of, rows, until
+from tests.e2e.test_avro_feeds import ROW, TABLE, error_of, rows
 from tests.proto_reader import message_class
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 from tests.services.registry import Registry
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,

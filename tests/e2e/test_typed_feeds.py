@@ -12,9 +12,9 @@ from changefeed.faults import armed
 from changefeed.jobs import reading
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
-from tests.e2e.test_feeds import until
 from tests.services.postgres import Database
 from tests.typed_sink import STORES, Store, typed_sinks
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 

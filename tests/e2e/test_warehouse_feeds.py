@@ -15,8 +15,8 @@ from changefeed.faults import armed
 from changefeed.spark.session import SparkEngine
 from sinks.warehouse import sink
 from tests.e2e.feeds import Feeds, running
-from tests.e2e.test_feeds import until
 from tests.services.postgres import Database
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -15,6 +14,7 @@ from changefeed.sources.postgres import PostgresSource, scan, snapshot
 from changefeed.sources.postgres.scan import READERS, PostgresPart
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from tests.services.postgres import Database, PostgresCluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -26,13 +26,6 @@ def source(postgres: Database) -> Iterator[PostgresSource]:
     opened = PostgresSource("shop", postgres.uri)
     yield opened
     opened.close()
-
-
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def count(part: PostgresPart) -> int:

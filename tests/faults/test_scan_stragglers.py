@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,19 +18,13 @@ from sinks.base import Epoch, SinkContext, Target
 from tests import message_model as model
 from tests.slow_sink import SlowSink
 from tests.spark_parts import MadePart
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
 T = model.table([model.column("id", "int4", nullable=False), model.column("b", "text")])
 PLAN = MessagePlan(T, "t")
 AT = Timestamp(1_700_000_000_000_000_000)
-
-
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def delivery(folder: Path, writes: int, fence: Fence) -> InWorker:
@@ -76,7 +68,7 @@ def test_when_the_fence_is_closed_nothing_is_written(
 
     thread = threading.Thread(target=scan)
     thread.start()
-    until(lambda: written(slow) > 10)
+    until(lambda: written(slow) > 10, 120)
     spark_engine.cancel("slow")
     fence.close()
     before = written(slow)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from changefeed.jobs.identity import Known
 from changefeed.jobs.model import JobSpec, TableProgress, TableState
 from changefeed.jobs.watching import SourceWatch, Wish
 from changefeed.schema import TableName
+from tests.waiting import until
 
 TABLE = TableName("shop", "public", "t")
 
@@ -44,13 +43,6 @@ class FakeKeeper:
         self.forgot += 1
         self.gate.wait(30)
         return self.clean
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.005)
 
 
 class Bench:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -14,13 +12,7 @@ from changefeed.errors import ChangefeedError
 from changefeed.jobs.fence import Fence, ScanStopped
 from changefeed.spark import fence
 from changefeed.spark.fence import Gate, Ticket
-
-
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 def closing(gate: Gate | Fence) -> threading.Thread:
