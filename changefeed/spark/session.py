@@ -113,7 +113,8 @@ class SparkEngine:
     def pid(self) -> int | None:
         """Process id of the JVM, None while there is none."""
         life = self._life
-        return life.jvm.pid if life is not None and life.jvm is not None else None
+        jvm = life.jvm if life is not None else None
+        return jvm.pid if jvm is not None and jvm.alive else None
 
     def session(self, timeout: float | None = None) -> SparkSession:
         """The session; waits for it, and starts it (again) when there is none.
