@@ -6,22 +6,18 @@ that the registry, or EXPLAIN, shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from changefeed.spark.session import SparkEngine
-from tests.e2e.feeds import Feeds, running
-from tests.e2e.test_avro_feeds import ROW, TABLE, error_of, rows
+from tests.e2e.feeds import Feeds
+from tests.e2e.registered import Reader, check_refused_table_stops_alone, feed_of_fruit, into, rows
 from tests.proto_reader import message_class
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 from tests.services.registry import Registry
-from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -33,7 +29,6 @@ pytestmark = [
 
 #: A message as a dict of what is in it.
 Plain = dict[str, Any]
-Reader = Callable[[str], list[tuple[Any, Any]]]
 
 READ: Plain = {
     "id": 1,
@@ -49,12 +44,6 @@ READ: Plain = {
     "rate": 0.1,
     "exact": "1.000",
 }
-
-
-@pytest.fixture
-def feeds(tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
-    with running(tmp_path / "state", spark_engine) as feeds:
-        yield feeds
 
 
 @pytest.fixture
@@ -104,23 +93,8 @@ def test_changes_and_a_new_column(
     read: Reader,
     topic: str,
 ) -> None:
-    postgres.execute(TABLE.format(name="fruit"))
-    postgres.execute("alter table fruit replica identity full")
-    postgres.execute(ROW.format(name="fruit"))
-    feeds.connect(shop=postgres.uri)
-    feeds.execute(
-        f"CREATE CHANGEFEED f FOR TABLE fruit AS {topic} INTO '{kafka.uri}' "
-        f"WITH format = 'protobuf', confluent_schema_registry = '{schema_registry.url}', "
-        "diff, updated, resolved = '1s'"
-    )
-    feeds.sync("f")
-    postgres.execute("update fruit set price = 2.00, name = null where id = 1")
-    postgres.execute("insert into fruit (id, price, at) values (2, 'NaN', 'infinity')")
-    postgres.execute("delete from fruit where id = 2")
-    feeds.sync("f")
-    postgres.execute("alter table fruit add column color text")
-    postgres.execute("update fruit set color = 'green' where id = 1")
-    feeds.sync("f")
+    target = into("protobuf", kafka, schema_registry)
+    feed_of_fruit(feeds, postgres, topic, target, "(id, price, at) values (2, 'NaN', 'infinity')")
     postgres.execute("truncate fruit")
     feeds.sync("f")
 
@@ -158,26 +132,8 @@ def test_a_table_whose_type_is_refused_stops_alone(
     read: Reader,
     topic: str,
 ) -> None:
-    for name in ("one", "two"):
-        postgres.execute(f"create table {name} (id int primary key, n int)")
-        postgres.execute(f"insert into {name} values (1, 1)")
-    feeds.connect(shop=postgres.uri)
-    feeds.execute(
-        f"CREATE CHANGEFEED f FOR TABLE one AS {topic}_1, TABLE two AS {topic}_2 "
-        f"INTO '{kafka.uri}' WITH format = 'protobuf', "
-        f"confluent_schema_registry = '{schema_registry.url}'"
-    )
-    feeds.sync("f")
-    # Bytes of a number cannot be read as a text.
-    postgres.execute("alter table one alter column n type text using 'x'")
-    postgres.execute("update one set n = 'y'")
-    postgres.execute("update two set n = 2")
-
-    until(lambda: error_of(feeds, "one"))
-    assert "is not compatible with an earlier version" in error_of(feeds, "one")
-    until(lambda: len(rows(read(f"{topic}_2"))) == 2)
-    assert [value["after"] for _, value in rows(read(f"{topic}_2"))][-1] == {"id": 1, "n": 2}
-    assert [value["after"] for _, value in rows(read(f"{topic}_1"))] == [{"id": 1, "n": 1}]
+    target = into("protobuf", kafka, schema_registry)
+    check_refused_table_stops_alone(feeds, postgres, topic, target, read)
 
 
 def types_of(feeds: Feeds, statement: str) -> tuple[Any, Any]:
