@@ -14,7 +14,7 @@ import pytest
 from changefeed.spark.session import SparkEngine
 from sinks.warehouse import sink
 from tests.e2e.feeds import running
-from tests.e2e.test_examples import EXAMPLES, check, play
+from tests.e2e.test_examples import EXAMPLES, check, follow, play
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, change, plain, texts
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.clickhouse import ClickHouseServer
@@ -170,9 +170,7 @@ def test_example(
     with bigquery.dataset() as name, running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(sales=postgres.uri, lake=bigquery.uri(name, "load_interval=0"))
         feeds.run_file(folder / "feeds.sql")
-        feeds.sync("sales_to_bigquery")
-        play(postgres, folder / "changes.sql")
-        feeds.sync("sales_to_bigquery")
+        follow(feeds, postgres, folder, "sales_to_bigquery")
         feeds.execute("DROP CHANGEFEED sales_to_bigquery")
         for table in ("customers", "orders"):
             rows = bigquery.query(

@@ -20,7 +20,7 @@ import pytest
 
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
-from tests.e2e.feeds import running
+from tests.e2e.feeds import Feeds, running
 from tests.lake import Lake, unused_catalog
 from tests.services.cache import server_folder
 from tests.services.elasticsearch import Elasticsearch
@@ -46,6 +46,15 @@ def play(database: Database, file: Path) -> None:
             connection.execute(piece.text)
 
 
+def follow(feeds: Feeds, database: Database, folder: Path, *names: str) -> None:
+    """Let feeds deliver what an example's database holds, and then its changes."""
+    for name in names:
+        feeds.sync(name)
+    play(database, folder / "changes.sql")
+    for name in names:
+        feeds.sync(name)
+
+
 def check(request: pytest.FixtureRequest, file: Path, lines: list[str]) -> None:
     """Compare with an expected file, or write it."""
     text = "".join(line + "\n" for line in lines)
@@ -68,9 +77,7 @@ def test_kafka(
     with running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(bank=postgres.uri, bus=f"{kafka.uri}?topic_prefix=bank_")
         feeds.run_file(folder / "feeds.sql")
-        feeds.sync("bank_to_kafka")
-        play(postgres, folder / "changes.sql")
-        feeds.sync("bank_to_kafka")
+        follow(feeds, postgres, folder, "bank_to_kafka")
         feeds.execute("DROP CHANGEFEED bank_to_kafka")
     for topic in ("bank_accounts", "bank_transfers"):
         records = kafka.messages(topic)
@@ -91,9 +98,7 @@ def test_files(
     with running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(plant=postgres.uri, lake=lake.as_uri(), exports=exports.as_uri())
         feeds.run_file(folder / "feeds.sql")
-        feeds.sync("readings_to_files")
-        play(postgres, folder / "changes.sql")
-        feeds.sync("readings_to_files")
+        follow(feeds, postgres, folder, "readings_to_files")
         feeds.execute("DROP CHANGEFEED readings_to_files")
     names = sorted(str(path.relative_to(lake)) for path in lake.rglob("*") if path.is_file())
     assert any(name.endswith(".RESOLVED") for name in names)
@@ -128,11 +133,7 @@ def test_warehouse(
         )
         feeds.run_file(folder / "feeds.sql")
         both = ("sales_copy", "sales_history")
-        for name in both:
-            feeds.sync(name)
-        play(postgres, folder / "changes.sql")
-        for name in both:
-            feeds.sync(name)
+        follow(feeds, postgres, folder, *both)
         until(lambda: len(rows("FROM now.orders WHERE currency = 'EUR'")) == 3)  # the backfill
         for name in both:
             feeds.execute(f"DROP CHANGEFEED {name}")
@@ -161,11 +162,7 @@ def test_lake(
         feeds.connect(sales=postgres.uri, lake=lake.uri, past=past.uri)
         feeds.run_file(folder / "feeds.sql")
         both = ("sales_lake", "sales_past")
-        for name in both:
-            feeds.sync(name)
-        play(postgres, folder / "changes.sql")
-        for name in both:
-            feeds.sync(name)
+        follow(feeds, postgres, folder, *both)
         euros = "select id from {orders} where currency = 'EUR'"
         until(lambda: len(lake.query(euros)) == 3)  # the backfill
         for name in both:
@@ -196,12 +193,7 @@ def test_elasticsearch(
         feeds.connect(store=postgres.uri, search=search)
         for piece in split((folder / "feeds.sql").read_text()):
             feeds.execute(piece.text.replace("127.0.0.1:9200", elasticsearch.address))
-        both = ("store_to_search", "cdc_store_products")
-        for name in both:
-            feeds.sync(name)
-        play(postgres, folder / "changes.sql")
-        for name in both:
-            feeds.sync(name)
+        follow(feeds, postgres, folder, "store_to_search", "cdc_store_products")
         feeds.execute("DROP CHANGEFEED store_to_search")
         feeds.execute("DROP CDC FOR store.products")
     assert elasticsearch.documents("store_changefeed_resolved"), "no resolved timestamp came"
