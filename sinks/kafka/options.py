@@ -6,16 +6,15 @@ parameters become the same SASL settings. Texts of the errors follow CockroachDB
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from changefeed.errors import ChangefeedError, raise_all
+from changefeed.errors import ChangefeedError
 from changefeed.formats.registry import parse_registry
 from changefeed.option_types import parse_duration
 from changefeed.sink_config import KafkaSinkConfig
-from changefeed.uri import SinkURL
 from sinks.naming import kafka_topic_name
+from sinks.parameters import Parameters
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PROGRESS_TOPIC = "_changefeed_progress"
@@ -157,32 +156,8 @@ def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
         )
 
 
-T = TypeVar("T")
-
-
-class _Reader:
-    """Takes the parameters of a URI and keeps every problem, so all are shown at once."""
-
-    def __init__(self, uri: str) -> None:
-        self._url = SinkURL(uri)
-        self._found: list[ChangefeedError] = []
-        self.scheme = self._url.scheme
-
-    def problem(self, message: str, hint: str = "") -> None:
-        self._found.append(ChangefeedError("CF1207", message, hint=hint))
-
-    def attempt(self, take: Callable[[], T], otherwise: T) -> T:
-        try:
-            return take()
-        except ChangefeedError as error:
-            self._found += getattr(error, "problems", None) or [error]
-            return otherwise
-
-    def text(self, name: str) -> str | None:
-        return self.attempt(lambda: self._url.take_str(name, None), None)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        return self.attempt(lambda: self._url.take_bool(name, default), default)
+class _Reader(Parameters):
+    """Those of a Kafka."""
 
     def duration(self, name: str) -> float:
         """Seconds; 0 when the parameter is absent."""
@@ -195,38 +170,21 @@ class _Reader:
             self.problem(f"param {name}: {error}")
             return 0.0
 
-    def choice(self, name: str, values: Sequence[str]) -> str:
-        """One of ``values``, the first when the parameter is absent."""
-        return self.attempt(lambda: self._url.take_choice(name, values), None) or values[0]
-
-    def pem(self, name: str) -> str | None:
-        data = self.attempt(lambda: self._url.take_base64(name), None)
-        return None if data is None else data.decode("latin-1")
-
     def needed(self, name: str) -> str:
         value = self.text(name)
         if not value:
             self.problem(f"{self.scheme} requires parameter {name}")
         return value or ""
 
-    @property
-    def host(self) -> str:
-        return self._url.host
-
     def brokers(self) -> str:
         port = HUB_PORT if self.scheme == "azure-event-hub" else DEFAULT_PORT
-        if not self._url.host:
+        if not self.host:
             raise ChangefeedError(
                 "CF1201",
                 "the sink URI names no broker",
                 hint=f"write {self.scheme}://host:{port}, several separated by commas.",
             )
-        return ",".join(self._url.addresses(port))
-
-    def finish(self) -> None:
-        """Raise everything found, and what is left over."""
-        self.attempt(self._url.finish, None)
-        raise_all(self._found)
+        return ",".join(self.url.addresses(port))
 
 
 def _kafka_login(url: _Reader) -> dict[str, str]:
@@ -252,10 +210,7 @@ def _tls(url: _Reader) -> dict[str, str]:
         for name in [*pem, *["insecure_tls_skip_verify"] * skip]:
             url.problem(f"{name} requires tls_enabled=true")
         return {}
-    if "client_cert" in pem and "client_key" not in pem:
-        url.problem("client_cert requires client_key to be set")
-    if "client_key" in pem and "client_cert" not in pem:
-        url.problem("client_key requires client_cert to be set")
+    url.check_certificate(pem)
     config = {"security.protocol": "ssl"}
     config |= {setting: pem[name] for name, setting in _PEM_SETTINGS.items() if name in pem}
     if skip:

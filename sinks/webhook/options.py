@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from changefeed.errors import ChangefeedError, raise_all
 from changefeed.sink_config import Retry, WebhookSinkConfig
 from changefeed.uri import SinkURL
+from sinks.parameters import Parameters
 
 MAX_MESSAGES = 1_000
 MAX_BYTES = 1_000_000
@@ -71,33 +72,24 @@ def parse(uri: str, options: Mapping[str, object]) -> WebhookSettings:
     Raises:
         ChangefeedError: all problems found (``Problems`` when there are several).
     """
-    url = SinkURL(uri)
+    reader = Parameters(uri)
+    url = reader.url
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(
             "CF1201",
             "a webhook needs one host",
             hint=f"write {url.scheme}://host/path",
         )
-    found: list[ChangefeedError] = []
-    tls = _tls(url, found)
-    parallel = DEFAULT_PARALLEL
-    try:
-        taken = url.take_int("parallel", DEFAULT_PARALLEL, least=1, most=MOST_PARALLEL)
-        parallel = taken or DEFAULT_PARALLEL
-    except ChangefeedError as error:
-        found.append(error)
-    prefix = url.take_str("topic_prefix", "") or ""
+    tls = _tls(reader)
+    parallel = reader.number("parallel", DEFAULT_PARALLEL, 1, MOST_PARALLEL)
+    prefix = reader.text("topic_prefix") or ""
     login = _login(url)
     authorization = _text(options, "webhook_auth_header")
     if login and authorization:
         problem = "cannot specify both webhook_auth_header and a user in the URI"
-        found.append(ChangefeedError("CF1205", problem))
-    address = ""
-    try:
-        address = _address(uri, url.take_rest())
-    except ChangefeedError as error:
-        found.append(error)
-    raise_all(found)
+        reader.found.append(ChangefeedError("CF1205", problem))
+    address = reader.attempt(lambda: _address(uri, url.take_rest()), "")
+    raise_all(reader.found)
     config = options.get("webhook_sink_config")
     config = config if isinstance(config, WebhookSinkConfig) else WebhookSinkConfig()
     timeout = options.get("webhook_client_timeout")
@@ -130,27 +122,15 @@ def _login(url: SinkURL) -> tuple[str, str] | None:
     return None if url.user is None else (url.user, url.password or "")
 
 
-def _tls(url: SinkURL, found: list[ChangefeedError]) -> Tls:
-    """The parameters of TLS; problems go to ``found``."""
-    texts: dict[str, str | None] = {}
-    for name in ("ca_cert", "client_cert", "client_key"):
-        try:
-            data = url.take_base64(name)
-            texts[name] = None if data is None else data.decode("latin-1")
-        except ChangefeedError as error:
-            found.append(error)
-    skip = False
-    try:
-        skip = url.take_bool("insecure_tls_skip_verify")
-    except ChangefeedError as error:
-        found.append(error)
+def _tls(reader: Parameters) -> Tls:
+    texts = {name: reader.pem(name) for name in ("ca_cert", "client_cert", "client_key")}
+    skip = reader.flag("insecure_tls_skip_verify")
     given = [*(n for n, v in texts.items() if v), *["insecure_tls_skip_verify"] * skip]
-    if url.scheme == "webhook-http":
-        found += [ChangefeedError("CF1207", f"{name} requires webhook-https") for name in given]
-    for one, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
-        if texts.get(one) and not texts.get(other):
-            found.append(ChangefeedError("CF1207", f"{one} requires {other} to be set"))
-    return Tls(not skip, texts.get("ca_cert"), texts.get("client_cert"), texts.get("client_key"))
+    if reader.scheme == "webhook-http":
+        for name in given:
+            reader.problem(f"{name} requires webhook-https")
+    reader.check_certificate(given)
+    return Tls(not skip, texts["ca_cert"], texts["client_cert"], texts["client_key"])
 
 
 def _address(uri: str, query: tuple[tuple[str, str], ...]) -> str:
