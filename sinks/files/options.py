@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from changefeed.errors import ChangefeedError, raise_all
 from changefeed.option_types import parse_size
-from changefeed.uri import SinkURL
 from sinks.files.names import PARTITION_FORMATS, Buckets
 from sinks.files.places.spec import PlaceSpec, place_of
 from sinks.files.writers import EXTENSIONS, PACKINGS
+from sinks.parameters import Parameters
 
 DEFAULT_FILE_SIZE = 16_000_000
 """Bytes before compression after which a file is closed (CockroachDB's default, 16MB)."""
@@ -54,21 +54,14 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     Raises:
         ChangefeedError: all problems found (``Problems`` when there are several).
     """
-    url = SinkURL(uri)
-    found: list[ChangefeedError] = []
-    place = place_of(url, found)
-    partition, manifests, size = "daily", None, DEFAULT_FILE_SIZE
-    try:
-        partition = url.take_choice("partition_format", tuple(PARTITION_FORMATS)) or partition
-        manifests = url.take_choice("manifest", MANIFEST)
-        size = _size(url.take_str("file_size"))
-    except ChangefeedError as error:
-        found.append(error)
-    prefix = url.take_str("topic_prefix", "") or ""
-    try:
-        url.finish()
-    except ChangefeedError as error:
-        found.append(error)
+    parameters = Parameters(uri)
+    url, found = parameters.url, parameters.found
+    place = place_of(parameters)
+    partition = parameters.choice("partition_format", tuple(PARTITION_FORMATS))
+    manifests = parameters.attempt(lambda: url.take_choice("manifest", MANIFEST), None)
+    size = parameters.attempt(lambda: _size(parameters.text("file_size")), DEFAULT_FILE_SIZE)
+    prefix = parameters.text("topic_prefix") or ""
+    parameters.attempt(url.finish, None)
     form = str(options.get("format") or "json")
     compression = str(options.get("compression") or "none")
     if compression not in PACKINGS[form]:

@@ -113,6 +113,8 @@ def test_options_that_do_not_fit() -> None:
         parse("file:///x?manifest=yes", {"resolved": None})
     with pytest.raises(Problems):
         parse("s3://b?partition_format=x&zzz=1", {})
+    # One wrong parameter does not make the others unknown.
+    assert len(check("file:///x?partition_format=x&manifest=yes&file_size=0")) == 2
     assert parse("file:///x", {"compression": "lz4"}).extension == "ndjson.lz4"
     assert parse("file:///x", {"format": "parquet", "compression": "lz4"}).extension == "parquet"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from changefeed.errors import ChangefeedError
 from changefeed.uri import SinkURL
+from sinks.parameters import Parameters
 
 LOCAL, OBJECTS, WEB = "local", "objects", "web"
 
@@ -41,51 +42,41 @@ class PlaceSpec:
         return self.kind != WEB
 
 
-def place_of(url: SinkURL, found: list[ChangefeedError]) -> PlaceSpec:
-    """The place of a URI; what is wrong with its parameters goes to ``found``.
+def place_of(parameters: Parameters) -> PlaceSpec:
+    """The place of a URI; what is wrong with its parameters is kept with them.
 
     Raises:
         ChangefeedError: CF1201, the URI does not say where.
     """
-    return _READERS[url.scheme](url, _Taker(url, found))
+    url = parameters.url
+    return _READERS[url.scheme](url, _Taker(parameters))
 
 
 class _Taker:
-    """Takes parameters and keeps every problem, so that all are shown at once."""
+    """Takes the parameters of stores, where an empty one counts as absent."""
 
-    def __init__(self, url: SinkURL, found: list[ChangefeedError]) -> None:
-        self.url = url
-        self._found = found
-
-    def problem(self, message: str, hint: str = "") -> None:
-        self._found.append(ChangefeedError("CF1207", message, hint=hint))
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self.problem, self.base64 = parameters.problem, parameters.base64
 
     def text(self, name: str) -> str | None:
-        return self.url.take_str(name) or None
+        return self._parameters.text(name) or None
 
     def implicit(self, *needed: str) -> bool:
         """``AUTH``: false when the URI holds the login, which then needs these parameters."""
-        try:
-            auth = self.url.take_choice("AUTH", ("specified", "implicit"))
-        except ChangefeedError as error:
-            self._found.append(error)
-            return True
+        url = self._parameters.url
+        auth = self._parameters.attempt(
+            lambda: url.take_choice("AUTH", ("specified", "implicit")) or "specified", "implicit"
+        )
         if auth == "implicit":
             return True
         for name in needed:
-            if not self.url.has(name):
+            if not url.has(name):
                 self.problem(
                     f"AUTH is set to 'specified', but {name} is not set",
                     f"add {name}, or AUTH=implicit to use what the machine is logged in with.",
                 )
         return False
-
-    def base64(self, name: str) -> bytes | None:
-        try:
-            return self.url.take_base64(name)
-        except ChangefeedError as error:
-            self._found.append(error)
-            return None
 
 
 def _local(url: SinkURL, taker: _Taker) -> PlaceSpec:
