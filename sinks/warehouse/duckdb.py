@@ -26,6 +26,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
     decimal_pattern,
 )
+from sinks.warehouse.explained import explained
 from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class DuckDB(Warehouse):
                 )
             return
         key = str(path)
-        with _files_lock, self._explained():
+        with _files_lock, explained(self._ours):
             file = _files.setdefault(key, _File())
             if file.connection is None:
                 file.connection = duckdb.connect(self._path)
@@ -194,7 +195,7 @@ class DuckDB(Warehouse):
             self.rest()  # no transaction, or the connection itself is broken: begin with a new one
 
     def query(self, sql: str) -> list[tuple[object, ...]]:
-        with self._explained():
+        with explained(self._ours):
             return list(self._opened().execute(sql).fetchall())
 
     def columns(self, table: str) -> dict[str, str]:
@@ -209,7 +210,7 @@ class DuckDB(Warehouse):
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         cursor = self._opened()
         names = ", ".join(map(self.dialect.quote, rows.column_names))
-        with self._writing(), self._explained():
+        with self._writing(), explained(self._ours):
             cursor.register("_changefeed_rows", rows)
             cursor.execute(
                 f"INSERT INTO {self.name(table)} ({names}) SELECT {names} FROM _changefeed_rows"
@@ -244,16 +245,6 @@ class DuckDB(Warehouse):
             raise ChangefeedError("CF5001", f"{self.place} is not open")
         with file.writing:
             yield
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except ChangefeedError:
-            raise
-        except Exception as error:
-            # Not chained: the original repeats values of the statement.
-            raise self._ours(error, "") from None
 
     def _ours(self, error: Exception, topic: str) -> ChangefeedError:
         import duckdb

@@ -7,8 +7,7 @@ trailing spaces too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
     decimal_pattern,
 )
+from sinks.warehouse.explained import explained
 from sinks.warehouse.replace import delete_insert
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
@@ -197,18 +197,15 @@ class MySQL(Warehouse):
                     cursor.execute(statement.sql)
             connection.commit()
         except Exception as error:
-            # The server takes back what an ended connection has not committed; its temporary
-            # tables go with it too.
-            self.close()
             raise self._ours(error, topic) from None
 
     def query(self, sql: str) -> list[tuple[object, ...]]:
-        with self._explained(), self._opened().cursor() as cursor:
+        with explained(self._ours), self._opened().cursor() as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall())
 
     def _execute(self, sql: str) -> None:
-        with self._explained(), self._opened().cursor() as cursor:
+        with explained(self._ours), self._opened().cursor() as cursor:
             cursor.execute(sql)
 
     def columns(self, table: str) -> dict[str, str]:
@@ -223,7 +220,7 @@ class MySQL(Warehouse):
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         names = ", ".join(map(self.dialect.quote, rows.column_names))
         head = f"INSERT INTO {self.name(table)} ({names}) VALUES "
-        with self._explained():
+        with explained(self._ours):
             connection = self._opened()
             connection.begin()
             with connection.cursor() as cursor:
@@ -241,20 +238,12 @@ class MySQL(Warehouse):
             raise ChangefeedError("CF5001", f"{self.place} is not connected")
         return self._connection
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except ChangefeedError:
-            raise
-        except Exception as error:
-            # Not chained: the server repeats values of rows.
-            self.close()
-            raise self._ours(error, "") from None
-
     def _ours(self, error: Exception, topic: str) -> ChangefeedError:
         import pymysql
 
+        # The server takes back what an ended connection has not committed; its temporary
+        # tables go with it too.
+        self.close()
         if not isinstance(error, pymysql.MySQLError):
             raise error
         number = int(error.args[0]) if error.args and isinstance(error.args[0], int) else 0

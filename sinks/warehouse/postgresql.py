@@ -5,8 +5,7 @@ MERGE from PostgreSQL 15 on, delete and insert in one transaction before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +15,7 @@ from pyarrow import csv
 from changefeed.errors import ChangefeedError
 from changefeed.uri import SinkURL
 from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
+from sinks.warehouse.explained import explained
 from sinks.warehouse.replace import delete_insert
 from sinks.warehouse.sink import WarehouseSink
 
@@ -151,7 +151,7 @@ class PostgreSQL(Warehouse):
             raise self._ours(error, topic) from None
 
     def query(self, sql: str) -> list[tuple[object, ...]]:
-        with self._explained():
+        with explained(self._ours):
             return list(self._opened().execute(sql.encode()).fetchall())
 
     def columns(self, table: str) -> dict[str, str]:
@@ -170,7 +170,7 @@ class PostgreSQL(Warehouse):
         sql = f"COPY {self.name(table)} ({names}) FROM STDIN (FORMAT csv)"
         options = csv.WriteOptions(include_header=False, quoting_style="needed")
         with (
-            self._explained(),
+            explained(self._ours),
             self._opened().cursor() as cursor,
             cursor.copy(sql.encode()) as copy,
         ):
@@ -188,16 +188,6 @@ class PostgreSQL(Warehouse):
         if self._connection is None:
             raise ChangefeedError("CF5001", f"{self.place} is not connected")
         return self._connection
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except ChangefeedError:
-            raise
-        except Exception as error:
-            # Not chained: the server repeats values of rows.
-            raise self._ours(error, "") from None
 
     def _refused(self, error: Exception) -> ChangefeedError:
         """A connection that could not be made. libpq's text names host and user, no password."""
