@@ -13,7 +13,7 @@ from functools import cached_property
 from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.partition import Condition
-from changefeed.schema import Identity, TableSchema
+from changefeed.schema import TableSchema
 from changefeed.shapes import Deletes, Envelope, Format
 
 
@@ -149,11 +149,6 @@ class MessagePlan:
         """The value has a ``before`` member."""
         return self.diff and self.envelope in (Envelope.WRAPPED, Envelope.ENRICHED)
 
-    @property
-    def whole_before(self) -> bool:
-        """The log holds the whole row before a change."""
-        return self.schema.identity is Identity.FULL
-
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the log's row columns that the messages are made of, in log order."""
@@ -188,16 +183,6 @@ class MessagePlan:
         state = dict(self.__dict__)
         state.pop("_hash", None)
         return state
-
-
-def resolved_payload(plan: MessagePlan, at: Timestamp) -> bytes:
-    """The value of a resolved message."""
-    return mark_payload(plan.envelope, "resolved", at)
-
-
-def truncate_payload(plan: MessagePlan, at: Timestamp) -> bytes:
-    """The value of the message that says all rows of the table were removed."""
-    return mark_payload(plan.envelope, "truncate", at)
 
 
 def mark_payload(envelope: Envelope, member: str, at: Timestamp) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -188,7 +188,3 @@ class Feed:
         self.history.truncate(target.topic, when)
         event = Truncate(table_schema(table, self.versions[table]), when, when.wall)
         sink.truncate(event, target, json.dumps({"truncate": str(when)}).encode())
-
-    def with_scan(self, batch: Batch) -> Batch:
-        """The same rows as rows of an initial scan."""
-        return replace(batch, scan=True)

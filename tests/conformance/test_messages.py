@@ -9,8 +9,7 @@ from changefeed.errors import ChangefeedError
 from changefeed.messages.encode import STRETCH_ROWS, encode_messages
 from changefeed.messages.plan import (
     MessagePlan,
-    resolved_payload,
-    truncate_payload,
+    mark_payload,
 )
 from changefeed.schema import Column, Form, Identity
 from changefeed.shapes import Deletes, Envelope, Format
@@ -95,12 +94,11 @@ def test_shape(plan: MessagePlan, update: Message, delete: Message) -> None:
 
 @pytest.mark.parametrize("envelope", Envelope)
 def test_marks(envelope: Envelope) -> None:
-    plan = MessagePlan(T, "t", envelope)
-    text = '{"resolved": "1.0000000002"}'
-    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
-        text = f'{{"__crdb__": {text}}}'
-    assert resolved_payload(plan, Timestamp(1, 2)) == text.encode()
-    assert truncate_payload(plan, Timestamp(1, 2)) == text.replace("resolved", "truncate").encode()
+    for member in ("resolved", "truncate"):
+        text = f'{{"{member}": "1.0000000002"}}'
+        if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+            text = f'{{"__crdb__": {text}}}'
+        assert mark_payload(envelope, member, Timestamp(1, 2)) == text.encode()
 
 
 def test_no_rows() -> None:
