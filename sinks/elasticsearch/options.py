@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from changefeed.errors import ChangefeedError, raise_all
+from changefeed.errors import ChangefeedError
 from changefeed.option_types import parse_duration, parse_size
-from changefeed.uri import SinkURL
 from sinks.elasticsearch.names import index_name
+from sinks.parameters import Parameters
 
 DEFAULT_PORT = 9200
 SECURE_SCHEME = "elasticsearch+https"
@@ -99,7 +99,7 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
     settings = Settings(
         hosts=url.hosts(),
         secure=url.secure,
-        path_prefix=url.path_prefix,
+        path_prefix=url.url.path.rstrip("/"),
         authorization=url.authorization(),
         ca_cert=url.pem("ca_cert"),
         client_cert=url.pem("client_cert"),
@@ -122,38 +122,26 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
     return settings
 
 
-class _Reader:
-    """Takes the parameters of a URI and keeps every problem, so all are shown at once."""
+class _Reader(Parameters):
+    """Those of an Elasticsearch."""
 
-    def __init__(self, uri: str) -> None:
-        self._url = SinkURL(uri)
-        self.found: list[ChangefeedError] = []
-        self.secure = self._url.scheme == SECURE_SCHEME
-        self.path_prefix = self._url.path.rstrip("/")
-
-    def problem(self, message: str, hint: str = "") -> None:
-        self.found.append(ChangefeedError("CF1207", message, hint=hint))
-
-    def _attempt(self, take: Callable[[], T], otherwise: T) -> T:
-        try:
-            return take()
-        except ChangefeedError as error:
-            self.found.append(error)
-            return otherwise
+    @property
+    def secure(self) -> bool:
+        return self.scheme == SECURE_SCHEME
 
     def hosts(self) -> tuple[tuple[str, int], ...]:
-        if not self._url.host:
+        if not self.host:
             raise ChangefeedError(
                 "CF1201",
                 "the sink URI names no host",
-                hint=f"write {self._url.scheme}://host:{DEFAULT_PORT}, several with commas.",
+                hint=f"write {self.scheme}://host:{DEFAULT_PORT}, several with commas.",
             )
-        return tuple((host.name, host.port or DEFAULT_PORT) for host in self._url.hosts)
+        return tuple((host.name, host.port or DEFAULT_PORT) for host in self.url.hosts)
 
     def authorization(self) -> str | None:
         """API key, or user and password, as the header wants them."""
         key = self.text("api_key")
-        user, password = self._url.user, self._url.password
+        user, password = self.url.user, self.url.password
         if key and user is not None:
             self.problem("a user and the param api_key exclude each other")
         if key:
@@ -164,9 +152,6 @@ class _Reader:
             return None
         return "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode()
 
-    def text(self, name: str) -> str | None:
-        return self._attempt(lambda: self._url.take_str(name, None), None)
-
     def plain_index(self, name: str) -> str:
         """A parameter that is the name of an index, taken as it is."""
         value = self.text(name) or ""
@@ -176,17 +161,6 @@ class _Reader:
                 f"for example {index_name(value)}",
             )
         return value
-
-    def flag(self, name: str) -> bool:
-        return self._attempt(lambda: self._url.take_bool(name, False), False)
-
-    def choice(self, name: str, values: Sequence[str]) -> str:
-        """One of ``values``, the first when the parameter is absent."""
-        return self._attempt(lambda: self._url.take_choice(name, values), None) or values[0]
-
-    def number(self, name: str, default: int, least: int, most: int) -> int:
-        take = self._url.take_int
-        return self._attempt(lambda: take(name, default, least=least, most=most), None) or default
 
     def size(self, name: str, default: int) -> int:
         return self._measure(name, default, parse_size, "a size such as 8MB")
@@ -206,10 +180,6 @@ class _Reader:
             self.problem(f"param {name} must be {like}, not {text}")
         return found or default
 
-    def pem(self, name: str) -> str | None:
-        data = self._attempt(lambda: self._url.take_base64(name), None)
-        return None if data is None else data.decode("latin-1")
-
     def check_tls(self, settings: Settings) -> None:
         """Certificates need TLS, and come in pairs."""
         given = {
@@ -218,15 +188,8 @@ class _Reader:
             "client_key": settings.client_key,
             "insecure_tls_skip_verify": not settings.verify,
         }
+        names = [name for name, value in given.items() if value]
         if not settings.secure:
-            for name in (name for name, value in given.items() if value):
+            for name in names:
                 self.problem(f"{name} needs TLS", f"write {SECURE_SCHEME}://")
-        if settings.client_cert and not settings.client_key:
-            self.problem("client_cert requires client_key to be set")
-        if settings.client_key and not settings.client_cert:
-            self.problem("client_key requires client_cert to be set")
-
-    def finish(self) -> None:
-        """Raise everything found, and what is left over."""
-        self._attempt(self._url.finish, None)
-        raise_all(self.found)
+        self.check_certificate(names)
