@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.nemesis.service import Service
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.http_faults import FaultyProxy, answer, cut, lose_answer
 from tests.services.postgres import Database
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -59,14 +60,6 @@ def bench(
     )
     with running(tmp_path / "state", spark_engine) as feeds:
         yield Bench(feeds, postgres, elasticsearch)
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 def truth(db: Database, sql: str = "select to_jsonb(t), a from t") -> dict[str, Any]:
