@@ -467,28 +467,26 @@ class LakeSink:
         return Path(self._opened.scratch)
 
 
-class DeltaSink(LakeSink):
-    """``delta://``"""
-
-    capabilities: ClassVar[Capabilities] = Capabilities(
+def _able(pack: str) -> Capabilities:
+    return Capabilities(
         accepts=Accepts.ROWS,
         exactly_once=True,
         round_rows=ROUND_ROWS,
         pace=PACES[0],
-        spark_packs=("delta",),
+        spark_packs=(pack,),
     )
+
+
+class DeltaSink(LakeSink):
+    """``delta://``"""
+
+    capabilities: ClassVar[Capabilities] = _able("delta")
 
 
 class IcebergSink(LakeSink):
     """``iceberg://``"""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        accepts=Accepts.ROWS,
-        exactly_once=True,
-        round_rows=ROUND_ROWS,
-        pace=PACES[0],
-        spark_packs=("iceberg",),
-    )
+    capabilities: ClassVar[Capabilities] = _able("iceberg")
 
 
 @contextmanager
