@@ -23,6 +23,7 @@ class Verdict(Enum):
     DONE = "done"
     RETRY = "retry"
     REFUSED = "refused"
+    NO_INDEX = "no index"
     FORBIDDEN = "forbidden"
 
 
@@ -49,6 +50,8 @@ class Outcome:
             return Verdict.FORBIDDEN
         if self.status in BUSY or self.status == 500 or self.kind == "cluster_block_exception":
             return Verdict.RETRY
+        if self.kind in _OF_THE_INDEX:
+            return Verdict.NO_INDEX
         return Verdict.REFUSED
 
     @property
@@ -60,6 +63,11 @@ class Outcome:
         found = _FIELD.search(self.reason)
         return f"{self.kind} (field {found[1]} of type {found[2]})" if found else self.kind
 
+
+#: Errors that every document of the index would get, so none of them is a dead letter.
+_OF_THE_INDEX = frozenset(
+    {"index_not_found_exception", "index_closed_exception", "routing_missing_exception"}
+)
 
 _FIELD = re.compile(
     r"failed to parse field \[((?:after\.|before\.)?[^\].]{1,200})[^\]]*\] of type \[(\w+)\]"

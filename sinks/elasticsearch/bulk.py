@@ -140,7 +140,7 @@ class Bulk:
 
     def _deliver(self, parts: list[Part]) -> None:
         """Send until every operation is done, or refused for good."""
-        pauses = _Pauses(self._stopped)
+        pauses = _Pauses(self._stopped, self._settings.shown)
         while parts:
             answer = self._send(parts)
             if answer.status == 413:
@@ -148,15 +148,15 @@ class Bulk:
                     self._deliver(half)
                 return
             if answer.status in BUSY:
-                pauses.wait(answer, self._cluster)
+                pauses.wait(answer, f"HTTP {answer.status}")
                 continue
             if not answer.ok:
-                raise self._cluster.refusal(answer, _what(parts))
+                raise self._cluster.refusal(answer, _what(parts), rows=True)
             if answer.body.startswith(ALL_DONE):
                 return
-            parts = self._again(parts, answer)
+            parts, why = self._again(parts, answer)
             if parts:
-                pauses.wait(answer, self._cluster)
+                pauses.wait(answer, why)
 
     def _send(self, parts: Sequence[Part]) -> Answer:
         parameters = {"filter_path": FILTER}
@@ -178,8 +178,8 @@ class Bulk:
         lines = (part.lines.slice(0, middle), part.lines.slice(middle))
         return [[Part(part.target, half)] for half in lines]
 
-    def _again(self, parts: Sequence[Part], answer: Answer) -> list[Part]:
-        """Sort the outcomes; returns what is to be sent once more."""
+    def _again(self, parts: Sequence[Part], answer: Answer) -> tuple[list[Part], str]:
+        """Sort the outcomes; returns what is to be sent once more, and why."""
         found = outcomes(answer.json() or {})
         if len(found) != sum(len(part.lines) for part in parts):
             raise ChangefeedError(
@@ -194,7 +194,7 @@ class Bulk:
             repeat = self._sorted(part, own)
             if len(repeat):
                 rest.append(Part(part.target, part.lines.take(pa.array(repeat, pa.int64()))))
-        return rest
+        return rest, counted(o for o in found if o.verdict is Verdict.RETRY)
 
     def _sorted(self, part: Part, found: Sequence[Outcome]) -> list[int]:
         """Places to send again; what is refused for good is handed on."""
@@ -207,6 +207,14 @@ class Bulk:
                 f"this user may not write to index {part.target.topic}",
                 detail=counted(by_verdict[Verdict.FORBIDDEN].values()),
             )
+        if by_verdict[Verdict.NO_INDEX]:
+            raise ChangefeedError(
+                "CF5003",
+                f"index {part.target.topic} takes no documents of table {part.target.table}",
+                detail=counted(by_verdict[Verdict.NO_INDEX].values()),
+                hint="was it removed or closed while the feed runs? Open it again and RESUME; the "
+                "documents of an index that was removed come back when the feed is created anew.",
+            )
         if by_verdict[Verdict.REFUSED]:
             self._on_refused(Refused(part, by_verdict[Verdict.REFUSED]))
         return list(by_verdict[Verdict.RETRY])
@@ -215,13 +223,14 @@ class Bulk:
 class _Pauses:
     """Waits between two tries: longer each time, not beyond :data:`PATIENCE_SECONDS` in all."""
 
-    def __init__(self, stopped: threading.Event) -> None:
+    def __init__(self, stopped: threading.Event, address: str) -> None:
         self._stopped = stopped
+        self._address = address
         self._left = PATIENCE_SECONDS
         self._next = _FIRST_PAUSE
 
-    def wait(self, answer: Answer, cluster: Cluster) -> None:
-        """Wait before the next try.
+    def wait(self, answer: Answer, why: str) -> None:
+        """Wait before the next try; ``why`` one is needed.
 
         Raises:
             ChangefeedError: CF5004, patience is at an end or the feed gave up.
@@ -231,7 +240,7 @@ class _Pauses:
             raise ChangefeedError(
                 "CF5004",
                 "Elasticsearch is busy",
-                detail=f"HTTP {answer.status}; asked again for "
+                detail=f"{self._address}: {why}; asked again for "
                 f"{PATIENCE_SECONDS - self._left:.0f} s",
                 hint="it turns requests away: look at its thread pools and disk space; "
                 "a smaller bulk_bytes or in_flight in the sink URI asks less of it.",

@@ -37,9 +37,11 @@ from sinks.elasticsearch.options import Settings
 # Without a handler of its own Python would print warnings on the terminal.
 logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
 
-#: What a server of major version 8 or 9 understands alike.
+#: What a server of major version 8 or 9 understands alike: 9 keeps the interface of 8.
 _JSON = "application/vnd.elasticsearch+json; compatible-with=8"
 _LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
+
+_PRODUCT = "Elasticsearch"
 
 #: Answers that mean "not now": of the server, or of a proxy in front of it.
 BUSY = frozenset({429, 502, 503, 504})
@@ -62,11 +64,19 @@ _KINDS = ("application/json", "application/*", "text/*")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status and body of a response."""
+    """Status and body of a response.
+
+    Attributes:
+        product: what an Elasticsearch since 7.14 says it is; empty of others, and of proxies.
+        opensearch: what a newer OpenSearch says it is (3.6 does, 2.11 does not):
+            ``OpenSearch/3.6.0 (opensearch)``.
+        retry_after: seconds the server wants to be left alone.
+    """
 
     status: int
     body: bytes
     product: str = ""
+    opensearch: str = ""
     retry_after: float = 0.0
 
     @property
@@ -83,11 +93,19 @@ class Answer:
 
     @property
     def error_type(self) -> str:
-        """Elasticsearch's name of the error: never its reason, which repeats values."""
+        """Elasticsearch's name of the error."""
+        return self._of_error("type")
+
+    @property
+    def reason(self) -> str:
+        """Elasticsearch's explanation; no error shows it when rows were sent: it repeats values."""
+        return self._of_error("reason")
+
+    def _of_error(self, name: str) -> str:
         found = self.json()
         error = found.get("error") if isinstance(found, dict) else None
-        kind = error.get("type") if isinstance(error, dict) else None
-        return str(kind or "")
+        said = error.get(name) if isinstance(error, dict) else None
+        return str(said or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +230,7 @@ class Cluster:
             meta.status,
             answer or b"",
             str(meta.headers.get("x-elastic-product") or ""),
+            str(meta.headers.get("x-opensearch-version") or ""),
             float(wait) if wait.isdigit() else 0.0,
         )
 
@@ -241,10 +260,17 @@ class Cluster:
         where = f"{self._settings.shown}: {detail}" if detail else self._settings.shown
         return ChangefeedError(code, message, detail=where, hint=hint)
 
-    def refusal(self, answer: Answer, what: str) -> ChangefeedError:
-        """The error for a request that was refused as a whole; ``what`` was to be done."""
+    def refusal(self, answer: Answer, what: str, *, rows: bool = False) -> ChangefeedError:
+        """The error for a request that was refused as a whole; ``what`` was to be done.
+
+        ``rows``: the request held rows, so the server's explanation may repeat their values and
+        is left out.
+        """
         kind = answer.error_type
         detail = f"{what}: HTTP {answer.status} {kind}".rstrip()
+        wrong_kind = kind == "media_type_header_exception" or answer.status == 406
+        if answer.opensearch or (wrong_kind and answer.product != _PRODUCT):
+            return self._stranger(answer)
         if answer.status == 401:
             return self._error(
                 "CF5002",
@@ -262,12 +288,46 @@ class Cluster:
             )
         if answer.status in BUSY or kind == "cluster_block_exception":
             return self._error("CF5004", "Elasticsearch is busy", detail)
-        if kind == "media_type_header_exception" or answer.status == 406:
+        if wrong_kind:
             return self._error(
-                "CF1303", "this server is too old: Elasticsearch 8 or 9 is needed", detail
+                "CF1303",
+                "this server is too old: Elasticsearch 8 or 9 is needed",
+                f"{detail}: it does not know the interface of version 8",
             )
         named = f"Elasticsearch refused to {what}: {kind or f'HTTP {answer.status}'}"
+        if not rows and answer.reason:
+            detail = f"{detail}: {answer.reason[:300]}"
         return self._error("CF5003", named, detail)
+
+    def _stranger(self, answer: Answer) -> ChangefeedError:
+        """The error for a server that is no Elasticsearch; names OpenSearch, the likely one."""
+        name = answer.opensearch.partition(" ")[0].replace("/", " ") or self._introduction()
+        if name:
+            return self._error(
+                "CF1303",
+                f"this server is {name}, not Elasticsearch",
+                "the sink speaks the interface of Elasticsearch 8, which OpenSearch refuses",
+                "OpenSearch is not supported: point the sink at an Elasticsearch, version 8 or 9.",
+            )
+        return self._error(
+            "CF1303",
+            "this server is not Elasticsearch",
+            "it does not identify itself as Elasticsearch does since 7.14; "
+            "OpenSearch and others are not supported",
+            "point the sink at an Elasticsearch of version 8 or 9; a proxy before it has to let "
+            "the header X-Elastic-Product through.",
+        )
+
+    def _introduction(self) -> str:
+        """``OpenSearch 2.11.0`` when ``GET /`` says so, else nothing."""
+        try:
+            found = self.call("GET", "/").json()
+        except ChangefeedError:
+            return ""  # it is no Elasticsearch, whatever it is; that is the error to show
+        version = found.get("version") if isinstance(found, dict) else None
+        if not isinstance(version, dict) or version.get("distribution") != "opensearch":
+            return ""
+        return f"OpenSearch {version.get('number') or ''}".rstrip()
 
     def hello(self) -> Server:
         """Ask the server what it is; rights to ask are not needed.
@@ -280,16 +340,10 @@ class Cluster:
             "/_nodes/_local/http",
             filter_path="nodes.*.version,nodes.*.http.max_content_length_in_bytes",
         )
-        if answer.status in (401, 406) or answer.status in BUSY:
+        if answer.opensearch or answer.status in (401, 406) or answer.status in BUSY:
             raise self.refusal(answer, "tell its version")
-        if answer.status != 403 and answer.product != "Elasticsearch":
-            raise self._error(
-                "CF1303",
-                "this server is not Elasticsearch",
-                "it does not identify itself as Elasticsearch does since 7.14; "
-                "OpenSearch and others are not supported",
-                "point the sink at an Elasticsearch of version 8 or 9.",
-            )
+        if answer.status != 403 and answer.product != _PRODUCT:
+            raise self._stranger(answer)
         found = answer.json()
         if not answer.ok or not isinstance(found, dict) or not found.get("nodes"):
             if answer.error_type == "media_type_header_exception":

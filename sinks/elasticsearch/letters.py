@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from changefeed.errors import ChangefeedError
 from sinks.elasticsearch import body
-from sinks.elasticsearch.answers import Outcome
+from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import Part, Refused, counted
 from sinks.elasticsearch.client import Cluster
 from sinks.elasticsearch.marks import make_index
@@ -28,6 +29,24 @@ _FIELDS: dict[str, Any] = {
     "reason": {"type": "text"},
     "document": {"type": "keyword", "index": False, "doc_values": False},
 }
+
+
+#: A request of letters is sent when it has so many bytes; one letter may be larger.
+_REQUEST_BYTES = 1 << 20
+
+
+def _requests(letters: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The letters in requests of a bounded size: a letter is larger than its document was."""
+    waiting: list[bytes] = []
+    size = 0
+    for letter in letters:
+        waiting.append(letter)
+        size += len(letter)
+        if size >= _REQUEST_BYTES:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting
 
 
 class DeadLetters:
@@ -59,17 +78,40 @@ class DeadLetters:
                 "RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
                 "documents there and goes on.",
             )
-        letters = [self._letter(refused.part, i, o) for i, o in refused.outcomes.items()]
+        letters = (self._letter(refused.part, i, o) for i, o in refused.outcomes.items())
+        for some in _requests(letters):
+            self._send(some)
+        _logger.warning("index %s refused %s; kept in %s", target.topic, what, self._index)
+
+    def _send(self, letters: list[bytes]) -> None:
+        """Write letters to the index, all of them.
+
+        Raises:
+            ChangefeedError: CF5004 it is busy: the feed delivers the rows once more, and their
+                letters with them. CF5003 it refuses a letter too.
+        """
         answer = self._cluster.call(
-            "POST", "/_bulk", lines=b"".join(letters), filter_path="errors", refresh="false"
+            "POST", "/_bulk", lines=b"".join(letters), filter_path=FILTER, refresh="false"
         )
         if not answer.ok:
-            raise self._cluster.refusal(answer, f"write to index {self._index}")
-        if (answer.json() or {}).get("errors"):
+            raise self._cluster.refusal(answer, f"write to index {self._index}", rows=True)
+        if answer.body.startswith(ALL_DONE):
+            return
+        left = [o for o in outcomes(answer.json() or {}) if o.verdict is not Verdict.DONE]
+        if not left:
+            return
+        what = counted(left)
+        if all(outcome.verdict is Verdict.RETRY for outcome in left):
             raise ChangefeedError(
-                "CF5003", f"the dead letter index {self._index} refused a document", detail=what
+                "CF5004", f"the dead letter index {self._index} is busy", detail=what
             )
-        _logger.warning("index %s refused %s; kept in %s", target.topic, what, self._index)
+        raise ChangefeedError(
+            "CF5003",
+            f"the dead letter index {self._index} refused letters",
+            detail=what,
+            hint="made by the feed it takes every letter: remove it, or name another one, and "
+            "RESUME.",
+        )
 
     def _letter(self, part: Part, place: int, outcome: Outcome) -> bytes:
         """One document of the index; row by row, because it should be rare."""

@@ -1,8 +1,13 @@
-"""Elasticsearch turned unkind: refusals, cut connections, late requests, documents refused."""
+"""Elasticsearch turned unkind: refusals, cut connections, late requests, documents refused.
+
+On both majors where the server itself decides: versions, refused documents, requests that are too
+large. What a proxy makes up is the same before any server.
+"""
 
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,10 +21,12 @@ from changefeed.events import MESSAGE_SCHEMA, Truncate
 from changefeed.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
-from tests.services.elasticsearch import Elasticsearch
+from tests.services.elasticsearch import MAJORS, MAX_CONTENT_BYTES, Elasticsearch
 from tests.services.http_faults import FaultyProxy, Reply, Request, answer, cut, lose_answer
 
 pytestmark = pytest.mark.elasticsearch
+
+on_every_major = pytest.mark.parametrize("elasticsearch", MAJORS, indirect=True)
 
 Row = tuple[int, str | None, int]
 """Key, the JSON of column ``v`` (None deletes the row), version."""
@@ -130,6 +137,20 @@ def test_only_what_was_turned_away_is_sent_again(bench: Bench) -> None:
     assert [len(r.body.splitlines()) for r in bench.proxy.seen] == [40, 20]
 
 
+def test_why_it_was_busy_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(request: Request, forward: Callable[[Request], Reply]) -> Reply:
+        busy = {"status": 429, "error": {"type": "es_rejected_execution_exception"}}
+        items = [{"index": busy}] * (len(request.body.splitlines()) // 2)
+        return Reply(200, json.dumps({"errors": True, "items": items}).encode())
+
+    monkeypatch.setattr(sinks.elasticsearch.bulk, "PATIENCE_SECONDS", 0.3)
+    bench.proxy.always = full
+    error = refused(lambda: bench.deliver(bench.sink(), *ROWS))
+    assert error.code.number == "CF5004"
+    assert f"127.0.0.1:{bench.proxy.port}" in error.detail
+    assert "20 documents: 20 x es_rejected_execution_exception; asked again" in error.detail
+
+
 def test_patience_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks.elasticsearch.bulk, "PATIENCE_SECONDS", 0.3)
     bench.proxy.always = answer(429)
@@ -214,6 +235,7 @@ def test_an_older_request_that_comes_last_changes_nothing(bench: Bench) -> None:
     assert bench.values() == {"1": {"n": 2}, "9": {"n": 9}}
 
 
+@on_every_major
 def test_a_replay_changes_nothing(bench: Bench) -> None:
     rows: list[Row] = [(1, "1", 1), (2, "1", 1), (1, "2", 2), (2, None, 3), (3, "3", 3)]
     sink = bench.sink("json=stored")
@@ -226,6 +248,7 @@ def test_a_replay_changes_nothing(bench: Bench) -> None:
     assert bench.server.versions(bench.index) == before == {"1": 2, "3": 3}
 
 
+@on_every_major
 def test_a_truncate_that_is_replayed_takes_no_newer_row(bench: Bench) -> None:
     sink = bench.sink("bulk_size=3&json=stored")
     bench.deliver(sink, *((key, "0", 1) for key in range(10)))
@@ -238,6 +261,7 @@ def test_a_truncate_that_is_replayed_takes_no_newer_row(bench: Bench) -> None:
         assert bench.server.versions(bench.index) == {"3": 5, "4": 6}
 
 
+@on_every_major
 def test_the_end_of_a_scan_removes_what_it_did_not_find(bench: Bench) -> None:
     sink = bench.sink("json=stored")
     bench.deliver(sink, *((key, "0", 5) for key in range(6)))  # a scan that broke off
@@ -253,6 +277,7 @@ def test_the_end_of_a_scan_removes_what_it_did_not_find(bench: Bench) -> None:
 POISON = "4711"
 
 
+@on_every_major
 def test_a_refused_document_stops_its_table_and_says_no_value(bench: Bench) -> None:
     sink = bench.sink()
     error = refused(lambda: bench.deliver(sink, (1, '{"n": 1}', 1), (2, POISON, 1)))
@@ -263,6 +288,7 @@ def test_a_refused_document_stops_its_table_and_says_no_value(bench: Bench) -> N
     assert POISON not in shown and "dead_letter_index" in shown
 
 
+@on_every_major
 def test_a_refused_document_goes_to_the_dead_letters(bench: Bench) -> None:
     letters = f"{bench.index}_letters"
     sink = bench.sink(f"dead_letter_index={letters}")
@@ -279,6 +305,63 @@ def test_a_refused_document_goes_to_the_dead_letters(bench: Bench) -> None:
     assert bench.values()["2"] == {"n": 2}
 
 
+BUSY_LETTERS = b'{"errors":true,"items":[{"index":{"status":429,"error":{"type":"busy"}}}]}'
+
+
+@pytest.mark.parametrize("reply", [answer(429), answer(200, BUSY_LETTERS)], ids=["all", "one"])
+def test_busy_dead_letters_are_an_error_to_retry(
+    bench: Bench, reply: Callable[[Request, Callable[[Request], Reply]], Reply | None]
+) -> None:
+    letters = f"{bench.index}_letters"
+    sink = bench.sink(f"dead_letter_index={letters}")
+    bench.proxy.script.extend([lambda request, forward: forward(request), reply])
+    error = refused(lambda: bench.deliver(sink, (1, POISON, 1)))
+    assert (error.code.number, error.action) == ("CF5004", Action.RETRY)
+    sink.abort(Epoch(1, Timestamp(1)), ())
+    bench.deliver(sink, (1, POISON, 1))
+    assert [d["id"] for d in bench.server.documents(letters).values()] == ["1"]
+
+
+@on_every_major
+def test_letters_larger_than_their_documents_go_in_several_requests(bench: Bench) -> None:
+    letters = f"{bench.index}_letters"
+    sink = bench.sink(f"dead_letter_index={letters}")
+    quotes = json.dumps('"' * 600_000)  # 1.2 MB here, twice that as text of a letter
+    bench.deliver(sink, (1, quotes, 1), (2, quotes, 1), (3, '{"n": 3}', 1))
+    assert bench.values() == {"3": {"n": 3}}
+    found = bench.server.documents(letters).values()
+    assert sorted(d["id"] for d in found) == ["1", "2"]
+    assert all(len(d["document"]) > len(quotes) for d in found)
+
+
+def test_a_letter_that_is_refused_too_stops_the_table(bench: Bench) -> None:
+    letters = f"{bench.index}_letters"
+    mappings = {"properties": {"document": {"type": "long"}}}
+    bench.server.call("PUT", f"/{letters}", {"mappings": mappings})
+    sink = bench.sink(f"dead_letter_index={letters}")
+    error = refused(lambda: bench.deliver(sink, (1, POISON, 1)))
+    assert (error.code.number, error.action) == ("CF5003", Action.STOP)
+    assert f"dead letter index {letters} refused" in error.message
+    assert POISON not in f"{error.message} {error.detail} {error.hint}"
+
+
+@on_every_major
+def test_a_closed_index_is_no_reason_for_dead_letters(bench: Bench) -> None:
+    letters = f"{bench.index}_letters"
+    sink = bench.sink(f"dead_letter_index={letters}")
+    bench.deliver(sink, *ROWS)
+    bench.server.call("POST", f"/{bench.index}/_close")
+    error = refused(lambda: bench.deliver(sink, (1, '{"n": 1}', 99)))
+    assert (error.code.number, error.action) == ("CF5003", Action.STOP)
+    assert bench.index in error.message.split() and "index_closed_exception" in error.detail
+    assert bench.server.documents(letters) == {}
+    sink.abort(Epoch(2, Timestamp(99)), ())
+    bench.server.call("POST", f"/{bench.index}/_open")
+    bench.deliver(sink, (1, '{"n": "new"}', 99))
+    assert bench.values() == {**VALUES, "1": {"n": "new"}}
+
+
+@on_every_major
 def test_scalars_can_be_kept_when_asked(bench: Bench) -> None:
     bench.deliver(bench.sink("json=stored"), (1, POISON, 1), (2, "[1]", 1), (3, '"x"', 1))
     assert bench.values() == {"1": 4711, "2": [1], "3": "x"}
@@ -296,6 +379,19 @@ def test_a_request_that_is_too_large_is_halved(bench: Bench) -> None:
     error = refused(lambda: bench.deliver(sink, (1, long, 99)))
     assert error.code.number == "CF5006"
     assert "xxx" not in f"{error.message}{error.detail}"
+
+
+@on_every_major
+def test_a_row_the_server_does_not_take_is_no_row_to_retry(bench: Bench) -> None:
+    """By a copy for an executor, which was not told the limit: the server says so itself."""
+    sink = bench.sink("json=stored", direct=True)
+    bench.deliver(sink, (1, "1", 1))
+    copy: ElasticsearchSink = pickle.loads(pickle.dumps(sink))
+    long = json.dumps("x" * (MAX_CONTENT_BYTES + 1))
+    error = refused(lambda: copy.write(bench.batch([(2, "2", 2), (3, long, 2), (4, "4", 2)])))
+    assert (error.code.number, error.action) == ("CF5006", Action.STOP)
+    assert "xxx" not in f"{error.message}{error.detail}"
+    copy.close()
 
 
 def test_requests_are_compressed(bench: Bench) -> None:

@@ -326,7 +326,9 @@ def test_a_wide_table_raises_the_limit_of_fields() -> None:
         (503, "unavailable_shards_exception", Verdict.RETRY),
         (403, "security_exception", Verdict.FORBIDDEN),
         (400, "document_parsing_exception", Verdict.REFUSED),
-        (404, "index_not_found_exception", Verdict.REFUSED),
+        (400, "strict_dynamic_mapping_exception", Verdict.REFUSED),
+        (404, "index_not_found_exception", Verdict.NO_INDEX),
+        (400, "index_closed_exception", Verdict.NO_INDEX),
     ],
 )
 def test_verdicts(status: int, kind: str, verdict: Verdict) -> None:
