@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from changefeed.errors import ChangefeedError
+from changefeed.errors import Action, ChangefeedError
 from changefeed.schema import TableName, TableSchema
 from sinks.base import Target
 from sinks.elasticsearch import mapping
@@ -50,12 +50,26 @@ class Indices:
             self._follow(target, schema, shape)
             self._ready.add(key)
 
+    def strangers(self, targets: Iterable[Target]) -> list[ChangefeedError]:
+        """What stands against rows of these tables in the indices there are."""
+        found: list[ChangefeedError] = []
+        for target in targets:
+            try:
+                for there in (self._mappings(target) or {}).values():
+                    _check_owner(target, there)
+            except ChangefeedError as error:
+                if error.action is Action.RETRY:
+                    raise
+                found.append(error)
+        return found
+
     def _follow(self, target: Target, schema: TableSchema, shape: mapping.Shape) -> None:
         wanted = mapping.properties(schema, shape, self._settings.json)
         found = self._mappings(target)
-        if found is None and self._make(target, wanted):
-            return
-        for there in (found or self._mappings(target) or {}).values():
+        if found is None:
+            self._make(target, wanted)
+            found = self._mappings(target) or {}
+        for there in found.values():
             self._check(target, schema, shape, there)
             more = mapping.missing(wanted, there.get("properties") or {})
             if more:
@@ -65,23 +79,22 @@ class Indices:
                 if not answer.ok:
                     raise self._refused(answer, target, "give it the fields of new columns")
 
-    def _make(self, target: Target, wanted: Mapping[str, mapping.Field]) -> bool:
-        """Make the index; false when somebody was faster."""
+    def _make(self, target: Target, wanted: Mapping[str, mapping.Field]) -> None:
+        """Make the index unless somebody was faster, with room for fields and none of ours yet.
+
+        Fields named here would replace those that an index template has for the same columns.
+        """
         body = {
             "settings": mapping.settings(wanted),
             "mappings": {
                 # What is not a column is kept and not indexed: nothing here can clash with it.
                 "dynamic": False,
                 "_meta": {"changefeed": {_TABLE: str(target.table)}},
-                "properties": wanted,
             },
         }
         answer = self._cluster.call("PUT", path_of(target.topic), body)
-        if answer.ok:
-            return True
-        if answer.error_type == "resource_already_exists_exception":
-            return False
-        raise self._refused(answer, target, "make the index")
+        if not answer.ok and answer.error_type != "resource_already_exists_exception":
+            raise self._refused(answer, target, "make the index")
 
     def _mappings(self, target: Target) -> dict[str, Any] | None:
         """Mappings by index (several behind an alias), None when there is no index."""
@@ -99,14 +112,7 @@ class Indices:
         shape: mapping.Shape,
         there: Mapping[str, Any],
     ) -> None:
-        owner = ((there.get("_meta") or {}).get("changefeed") or {}).get(_TABLE)
-        if owner and owner != str(target.table):
-            raise ChangefeedError(
-                "CF5003",
-                f"index {target.topic} holds table {owner}, not {target.table}",
-                hint="an index holds one table: give this one another by index_prefix, or by "
-                "FOR table AS name.",
-            )
+        _check_owner(target, there)
         fields = there.get("properties") or {}
         for image in shape.rows[:1]:
             fields = (fields.get(image) or {}).get("properties") or {}
@@ -125,6 +131,17 @@ class Indices:
 
     def _refused(self, answer: Answer, target: Target, what: str) -> ChangefeedError:
         return self._cluster.refusal(answer, f"{what} {target.topic} (table {target.table})")
+
+
+def _check_owner(target: Target, there: Mapping[str, Any]) -> None:
+    owner = ((there.get("_meta") or {}).get("changefeed") or {}).get(_TABLE)
+    if owner and owner != str(target.table):
+        raise ChangefeedError(
+            "CF5003",
+            f"index {target.topic} holds table {owner}, not {target.table}",
+            hint="an index holds one table: give this one another by index_prefix, or by "
+            "FOR table AS name.",
+        )
 
 
 def _check_names(target: Target, schema: TableSchema, shape: mapping.Shape) -> None:

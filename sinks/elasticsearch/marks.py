@@ -37,6 +37,18 @@ def make_index(cluster: Cluster, index: str, fields: Mapping[str, Any]) -> None:
         raise cluster.refusal(answer, f"make the index {index}")
 
 
+def show(cluster: Cluster, indices: Iterable[str]) -> None:
+    """Let searches see what was written to ``indices``; one that is not there is left out.
+
+    Raises:
+        ChangefeedError: as a request.
+    """
+    for names in _joined(indices):
+        answer = cluster.call("POST", path_of(names, "_refresh"), ignore_unavailable="true")
+        if not answer.ok and answer.status != 404:
+            raise cluster.refusal(answer, f"refresh index {names}")
+
+
 class Marks:
     """One document for each feed and index: everything up to ``resolved`` is in the index."""
 
@@ -58,7 +70,9 @@ class Marks:
 
     def set(self, bulk: Bulk, feed: str, targets: Sequence[Target], at: Timestamp) -> None:
         """State a resolved timestamp of all ``targets``, once a search can see what it covers."""
-        self._show([target.topic for target in targets])
+        unseen = [target.topic for target in targets] if self._unseen is None else self._unseen
+        show(self._cluster, sorted(unseen))
+        self._unseen = set()
         if not self._made:
             make_index(self._cluster, self._index, _FIELDS)
             self._made = True
@@ -76,17 +90,6 @@ class Marks:
         }
         document_id = body.fitting_id(f"{feed}:{target.topic}")
         return body.document(self._index, document_id, at.version, content)
-
-    def _show(self, indices: Sequence[str]) -> None:
-        """Let searches see what was written."""
-        unseen = indices if self._unseen is None else sorted(self._unseen)
-        for names in _joined(unseen):
-            answer = self._cluster.call(
-                "POST", path_of(names, "_refresh"), ignore_unavailable="true"
-            )
-            if not answer.ok and answer.status != 404:
-                raise self._cluster.refusal(answer, f"refresh index {names}")
-        self._unseen = set()
 
 
 def _joined(indices: Iterable[str]) -> Iterator[str]:

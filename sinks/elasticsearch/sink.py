@@ -22,7 +22,7 @@ from sinks.elasticsearch.bulk import Bulk
 from sinks.elasticsearch.client import Cluster
 from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
-from sinks.elasticsearch.marks import Marks
+from sinks.elasticsearch.marks import Marks, show
 from sinks.elasticsearch.options import Settings, parse
 from sinks.elasticsearch.sweep import delete_below
 
@@ -78,10 +78,10 @@ class ElasticsearchSink:
         self._marks.forget()
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Ask the cluster who it is; no index is made."""
+        """Ask the cluster who it is and whose the indices are; none is made."""
         one_index_each(context.targets)
         self._cluster.hello()
-        return []
+        return self._indices.strangers(context.targets)
 
     def close(self) -> None:
         bulk, self._bulk = self._bulk, None
@@ -115,11 +115,18 @@ class ElasticsearchSink:
             lines = body.operations(index, batch.schema, rows)
             size += self._sender().add(batch.target, lines)
         self._marks.wrote(index)
-        return Receipt(batch.partition, batch.rows.num_rows, size)
+        return Receipt(batch.partition, batch.rows.num_rows, size, (index,))
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
         self._sender().settle()
+        self._show_scan({index for receipt in receipts for index in receipt.staged})
         return Delivery.DURABLE
+
+    def _show_scan(self, indices: Iterable[str]) -> None:
+        """Let searches see what a scan did: the object that sets the marks has not heard of it."""
+        context = self._context
+        if context is not None and context.scan and context.resolved:
+            show(self._cluster, sorted(indices))
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._sender().abandon()
@@ -127,13 +134,14 @@ class ElasticsearchSink:
     # ----------------------------------------------------------------- marks
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        delete_below(self._cluster, self._sender(), target, event.at.version)
-        self._marks.wrote(target.topic)
+        if delete_below(self._cluster, self._sender(), target, event.at.version):
+            self._marks.wrote(target.topic)
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """Rows of a scan have the version of ``at``: what is older was not found by it."""
-        delete_below(self._cluster, self._sender(), target, at.version)
-        self._marks.wrote(target.topic)
+        if delete_below(self._cluster, self._sender(), target, at.version):
+            self._marks.wrote(target.topic)
+            self._show_scan([target.topic])
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
         context = self._context

@@ -1,4 +1,7 @@
-"""Elasticsearch against the list of what a sink must do, and what is its own: mappings, marks."""
+"""Elasticsearch against the list of what a sink must do, and what is its own: mappings, marks.
+
+All of it on both majors, but for what does not depend on the server: requests of one row, TLS.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import base64
 import itertools
 import json
 import ssl
+import urllib.error
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +29,19 @@ from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
 from sinks.testing.messages import Message, parse_message
 from tests.services.certificates import write_certificates
-from tests.services.elasticsearch import MAX_CONTENT_BYTES, Elasticsearch
-from tests.services.http_faults import FaultyProxy, cut
+from tests.services.elasticsearch import (
+    DEFAULT_MAJOR,
+    MAJORS,
+    MAX_CONTENT_BYTES,
+    OPENSEARCH_VERSION,
+    Elasticsearch,
+    OpenSearch,
+)
+from tests.services.http_faults import FaultyProxy, answer, cut
 
 pytestmark = pytest.mark.elasticsearch
+
+on_every_major = pytest.mark.parametrize("elasticsearch", MAJORS, indirect=True)
 
 _numbers = itertools.count(1)
 
@@ -83,7 +96,10 @@ class Harness:
 
 
 @pytest.mark.parametrize(
-    "parameters", ["", "&bulk_size=1&in_flight=3"], ids=["default", "one-by-one"]
+    ("elasticsearch", "parameters"),
+    [*((major, "") for major in MAJORS), (DEFAULT_MAJOR, "&bulk_size=1&in_flight=3")],
+    indirect=["elasticsearch"],
+    ids=[*map(str, MAJORS), "one-by-one"],
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_elasticsearch(case: Case, parameters: str, elasticsearch: Elasticsearch) -> None:
@@ -137,6 +153,7 @@ class Table:
         return sorted(hit["_id"] for hit in answer["hits"]["hits"])
 
 
+@on_every_major
 def test_every_type_is_found_by_what_it_is(elasticsearch: Elasticsearch) -> None:
     columns = [
         column("n", "decimal", Form.RAW),
@@ -176,6 +193,7 @@ def test_every_type_is_found_by_what_it_is(elasticsearch: Elasticsearch) -> None
     table.sink.close()
 
 
+@on_every_major
 def test_new_columns_get_fields_and_others_stay(elasticsearch: Elasticsearch) -> None:
     table = Table(elasticsearch)
     own = {"id": {"type": "keyword"}, "place": {"type": "geo_point"}}
@@ -189,6 +207,35 @@ def test_new_columns_get_fields_and_others_stay(elasticsearch: Elasticsearch) ->
     table.sink.close()
 
 
+@on_every_major
+def test_an_index_template_says_what_it_knows_better(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    fields = {"place": {"type": "geo_point"}, "code": {"type": "keyword", "doc_values": False}}
+    template = {
+        "index_patterns": [table.index],
+        "template": {
+            "settings": {"number_of_shards": 2},
+            "mappings": {"dynamic": True, "_meta": {"team": "search"}, "properties": fields},
+        },
+    }
+    elasticsearch.call("PUT", f"/_index_template/{table.index}", template)
+    columns = [column("place", "other"), column("code", "text"), column("words", "text")]
+    table.write(columns, '{"id": 1, "place": "1,2", "code": "A b", "words": "A b", "more": 1}')
+    words = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}
+    made = elasticsearch.call("GET", f"/{table.index}")[table.index]
+    assert made["mappings"] == {
+        "dynamic": "false",
+        "_meta": {"team": "search", "changefeed": {"table": "shop.public.t"}},
+        "properties": {"id": {"type": "long"}, **fields, "words": words},
+    }
+    assert made["settings"]["index"]["number_of_shards"] == "2"
+    around = {"geo_distance": {"distance": "1km", "place": "1,2"}}
+    assert table.found(around) == table.found({"term": {"code": "A b"}}) == ["1"]
+    elasticsearch.call("DELETE", f"/_index_template/{table.index}")
+    table.sink.close()
+
+
+@on_every_major
 def test_a_type_the_field_cannot_take_stops_the_table(elasticsearch: Elasticsearch) -> None:
     table = Table(elasticsearch)
     table.write([column("n", "int32")], '{"id": 1, "n": 1}')
@@ -202,6 +249,7 @@ def test_a_type_the_field_cannot_take_stops_the_table(elasticsearch: Elasticsear
     table.sink.close()
 
 
+@on_every_major
 def test_columns_that_are_not_delivered_get_no_field(elasticsearch: Elasticsearch) -> None:
     table = Table(elasticsearch, envelope="wrapped")
     columns = [column("shown", "text"), column("hidden", "text")]
@@ -211,6 +259,44 @@ def test_columns_that_are_not_delivered_get_no_field(elasticsearch: Elasticsearc
     assert set(fields["after"]["properties"]) == set(fields["before"]["properties"])
     assert set(fields["after"]["properties"]) == {"id", "shown"}
     assert table.found({"match": {"after.shown": "x"}}) == ["1"]
+    table.sink.close()
+
+
+@on_every_major
+def test_why_an_index_takes_no_fields_is_said(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    elasticsearch.call(
+        "PUT", f"/{table.index}", {"settings": {"index.mapping.total_fields.limit": 1}}
+    )
+    with pytest.raises(ChangefeedError) as caught:
+        table.write([column("n", "int32")], '{"id": 1, "n": 4711}')
+    error = caught.value
+    assert error.code.number == "CF5003"
+    assert table.index in error.message.split() and "(table shop.public.t)" in error.message
+    assert "Limit of total fields [1] has been exceeded" in error.detail
+    assert "4711" not in error.detail
+    table.sink.close()
+
+
+@on_every_major
+def test_validate_says_whose_the_index_is(elasticsearch: Elasticsearch) -> None:
+    table = Table(elasticsearch)
+    table.write([column("n", "int32")], '{"id": 1, "n": 1}')
+    other = TableName("shop", "public", "other")
+    fresh, free = f"{table.index}_fresh", Target(other, f"{table.index}_free")
+    elasticsearch.call("PUT", f"/{free.topic}")
+    sink = ElasticsearchSink(elasticsearch.uri)
+    targets = (table.target, free, Target(TableName("shop", "public", "fresh"), fresh))
+    assert sink.check(SinkContext("validate", 0, targets)) == []
+    taken = Target(other, table.index)
+    (problem,) = sink.check(SinkContext("validate", 0, (free, taken)))
+    assert problem.code.number == "CF5003"
+    assert problem.message == f"index {table.index} holds table shop.public.t, not {other}"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        elasticsearch.call("GET", f"/{fresh}")
+    assert caught.value.code == 404
+    caught.value.close()
+    sink.close()
     table.sink.close()
 
 
@@ -235,6 +321,7 @@ def test_a_table_without_a_key_is_refused(elasticsearch: Elasticsearch) -> None:
     table.sink.close()
 
 
+@on_every_major
 def test_a_mark_is_set_when_a_search_sees_the_rows(elasticsearch: Elasticsearch) -> None:
     prefix = f"marks{next(_numbers)}_"
     sink = ElasticsearchSink(f"{elasticsearch.uri}/?index_prefix={prefix}")
@@ -262,6 +349,75 @@ def test_a_mark_is_set_when_a_search_sees_the_rows(elasticsearch: Elasticsearch)
         },
     )
     sink.close()
+
+
+def test_a_search_sees_what_a_scan_did_before_a_mark_says_so(elasticsearch: Elasticsearch) -> None:
+    """The marks are set by another object than the one that scans: that one shows its rows."""
+    target = Target(TableName("shop", "public", "t"), f"scan{next(_numbers)}")
+    settings = {"index.refresh_interval": "-1"}
+    elasticsearch.call("PUT", f"/{target.topic}", {"settings": settings})
+    sink = ElasticsearchSink(elasticsearch.uri)
+    sink.open(SinkContext("f", 1, (target,), resolved=True, scan=True))
+    schema = TableSchema(target.table, (ID,), (0,))
+
+    def scanned(at: int, *keys: int) -> list[str]:
+        rows = [
+            {"key": f"[{k}]".encode(), "value": b'{"id": %d}' % k, "wall": at, "op": "r"}
+            for k in keys
+        ]
+        table = pa.Table.from_pylist([{"logical": 0, **row} for row in rows], schema=MESSAGE_SCHEMA)
+        epoch = Epoch(at, Timestamp(at))
+        receipt = sink.write(Batch("f", epoch, 0, target, schema, table, scan=True))
+        sink.commit(epoch, [receipt])
+        return ids()
+
+    def ids() -> list[str]:
+        found = elasticsearch.call("GET", f"/{target.topic}/_search")["hits"]["hits"]
+        return sorted(hit["_id"] for hit in found)
+
+    assert scanned(5, 1, 2, 3) == ["1", "2", "3"]
+    assert scanned(9, 1, 2) == ["1", "2", "3"]
+    sink.end_scan(target, schema, Timestamp(9))
+    assert ids() == ["1", "2"]
+    sink.close()
+
+
+# --------------------------------------------------------------------------------- OpenSearch
+
+
+def test_opensearch_is_called_by_its_name(opensearch: OpenSearch) -> None:
+    sink = ElasticsearchSink(f"elasticsearch://ann:s3cret@{opensearch.address}")
+    context = SinkContext("f", 1, (Target(TableName("shop", "public", "t"), "t"),))
+    for act in (sink.open, sink.check):
+        with pytest.raises(ChangefeedError) as caught:
+            act(context)
+        error = caught.value
+        assert error.code.number == "CF1303"
+        assert error.message == f"this server is OpenSearch {OPENSEARCH_VERSION}, not Elasticsearch"
+        assert opensearch.address in error.detail
+        assert "Elasticsearch, version 8 or 9" in error.hint
+        assert "s3cret" not in f"{error.detail} {error.hint}"
+    sink.close()
+
+
+def test_opensearch_that_may_not_be_asked_is_told_by_what_it_refuses(
+    opensearch: OpenSearch,
+) -> None:
+    """Its security plugin may forbid the question, a proxy take the header with its name away."""
+    with FaultyProxy(opensearch.port, matching="/_nodes") as proxy:
+        proxy.always = answer(403)
+        sink = ElasticsearchSink(f"elasticsearch://127.0.0.1:{proxy.port}")
+        target = Target(TableName("shop", "public", "t"), "t")
+        sink.open(SinkContext("f", 1, (target,)))
+        schema = TableSchema(target.table, (ID,), (0,))
+        row = {"key": b"[1]", "value": b'{"id": 1}', "wall": 1, "logical": 0, "op": "c"}
+        rows = pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA)
+        with pytest.raises(ChangefeedError) as caught:
+            sink.write(Batch("f", Epoch(1, Timestamp(1)), 0, target, schema, rows))
+        sink.close()
+    assert caught.value.code.number == "CF1303"
+    assert f"this server is OpenSearch {OPENSEARCH_VERSION}" in caught.value.message
+    assert opensearch.call("GET", "/_cat/indices?format=json") == []
 
 
 # -------------------------------------------------------------------------------------- login

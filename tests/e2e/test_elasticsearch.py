@@ -13,7 +13,7 @@ import pytest
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
 from tests.nemesis.service import Service
-from tests.services.elasticsearch import Elasticsearch
+from tests.services.elasticsearch import MAJORS, Elasticsearch, OpenSearch
 from tests.services.http_faults import FaultyProxy, answer, cut, lose_answer
 from tests.services.postgres import Database
 from tests.waiting import until
@@ -66,6 +66,7 @@ def truth(db: Database, sql: str = "select to_jsonb(t), a from t") -> dict[str, 
     return {str(key): row for row, key in db.execute(sql)}
 
 
+@pytest.mark.parametrize("elasticsearch", MAJORS, indirect=True)
 def test_the_index_equals_the_table(bench: Bench) -> None:
     bench.create("f", "t", "resolved = '200ms'")
     bench.feeds.sync("f")
@@ -191,6 +192,26 @@ def test_a_busy_cluster_and_a_lost_answer_lose_nothing(bench: Bench) -> None:
         assert bench.documents() == truth(bench.db)
         assert not proxy.script
         bench.feeds.execute("DROP CHANGEFEED f")
+
+
+def test_a_feed_into_opensearch_says_so(
+    tmp_path: Path, postgres: Database, opensearch: OpenSearch, spark_engine: SparkEngine
+) -> None:
+    postgres.execute("create table t (a int primary key); insert into t values (1)")
+    words = f"this server is OpenSearch {opensearch.version}, not Elasticsearch"
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        create = f"CREATE CHANGEFEED f FOR t INTO 'elasticsearch://ann:s3cret@{opensearch.address}'"
+        found = feeds.execute(f"VALIDATE {create}")
+        (problem,) = (dict(zip(found.columns, row, strict=True)) for row in found.rows)
+        assert (problem["severity"], problem["code"]) == ("error", "CF1303")
+        assert words in str(problem["problem"]) and "s3cret" not in str(problem)
+        feeds.execute(create)
+        until(lambda: feeds.catalog.job("f").status.value == "failed")
+        job = feeds.catalog.job("f")
+        assert (job.error, job.error_code) == (words, "CF1303")
+        assert "version 8 or 9" in (job.hint or "")
+    assert opensearch.call("GET", "/_cat/indices?format=json") == []
 
 
 def test_killed_at_every_place_the_index_equals_the_table(
