@@ -36,6 +36,8 @@ START = 1_700_000_000_000_000_000
 BATCH_ROWS = 50_000
 JAVA = "-Xms1g -Xmx1g -XX:+UseSerialGC"
 BULK_SIZE, BULK_BYTES, IN_FLIGHT = 5_000, 8_000_000, 4
+#: Seconds for one request; the client alone would give up after ten, on a busy machine too early.
+TIMEOUT = 60
 
 SCHEMA = TableSchema(
     TableName("shop", "public", "orders"),
@@ -119,7 +121,7 @@ def ours(url: str, tables: list[pa.Table], index: str) -> Figures:
 def theirs(url: str, tables: list[pa.Table], index: str) -> Figures:
     """Through ``helpers.parallel_bulk``, from a list in memory."""
     todo = actions(tables, index)
-    with Client(f"http://{url}", connections_per_node=IN_FLIGHT) as client:
+    with Client(f"http://{url}", connections_per_node=IN_FLIGHT, request_timeout=TIMEOUT) as client:
         began = _clocks()
         done = helpers.parallel_bulk(
             client,
@@ -163,7 +165,7 @@ def rounds(url: str, tables: list[pa.Table], count: int) -> Iterator[tuple[str, 
     """Every way once a round, after one round that warms the server up."""
     rows = sum(table.num_rows for table in tables)
     mappings = _mapping(url, tables[0].slice(0, 1))
-    with Client(f"http://{url}") as client:
+    with Client(f"http://{url}", request_timeout=TIMEOUT) as client:
         for number in range(count + 1):
             ways = list(WAYS.items())
             for name, way in ways if number % 2 else reversed(ways):
@@ -183,7 +185,7 @@ def rounds(url: str, tables: list[pa.Table], count: int) -> Iterator[tuple[str, 
 def _mapping(url: str, one: pa.Table) -> dict[str, Any]:
     """The mapping that the sink makes, for both."""
     ours(url, [one], "bench-mapping")
-    with Client(f"http://{url}") as client:
+    with Client(f"http://{url}", request_timeout=TIMEOUT) as client:
         found = client.indices.get_mapping(index="bench-mapping")["bench-mapping"]["mappings"]
         client.indices.delete(index="bench-mapping")
     found.pop("_meta", None)
