@@ -20,7 +20,7 @@ from changefeed.errors import ChangefeedError
 from sinks.base import Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
-from sinks.elasticsearch.client import BUSY, Answer, Cluster
+from sinks.elasticsearch.client import BUSY, RIGHTS_HINT, Answer, Cluster
 from sinks.elasticsearch.options import Settings
 
 PATIENCE_SECONDS = 30.0
@@ -206,6 +206,7 @@ class Bulk:
                 "CF5002",
                 f"this user may not write to index {part.target.topic}",
                 detail=counted(by_verdict[Verdict.FORBIDDEN].values()),
+                hint=RIGHTS_HINT,
             )
         if by_verdict[Verdict.NO_INDEX]:
             raise ChangefeedError(

@@ -43,6 +43,11 @@ _LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
 
 _PRODUCT = "Elasticsearch"
 
+RIGHTS_HINT = (
+    "it needs the privileges create_index, view_index_metadata, manage, index, delete "
+    "and read on the feed's indices."
+)
+
 #: Answers that mean "not now": of the server, or of a proxy in front of it.
 BUSY = frozenset({429, 502, 503, 504})
 
@@ -283,8 +288,7 @@ class Cluster:
                 "CF5002",
                 f"this user may not do that in Elasticsearch: {what}",
                 detail,
-                "it needs the privileges create_index, view_index_metadata, manage, index, delete "
-                "and read on the feed's indices.",
+                RIGHTS_HINT,
             )
         if answer.status in BUSY or kind == "cluster_block_exception":
             return self._error("CF5004", "Elasticsearch is busy", detail)

@@ -10,8 +10,9 @@ import itertools
 import json
 import ssl
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,14 +21,15 @@ import pyarrow as pa
 import pytest
 
 from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA, Resolved
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import MESSAGE_SCHEMA, Resolved, Truncate
 from changefeed.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, Sink, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
 from sinks.testing.messages import Message, parse_message
+from tests.services.cache import server_folder
 from tests.services.certificates import write_certificates
 from tests.services.elasticsearch import (
     DEFAULT_MAJOR,
@@ -36,6 +38,7 @@ from tests.services.elasticsearch import (
     OPENSEARCH_VERSION,
     Elasticsearch,
     OpenSearch,
+    SecureElasticsearch,
 )
 from tests.services.http_faults import FaultyProxy, answer, cut
 
@@ -471,3 +474,109 @@ def test_tls_with_certificates_on_both_sides(secure: FaultyProxy, certificates: 
         assert caught.value.code.number in ("CF5001", "CF5002")
         assert "BEGIN" not in f"{caught.value.message} {caught.value.detail}"
     assert len(secure.seen) == 2
+
+
+# ------------------------------------------------------------------------------------- rights
+
+#: What docs/sink-elasticsearch.md asks for.
+PRIVILEGES = ("create_index", "view_index_metadata", "manage", "index", "delete", "read")
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[SecureElasticsearch]:
+    """A server that asks who comes."""
+    with server_folder("elasticsearch") as folder:
+        server = SecureElasticsearch(folder, PRIVILEGES)
+        server.start()
+        yield server
+        server.stop()
+
+
+T = Target(TableName("shop", "public", "t"), "feed_t")
+T_SCHEMA = TableSchema(T.table, (ID, column("doc", "json", Form.RAW)), (0,))
+
+
+def deliver(
+    sink: ElasticsearchSink, *rows: tuple[int, str | None, int], target: Target = T
+) -> None:
+    """Key, the JSON of ``doc`` (None deletes) and version of rows, in a commit of their own."""
+    table = pa.Table.from_pylist(
+        [
+            {
+                "key": f"[{key}]".encode(),
+                "value": doc and f'{{"id": {key}, "doc": {doc}}}'.encode(),
+                "wall": version,
+                "logical": 0,
+                "op": "u" if doc else "d",
+            }
+            for key, doc, version in rows
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+    epoch = Epoch(1, Timestamp(max(version for _, _, version in rows)))
+    sink.commit(epoch, [sink.write(Batch("f", epoch, 0, target, T_SCHEMA, table))])
+
+
+def test_the_rights_we_ask_for_are_enough(guarded: SecureElasticsearch) -> None:
+    parameters = "index_prefix=feed_&dead_letter_index=feed_letters"
+    sink = ElasticsearchSink(f"{guarded.uri_of('feed')}/?{parameters}")
+    context = SinkContext("f", 1, (T,), resolved=True)
+    assert sink.check(context) == []
+    sink.open(context)
+    deliver(sink, (1, "{}", 1), (2, "{}", 1), (3, "{}", 1), (4, "4711", 1))
+    deliver(sink, (1, None, 2), (2, '{"a": 1}', 3))
+    wider = TableSchema(T.table, (*T_SCHEMA.columns, column("more", "text")), (0,), version=2)
+    row = {"key": b"[5]", "value": b'{"id": 5, "doc": {}, "more": "x"}', "wall": 4, "op": "c"}
+    rows = pa.Table.from_pylist([{"logical": 0, **row}], schema=MESSAGE_SCHEMA)
+    epoch = Epoch(2, Timestamp(4))
+    sink.commit(epoch, [sink.write(Batch("f", epoch, 0, T, wider, rows))])
+    sink.end_scan(T, wider, Timestamp(3))
+    assert guarded.versions("feed_t") == {"2": 3, "5": 4}
+    assert guarded.mapping("feed_t")["more"]["type"] == "text"
+    sink.resolved(Resolved(Timestamp(5)), b"")
+    assert list(guarded.documents("feed_changefeed_resolved")) == ["f:feed_t"]
+    assert [d["id"] for d in guarded.documents("feed_letters").values()] == ["4"]
+    sink.truncate(Truncate(wider, Timestamp(9), 9), T, b"{}")
+    assert guarded.documents("feed_t") == {}
+    sink.close()
+
+
+def refused(act: Callable[[], object]) -> str:
+    """What is said of a login or a right that is missing; never the password."""
+    with pytest.raises(ChangefeedError) as caught:
+        act()
+    assert (caught.value.code.number, caught.value.action) == ("CF5002", Action.STOP)
+    said = f"{caught.value.message} | {caught.value.detail} | {caught.value.hint}"
+    assert "s3cret" not in said and "4711" not in said
+    return said
+
+
+def test_what_a_user_may_not_do_is_said(guarded: SecureElasticsearch) -> None:
+    context = SinkContext("f", 1, (T,))
+    wrong = ElasticsearchSink(guarded.uri_of("feed").replace("feed-", "other-"))
+    for act in (wrong.open, wrong.check):
+        said = refused(partial(act, context))
+        assert "refused the login" in said and guarded.address in said
+    wrong.close()
+
+    strange = Target(T.table, "elsewhere")
+    sink = ElasticsearchSink(guarded.uri_of("feed"))
+    (problem,) = sink.check(SinkContext("f", 1, (strange,)))
+    assert (problem.code.number, "elsewhere" in problem.message) == ("CF5002", True)
+    sink.open(SinkContext("f", 1, (strange,)))
+    assert "elsewhere" in refused(lambda: deliver(sink, (1, '"4711"', 1), target=strange))
+    sink.close()
+
+    own, other = (Target(T.table, index) for index in ("feed_own", "feed_read"))
+    fields = {"id": {"type": "long"}, "doc": {"type": "keyword"}}
+    for target in (own, other):
+        guarded.call("PUT", f"/{target.topic}", {"mappings": {"properties": fields}})
+    reader = ElasticsearchSink(f"{guarded.uri_of('reader')}/?json=stored")
+    reader.open(SinkContext("f", 1, (own, other)))
+    deliver(reader, (1, '"4711"', 1), target=own)
+    said = refused(lambda: deliver(reader, (1, '"4711"', 1), target=other))
+    assert said.startswith("this user may not write to index feed_read | 1 document: ")
+    assert all(privilege in said for privilege in PRIVILEGES)
+    reader.close()
+    assert guarded.versions("feed_own") == {"1": 1}
+    assert guarded.documents("feed_read") == {}

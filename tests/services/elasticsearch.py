@@ -2,7 +2,8 @@
 
 It is Elastic's "integ-test-zip" from Maven's central repository: the server without most of its
 modules. ``GET /``, ``_delete_by_query``, scripts, ``scaled_float`` and ingest are missing, so a
-sink that works here needs none of them. Security is off.
+sink that works here needs none of them. Security is off, but for :class:`SecureElasticsearch`:
+users with a password and rights. It cannot make API keys: their index needs a missing module.
 
 OpenSearch, which was made of Elasticsearch 7, is started the same way from its zip of that name.
 """
@@ -10,6 +11,7 @@ OpenSearch, which was made of Elasticsearch 7, is started the same way from its 
 from __future__ import annotations
 
 import atexit
+import base64
 import hashlib
 import http.client
 import json
@@ -22,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -70,6 +72,8 @@ class Elasticsearch:
     program: ClassVar[str] = "elasticsearch"
     group: ClassVar[str] = "org.elasticsearch.distribution.integ-test-zip"
     own_settings: ClassVar[Mapping[str, str]] = {"xpack.security.enabled": "false"}
+    #: What requests of the tests themselves log in with, ``user:password``.
+    login: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -168,11 +172,11 @@ class Elasticsearch:
             urllib.error.HTTPError: the server refused.
         """
         data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        if self.login:
+            headers["authorization"] = f"Basic {base64.b64encode(self.login.encode()).decode()}"
         request = urllib.request.Request(
-            f"http://{self.address}{path}",
-            data=data,
-            method=method,
-            headers={"content-type": "application/json"},
+            f"http://{self.address}{path}", data=data, method=method, headers=headers
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read() or b"null", parse_float=Decimal if exact else float)
@@ -265,6 +269,57 @@ class Elasticsearch:
         except (OSError, http.client.HTTPException):
             return False
         return True
+
+
+class SecureElasticsearch(Elasticsearch):
+    """A server that asks for a login.
+
+    Attributes:
+        users: name and password. ``admin`` may do everything, ``feed`` what ``privileges`` say with
+            indices that begin with ``feed_``, ``reader`` only look at these, but write to
+            ``feed_own``.
+    """
+
+    own_settings: ClassVar[Mapping[str, str]] = {"xpack.security.enabled": "true"}
+    users: ClassVar[Mapping[str, str]] = {
+        "admin": "admin-s3cret",
+        "feed": "feed-s3cret",
+        "reader": "reader-s3cret",
+    }
+    login = f"admin:{users['admin']}"
+
+    def __init__(self, folder: Path, privileges: Sequence[str], **more: Any) -> None:
+        super().__init__(folder, **more)
+        self._roles: Mapping[str, Mapping[str, Sequence[str]]] = {
+            "feed": {"feed_*": privileges},
+            "reader": {"feed_*": ["read", "view_index_metadata"], "feed_own": ["index"]},
+        }
+
+    def uri_of(self, user: str) -> str:
+        """The server as a sink URI, with the user's login."""
+        return f"elasticsearch://{user}:{self.users[user]}@{self.address}"
+
+    def _configure(self) -> None:
+        super()._configure()
+        conf = self.folder / "conf"
+        hashes = "".join(f"{name}:{_hashed(password)}\n" for name, password in self.users.items())
+        (conf / "users").write_text(hashes)
+        (conf / "users_roles").write_text("superuser:admin\nfeed:feed\nreader:reader\n")
+        roles = {
+            name: {"indices": [{"names": [n], "privileges": list(p)} for n, p in rights.items()]}
+            for name, rights in self._roles.items()
+        }
+        # JSON is YAML too.
+        text = "".join(f"{name}: {json.dumps(role)}\n" for name, role in roles.items())
+        (conf / "roles.yml").write_text(text)
+
+
+def _hashed(password: str) -> str:
+    """A password as Elasticsearch's file of users has it: its hash "pbkdf2" with 10,000 rounds."""
+    salt = os.urandom(32)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 10_000, 32)
+    words = (base64.b64encode(data).decode() for data in (salt, digest))
+    return f"{{PBKDF2}}10000${'$'.join(words)}"
 
 
 class OpenSearch(Elasticsearch):
