@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinks.lake import delta_round
 from sinks.lake.applied import Applied
 from sinks.lake.merge import quote
-from sinks.lake.table import LakeTable, as_json, columns_sql, parts_sql, properties_sql
+from sinks.lake.table import LakeTable, Rows, as_json, columns_sql, parts_sql, properties_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,6 +27,9 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # The state of a table's log: the default of 50 partitions is for a large cluster.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Up to so many files are listed in the checksum file of each version, 50 by default: a round
+    # then needs no job of Spark's to know them.
+    "spark.databricks.delta.allFilesInCrc.thresholdNumFiles": "500",
     # The source is files that do not change: reading them twice gives the same, and a copy
     # of it would cost a job of its own in every MERGE.
     "spark.databricks.delta.merge.materializeSource": "none",
@@ -102,14 +106,15 @@ class DeltaTable(LakeTable):
         if applied is not None:
             part = applied.seq is not None
             application = f"{APPLICATION}:{applied.version}" if part else APPLICATION
-            settings["spark.databricks.delta.write.txnAppId"] = application
-            settings["spark.databricks.delta.write.txnVersion"] = str(
-                applied.seq if part else applied.version
-            )
+            number = str(applied.seq if part else applied.version)
+            settings |= zip(delta_round.TRANSACTION, (application, number), strict=True)
         return settings
 
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")
+
+    def upsert(self, rows: Rows) -> bool:
+        return delta_round.commit(self.session, self.path, self.layout, rows)
 
     def append(self, rows: DataFrame) -> None:
         rows.write.format("delta").mode("append").save(self.path)

@@ -143,14 +143,19 @@ def _value(schema: TableSchema, number: int, column: Column, folded: bool) -> st
 
 
 def _matching(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> str:
+    parts = [f"t.{quote(schema.columns[number].name)} = s.c{number}" for number in schema.key]
+    return " AND ".join(parts + within(schema, bounds))
+
+
+def within(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> list[str]:
+    """What is true of each row of target ``t`` whose key lies in ``bounds`` (by staged column)."""
     parts = []
     for number in schema.key:
-        column = quote(schema.columns[number].name)
-        parts.append(f"t.{column} = s.c{number}")
         if f"c{number}" in bounds:
+            column = f"t.{quote(schema.columns[number].name)}"
             low, high = bounds[f"c{number}"]
-            parts += [f"t.{column} >= {_bound(low)}", f"t.{column} <= {_bound(high)}"]
-    return " AND ".join(parts)
+            parts += [f"{column} >= {_bound(low)}", f"{column} <= {_bound(high)}"]
+    return parts
 
 
 def _bound(value: object) -> str:

@@ -46,8 +46,8 @@ from sinks.lake import delta, iceberg, merge
 from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.place import place_of
-from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, settled, stage
-from sinks.lake.table import LakeTable
+from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, read, settled, stage
+from sinks.lake.table import LakeTable, Rows
 from sinks.lake.upkeep import Upkeep
 from sinks.naming import kafka_topic_name
 
@@ -83,6 +83,7 @@ class LakeSink:
         self._place = place_of(uri)
         self._layout = _layout(self._options, self._place.format)
         self.pace = PACES[0]
+        self._merged = False
         self._context: SinkContext | None = None
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
@@ -143,9 +144,11 @@ class LakeSink:
                 self._commit_table(epoch, files, part=more)
         finally:
             _remove(paths)
-        if groups:
+        if groups and self._merged:
             least, most = PACES
             self.pace = min(most, max(least, REST * (time.monotonic() - started)))
+        # The first merge loads and compiles what the others run: it says nothing of them.
+        self._merged = self._merged or bool(groups)
         return Delivery.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
@@ -262,7 +265,7 @@ class LakeSink:
         if self._layout.history == "off":
             files = settled(files)
         with self._writing(target, schema) as lake:
-            frame = lake.session.read.parquet(*(file.path for file in files))
+            frame = read(lake.session, files)
             if files[0].scan:
                 self._load(lake, frame, epoch, target, schema)
                 return
@@ -273,9 +276,25 @@ class LakeSink:
             applied = Applied(epoch.upto.version) if whole else Applied(version, seq)
             upto = epoch.upto if whole else None
             with lake.commit_notes(self._opened.feed, upto, applied):
-                lake.run(self._statement(lake, schema, files))
+                if not self._upserted(lake, schema, files):
+                    lake.run(self._statement(lake, schema, files))
             self._upkeep.after_commit(lake)
         self._floors[target.topic] = applied
+
+    def _upserted(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> bool:
+        """Whether the table took the rows by a way of its own."""
+        plain = self._layout.history == "off" and not self._layout.soft and not schema.keyless
+        if not plain or any(file.incomplete for file in files):
+            return False
+        return lake.upsert(
+            Rows(
+                lake.session.sql(merge.source(schema, VIEW)),
+                schema,
+                sum(file.rows for file in files),
+                sum(file.keys.nbytes for file in files),
+                _limits(schema, files),
+            )
+        )
 
     def _statement(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> str:
         layout, limits = self._layout, _limits(schema, files)

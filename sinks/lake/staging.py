@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,9 @@ import pyarrow.parquet as pq
 from changefeed.schema import TableSchema
 from sinks.base import Batch, Target
 from sinks.lake.applied import Applied
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Staged columns besides ``c0..cn``.
 OPERATION, VERSION, SEQ, ORDER = "_op", "_v", "_seq", "_ord"
@@ -37,6 +41,7 @@ class Staged:
         keys: the key columns of its rows, kept to find the last row of each key.
         incomplete: some row has a column whose value is not known.
         last: version and sequence number of its last row.
+        columns: all it has.
     """
 
     path: str
@@ -48,6 +53,7 @@ class Staged:
     scan: bool
     incomplete: bool
     last: tuple[int, int]
+    columns: pa.Schema
 
 
 def stage(batch: Batch, path: Path, *, after: Applied, history: str) -> Staged | None:
@@ -81,6 +87,7 @@ def stage(batch: Batch, path: Path, *, after: Applied, history: str) -> Staged |
         batch.scan,
         incomplete,
         (pc.max(table[VERSION]).as_py(), pc.max(table[SEQ]).as_py()),
+        table.schema,
     )
 
 
@@ -175,6 +182,16 @@ def _mask(rows: pa.Array, count: int) -> object:
     mask = np.zeros(count, dtype=bool)
     mask[rows.to_numpy(zero_copy_only=False)] = True
     return mask
+
+
+def read(session: SparkSession, files: Sequence[Staged]) -> DataFrame:
+    """The rows of files of one shape. Spark is told the columns: to look for itself costs a job,
+    and would find ``_missing`` only if the first file has it."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = max((file.columns for file in files), key=len)
+    reader = session.read.schema(from_arrow_schema(columns))
+    return reader.parquet(*(file.path for file in files))
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.clock import Timestamp
@@ -27,6 +28,25 @@ if TYPE_CHECKING:
 APPLIED, RESOLVED, FEED = "changefeed.applied", "changefeed.resolved", "changefeed.feed"
 #: Property of a table: the place of the last change of shape it followed.
 SHAPE = "changefeed.shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The whole rows of a round.
+
+    Attributes:
+        frame: ``_op``, ``_v`` and typed ``c0..cn``, each key once.
+        schema: of the rows.
+        count: how many.
+        key_bytes: size of their keys.
+        bounds: by staged key column the smallest and the largest key, where they are known.
+    """
+
+    frame: DataFrame
+    schema: TableSchema
+    count: int
+    key_bytes: int
+    bounds: Mapping[str, tuple[object, object]]
 
 
 class LakeTable(ABC):
@@ -91,6 +111,11 @@ class LakeTable(ABC):
     @abstractmethod
     def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
         """Session settings that put ``notes`` into the next commit, and ``applied``."""
+
+    def upsert(self, rows: Rows) -> bool:
+        """Bring whole rows in by a way quicker than MERGE, guarded the same; false: there is
+        none for this table, and nothing was done."""
+        return False
 
     @abstractmethod
     def append(self, rows: DataFrame) -> None:

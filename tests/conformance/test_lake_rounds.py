@@ -1,0 +1,200 @@
+"""Rounds of whole rows into a Delta table: what they leave, and when they are ordinary MERGEs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.errors import ChangefeedError
+from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.spark.session import SparkEngine
+from sinks.lake import delta_round
+from sinks.lake.place import place_of
+from tests.conformance.test_lake import place
+from tests.conformance.test_lake_tables import Bench, schema_of
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = schema_of(("text", "string"), ("decimal(12,2)", "string"))
+#: A key of a text and a number, so that neither has bounds on its own that say enough.
+TWO_KEYS = TableSchema(
+    TableName("s", "public", "t"),
+    (
+        Column("name", "text", "string", Form.TEXT, "text", False, 1),
+        Column("id", "int4", "int32", Form.NATIVE, "int32", False, 2),
+        Column("v", "text", "string", Form.TEXT, "text", True, 3),
+    ),
+    (0, 1),
+)
+
+Row = tuple[Any, ...]
+
+
+@pytest.fixture
+def options() -> dict[str, object]:
+    return {}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, spark_engine: SparkEngine, options: dict[str, object]) -> Iterator[Bench]:
+    made = Bench(spark_engine, place("delta", tmp_path), tmp_path, options)
+    yield made
+    made.sink.close()
+
+
+def ways(bench: Bench) -> list[str]:
+    """For each round, oldest first, the way it went: only a MERGE's condition is in the log."""
+    found = bench.lake.query("describe history {t}")
+    names = ["operation", "operationParameters"]
+    with bench.lake.engine.use(packs=("delta",)) as session:
+        columns = session.sql(f"describe history {bench.lake.table('t')}").columns
+    places = [columns.index(name) for name in names]
+    rounds = [[row[n] for n in places] for row in reversed(found)]
+    return [
+        "merge" if "id" in parameters.get("predicate", "") else "round"
+        for operation, parameters in rounds
+        if operation == "MERGE"
+    ]
+
+
+def alter(bench: Bench, statement: str) -> None:
+    bench.lake.query(f"ALTER TABLE {bench.lake.table('t')} {statement}")
+
+
+def rows(bench: Bench, columns: str = "id, v0, cast(v1 as string)") -> set[Row]:
+    found = bench.lake.query(f"select {columns} from {{t}}")
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def test_rounds_are_commits_without_a_merge(bench: Bench) -> None:
+    bench.round(SCHEMA, 10, *(("c", (n, f"v{n}", "1.50")) for n in range(5)))
+    bench.round(SCHEMA, 20, ("u", (1, "new", None)), ("d", (2, None, None)), ("c", (9, "x", "2")))
+    bench.round(SCHEMA, 30, ("d", (9, None, None)), ("d", (77, None, None)))
+    assert rows(bench) == {
+        (0, "v0", "1.50"),
+        (1, "new", None),
+        (3, "v3", "1.50"),
+        (4, "v4", "1.50"),
+    }
+    assert ways(bench) == ["round"] * 3
+    metrics = bench.lake.query("describe history {t}")[1]
+    counts = next(
+        value for value in metrics if isinstance(value, dict) and "numOutputRows" in value
+    )
+    picked = ("numSourceRows", "numTargetRowsInserted", "numTargetRowsUpdated",
+              "numTargetRowsDeleted", "numOutputRows")  # fmt: skip
+    assert [counts[name] for name in picked] == ["3", "1", "1", "1", "2"]
+
+
+def test_what_a_table_has_newer_stays(bench: Bench) -> None:
+    bench.round(SCHEMA, 10, ("c", (1, "old", None)), ("c", (2, "old", None)))
+    table = bench.lake.table("t")
+    bench.lake.query(f"update {table} set v0 = 'theirs', _sequence_num = 99 where id = 1")
+    bench.round(
+        SCHEMA, 20, ("u", (1, "late", None)), ("u", (2, "new", None)), ("c", (3, "c", None))
+    )
+    bench.round(SCHEMA, 30, ("d", (1, None, None)))
+    assert rows(bench, "id, v0, _sequence_num") == {(1, "theirs", 99), (2, "new", 20), (3, "c", 20)}
+    assert ways(bench) == ["round"] * 3
+
+
+@pytest.mark.parametrize(("seed", "options"), [(1, {}), (2, {"partition_by": "v"})])
+def test_any_changes_give_the_same_as_a_dictionary(
+    bench: Bench, seed: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other version's list of files is lost, so Delta's log is read; and of every third
+    round the keys are too large to be handed to everybody."""
+    chance = random.Random(seed)
+    model: dict[tuple[str, int], tuple[str | None, int]] = {}
+    folder = Path(place_of(bench.lake.uri).root) / "t" / "_delta_log"
+    for number in range(1, 7):
+        changes: list[tuple[str, Row]] = []
+        for _ in range(chance.randint(1, 30)):
+            key = (chance.choice("abcé"), chance.randint(-3, 8))
+            gone = key in model and chance.random() < 0.3
+            value = None if gone else chance.choice([None, "x", "y", "é'\\"])
+            changes.append(("d" if gone else "u" if key in model else "c", (*key, value)))
+            if gone:
+                del model[key]
+            else:
+                model[key] = (value, number * 10)
+        monkeypatch.setattr(delta_round, "BROADCAST", 0 if number % 3 == 0 else 1 << 20)
+        bench.round(TWO_KEYS, number * 10, *changes)
+        if number % 2:
+            for file in folder.glob("*.crc"):
+                file.unlink()
+            bench.sink.close()  # forgets what it knew of the table
+            with bench.lake.engine.use(packs=("delta",)) as session:
+                java: Any = session.sparkContext._jvm
+                java.org.apache.spark.sql.delta.DeltaLog.clearCache()
+            bench.sink.open(bench._context)
+        got = rows(bench, "name, id, v, _sequence_num")
+        assert got == {(*key, *held) for key, held in model.items()}
+    assert set(ways(bench)) == {"round"}
+
+
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [
+        ("ADD COLUMNS (theirs string)", "merge"),
+        ("SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')", "merge"),
+        ("SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')", "merge"),
+        ("ADD CONSTRAINT named CHECK (v0 <> 'wrong')", "round"),
+    ],
+)
+def test_tables_that_need_more_are_merged(bench: Bench, change: str, way: str) -> None:
+    bench.round(SCHEMA, 10, ("c", (1, "a", None)), ("c", (2, "a", None)))
+    alter(bench, change)
+    bench.round(SCHEMA, 20, ("u", (1, "b", None)), ("d", (2, None, None)), ("c", (3, "c", None)))
+    assert rows(bench, "id, v0") == {(1, "b"), (3, "c")}
+    assert ways(bench) == ["round", way]
+
+
+def test_another_writers_commit_in_between_is_a_conflict(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.round(SCHEMA, 10, ("c", (1, "a", None)), ("c", (2, "a", None)))
+    look = delta_round._Commit._vectors
+
+    def between(self: Any, *arguments: Any) -> Any:
+        found = look(self, *arguments)
+        monkeypatch.setattr(delta_round._Commit, "_vectors", look)
+        bench.lake.query(f"update {bench.lake.table('t')} set v0 = 'theirs' where id = 1")
+        return found
+
+    monkeypatch.setattr(delta_round._Commit, "_vectors", between)
+    with pytest.raises(ChangefeedError) as raised:
+        bench.round(SCHEMA, 20, ("u", (1, "b", None)), ("c", (3, "c", None)))
+    assert raised.value.code.number == "CF5004"
+    assert rows(bench, "id, v0") == {(1, "theirs"), (2, "a")}
+    bench.round(SCHEMA, 20, ("u", (1, "b", None)), ("c", (3, "c", None)))
+    assert rows(bench, "id, v0") == {(1, "b"), (2, "a"), (3, "c")}
+
+
+def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
+    """The same round by a writer that thinks it has not been: a node that came back late."""
+    bench.round(SCHEMA, 10, ("c", (1, "a", None)))
+    bench.round(SCHEMA, 20, ("u", (1, "b", None)))
+    versions = len(bench.lake.query("describe history {t}"))
+    bench.sink._floors.clear()
+    table = bench.sink._tables["t"]
+    table.applied = type(table.applied())  # type: ignore[method-assign]
+    bench.round(SCHEMA, 20, ("u", (1, "again", None)))
+    assert rows(bench, "id, v0") == {(1, "b")}
+    assert len(bench.lake.query("describe history {t}")) == versions
+
+
+def test_another_delta_takes_merges(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.round(SCHEMA, 10, ("c", (1, "a", None)))
+    monkeypatch.setattr(delta_round, "_HELPER", "NoSuchHelper$")
+    bench.round(SCHEMA, 20, ("u", (1, "b", None)))
+    assert rows(bench, "id, v0") == {(1, "b")}
+    assert ways(bench) == ["round", "merge"]
+    assert "takes ordinary MERGEs only" in caplog.text
