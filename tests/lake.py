@@ -63,17 +63,23 @@ class Lake:
         """Name to type."""
         return {row[0]: row[1] for row in self.query(f"describe {{{name}}}") if row[0]}
 
-    def notes(self, name: str) -> list[dict[str, str]]:
-        """What the commits of a table say of themselves, oldest first."""
+    def commits(self, name: str) -> list[tuple[int, dict[str, str]]]:
+        """The versions of a table whose commits say something of themselves, oldest first: the
+        number to read each by, and what it says."""
         if place_of(self.uri).format == "delta":
             found = self.query(f"describe history {{{name}}}")
-            return [json.loads(row[13]) for row in reversed(found) if row[13]]
-        rows = self.query(f"select summary from {self.table(name)}.snapshots order by committed_at")
+            return [(row[0], json.loads(row[13])) for row in reversed(found) if row[13]]
+        snapshots = f"{self.table(name)}.snapshots"
+        rows = self.query(f"select snapshot_id, summary from {snapshots} order by committed_at")
         ours = [
-            {key: value for key, value in row[0].items() if key.startswith("changefeed.")}
-            for row in rows
+            (number, {key: said for key, said in summary.items() if key.startswith("changefeed.")})
+            for number, summary in rows
         ]
-        return [notes for notes in ours if notes]
+        return [(number, notes) for number, notes in ours if notes]
+
+    def notes(self, name: str) -> list[dict[str, str]]:
+        """What the commits of a table say of themselves, oldest first."""
+        return [notes for _, notes in self.commits(name)]
 
 
 def _names(sql: str) -> list[str]:

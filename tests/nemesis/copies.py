@@ -274,16 +274,14 @@ class IndexCopy(Copy):
 
 
 class LakeCopy(Copy):
-    """Iceberg tables (a MERGE of Delta's takes longer): every version of each is there to be
-    read when all is over."""
+    """Tables of a lake: every version of each is there to be read when all is over."""
 
-    name = "lake_copy"
     tables = ("orders", "tally")
 
-    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], SparkEngine]) -> None:
+    def __init__(self, ledger: Ledger, uri: str, spark: Callable[[], SparkEngine]) -> None:
         """``spark`` reads the tables, when all is over."""
         super().__init__(ledger)
-        self._uri = f"iceberg://{unused_catalog()}/copy?type=hadoop&warehouse={folder}"
+        self._uri = uri
         self._spark = spark
 
     @property
@@ -325,9 +323,27 @@ class LakeCopy(Copy):
         """Some of the table's versions, the newest too; the last one of each timestamp, since
         a scan comes in several commits."""
         newest: dict[Timestamp, int] = {}
-        sql = f"select snapshot_id, summary from {self._lake.table(name)}.snapshots"
-        for number, summary in self._lake.query(f"{sql} order by committed_at"):
-            if "changefeed.resolved" in summary:
-                newest[Timestamp.parse(summary["changefeed.resolved"])] = number
+        for number, said in self._lake.commits(name):
+            if "changefeed.resolved" in said:
+                newest[Timestamp.parse(said["changefeed.resolved"])] = number
         stated = [(newest[at], at) for at in sorted(newest, reverse=True)]
         return dict(stated[:: -(-len(stated) // VERSIONS)]) if stated else {}
+
+
+class IcebergCopy(LakeCopy):
+    """Iceberg tables."""
+
+    name = "iceberg_copy"
+
+    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], SparkEngine]) -> None:
+        uri = f"iceberg://{unused_catalog()}/copy?type=hadoop&warehouse={folder}"
+        super().__init__(ledger, uri, spark)
+
+
+class DeltaCopy(LakeCopy):
+    """Delta tables."""
+
+    name = "delta_copy"
+
+    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], SparkEngine]) -> None:
+        super().__init__(ledger, f"delta://{folder}", spark)

@@ -18,7 +18,14 @@ import pytest
 from changefeed.catalog import Status
 from changefeed.errors import ChangefeedError
 from tests.conftest import PostgresFactory
-from tests.nemesis.copies import Copy, DuckDBCopy, IndexCopy, LakeCopy, PostgreSQLCopy
+from tests.nemesis.copies import (
+    Copy,
+    DeltaCopy,
+    DuckDBCopy,
+    IcebergCopy,
+    IndexCopy,
+    PostgreSQLCopy,
+)
 from tests.nemesis.ends import Bus, End, Files, Trouble
 from tests.nemesis.ledger import Ledger
 from tests.nemesis.service import PATIENCE, Service, until
@@ -303,7 +310,12 @@ def test_every_version_of_a_lake_table_is_what_the_source_was(
 ) -> None:
     # Spark is asked for when it is read: the node has one of its own until then.
     spark = partial(request.getfixturevalue, "spark_engine")
-    run.create_feeds([LakeCopy(run.ledger, tmp_path / "lake", spark)])
+    run.create_feeds(
+        [
+            IcebergCopy(run.ledger, tmp_path / "lake", spark),
+            DeltaCopy(run.ledger, tmp_path / "delta", spark),
+        ]
+    )
     # One after the other, as a MERGE takes seconds: each has to meet some.
     troubles = [run.kill_node, run.kill_working_jvm, run.kill_capture, run.end_walsender]
     for trouble in run.chance.sample(troubles, k=len(troubles)):
