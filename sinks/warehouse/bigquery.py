@@ -45,7 +45,7 @@ class BigQuerySink(PacedSink):
             project,
             dataset,
             location=url.take_str("location"),
-            credentials=_key(url.take_str("credentials")),
+            credentials=service_account_key(url.take_str("credentials")),
             endpoint=url.take_str("api_endpoint"),
             bucket=url.take_str("gcs_bucket", "") or "",
         )
@@ -53,7 +53,7 @@ class BigQuerySink(PacedSink):
         super().__init__(warehouse, options, interval)
 
 
-def _key(given: str | None) -> str | None:
+def service_account_key(given: str | None) -> str | None:
     """The JSON text of a service account's key: given as a path or in base 64.
 
     Raises:

@@ -43,11 +43,12 @@ _DECIMAL = re.compile(r"decimal\((-?\d+),(-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step at the target."""
+    """One step at the target. ``old`` is the name that a renamed column had."""
 
     kind: str
     column: str
     sql: str
+    old: str = ""
 
 
 def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[Change]:
@@ -114,7 +115,7 @@ def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -
         aside = d.fit(f"{_DROPPED}{column.number}_{column.name}")
         if column.name in kept and column.name in live and aside not in live:
             sql = d.rename_column(table.name, column.name, aside)
-            found.append(Change("aside", column.name, sql))
+            found.append(Change("aside", aside, sql, column.name))
             live.discard(column.name)
             live.add(aside)
     return found
@@ -129,16 +130,16 @@ def _rename(table: Table, renames: list[tuple[Column, Column]], live: set[str]) 
         if free is None:
             was, column = left[0]
             middle = d.fit(f"_renamed_{was.name}")
-            found.append(Change("rename", middle, d.rename_column(table.name, was.name, middle)))
+            sql = d.rename_column(table.name, was.name, middle)
+            found.append(Change("rename", middle, sql, was.name))
             live.discard(was.name)
             live.add(middle)
             left[0] = (replace(was, name=middle), column)
             continue
         was, column = free
         left.remove(free)
-        found.append(
-            Change("rename", column.name, d.rename_column(table.name, was.name, column.name))
-        )
+        sql = d.rename_column(table.name, was.name, column.name)
+        found.append(Change("rename", column.name, sql, was.name))
         live.discard(was.name)
         live.add(column.name)
     return found

@@ -348,13 +348,18 @@ class WarehouseSink:
                     hint="ALTER CHANGEFEED .. DROP the table and ADD it again, so that it is "
                     "scanned anew.",
                 )
-            made = [*strategy.create(table, shape.schema), table.applied.reset()]
-            self._define(made, shape.topic)
+            self._make(known, shape)
             known.version = known.seq = known.scanned = 0
         beside = strategy.settle(table, shape.schema)
         if beside:
             self._define(beside, shape.topic)
         known.ready.add(mark)
+
+    def _make(self, known: _Known, shape: Shape) -> None:
+        """A new, empty target."""
+        table = known.table
+        made = [*self._strategy.create(table, shape.schema), table.applied.reset()]
+        self._define(made, shape.topic)
 
     def _look(self, table: Table, shape: Shape) -> None:
         """What a subclass has to see before a target is made or taken. Raises CF5006 to refuse."""
