@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FAST := not (spark or kafka or elasticsearch or postgres or bigquery or snowflake or clickhouse or e2e or nemesis or slow)
+FAST := not (spark or kafka or elasticsearch or postgres or bigquery or snowflake or clickhouse or spanner or e2e or nemesis or slow)
 # Further words for pytest: make test PYTEST='-k resolved -x'
 PYTEST ?=
 

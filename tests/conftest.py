@@ -49,6 +49,10 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     def test_rows(clickhouse: ClickHouseServer) -> None:
         with clickhouse.database() as name: ...              # clickhouse.uri(name), .query(sql)
 
+    @pytest.mark.spanner                                     # on the emulator and on the fake
+    def test_commits(spanner: SpannerServer) -> None:
+        with spanner.database() as name: ...                 # spanner.uri(name), .query(name, sql)
+
 `secure_kafka` is a shared broker with TLS and SASL listeners (see tests/services/kafka.py),
 `own_postgres_factory(major, **settings)` makes servers with settings of your choice, `java`
 is the path of a java program. Types are in `tests.services.postgres` and `.kafka`.
@@ -79,6 +83,7 @@ from tests.services.python import Unavailable
 from tests.services.registry import FakeRegistry, Registry
 from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
+from tests.services.spanner import SpannerServer
 
 PostgresFactory = Callable[..., PostgresCluster]
 ElasticsearchFactory = Callable[[int], Elasticsearch]
@@ -203,6 +208,19 @@ def clickhouse() -> Iterator[ClickHouseServer]:
     """The run's shared ClickHouse."""
     with server_folder("clickhouse") as folder:
         server = ClickHouseServer(folder)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session", params=["emulator", "fake"])
+def spanner(request: pytest.FixtureRequest) -> Iterator[SpannerServer]:
+    """The run's shared Spanner: Google's emulator, where there is one, and the fake."""
+    with server_folder("spanner") as folder:
+        try:
+            server = SpannerServer(folder, real=request.param == "emulator")
+        except Unavailable as missing:
+            pytest.skip(str(missing))
         server.start()
         yield server
         server.stop()
