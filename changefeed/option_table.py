@@ -156,6 +156,7 @@ MERGED = LAKE | {
     "postgresql",
     "redshift",
     "snowflake",
+    "spanner",
 }
 
 #: Spellings of the webhook sink.
@@ -554,7 +555,7 @@ HISTORY = option(
     "_valid_from, _valid_to and _is_current (scd2), or every change as a row (append).",
     example="history = 'scd2'",
     shown="off",
-    schemes=MERGED,
+    schemes=MERGED - {"spanner"},
     alterable=False,
 )
 SEQUENCE_COLUMN = option(

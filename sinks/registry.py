@@ -176,6 +176,13 @@ BUILT_IN: dict[str, Entry] = {
         ("clickhouse_connect",),
         "clickhouse",
     ),
+    "spanner": Entry(
+        "sinks.warehouse.spanner:SpannerSink",
+        "tables of a Spanner database, kept equal by transactions of mutations",
+        "spanner://project/instance/database",
+        ("google.cloud.spanner_v1",),
+        "spanner",
+    ),
     "redshift": Entry(
         "sinks.warehouse.redshift:RedshiftSink",
         "tables of an Amazon Redshift database (never run against one)",

@@ -26,6 +26,7 @@ from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.snowflake_sql import SnowflakeDialect
+from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import Shape
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import History, Keeping, Staged, Table
@@ -192,6 +193,7 @@ _LOGICAL = {
 
 def test_the_page_shows_the_types(rewrite: bool) -> None:
     shown = [make() for name, make in DIALECTS.items() if name != "postgresql14"]
+    shown.append(SpannerDialect())
     lines = ["| source | " + " | ".join(d.name for d in shown) + " |"]
     lines.append("|---" * (len(shown) + 1) + "|")
     for logical, source in _LOGICAL.items():

@@ -30,6 +30,7 @@ from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink, read_options
+from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import Shape, check_values
 from sinks.warehouse.tables import History, Keeping, Table
 
@@ -37,7 +38,7 @@ DIALECTS: Mapping[str, Dialect] = {
     d.name: d
     for d in (
         *(DuckDBDialect(), PostgreSQLDialect(), MySQLDialect(), RedshiftDialect()),
-        ClickHouseDialect(),
+        *(ClickHouseDialect(), SpannerDialect()),
     )
 }
 
@@ -66,31 +67,31 @@ def refused(dialect: Dialect, logical: str, text: str | None, *, key: bool = Fal
 @pytest.mark.parametrize(
     ("logical", "text", "refusing"),
     [
-        ("decimal", "12345678901234567890.123456789012345678", "MySQL?"),
-        ("decimal", "0.0000000000000000001", "DuckDB Redshift"),
+        ("decimal", "12345678901234567890.123456789012345678", "MySQL? Spanner"),
+        ("decimal", "0.0000000000000000001", "DuckDB Redshift Spanner"),
         ("decimal", "1.50000000000000000000000000000000000000000", ""),
-        ("decimal", '"NaN"', "DuckDB MySQL Redshift ClickHouse"),
-        ("decimal", '"-Infinity"', "DuckDB MySQL Redshift ClickHouse"),
+        ("decimal", '"NaN"', "DuckDB MySQL Redshift ClickHouse Spanner"),
+        ("decimal", '"-Infinity"', "DuckDB MySQL Redshift ClickHouse Spanner"),
         ("decimal(6,2)", "-9999.99", ""),
-        ("decimal(6,2)", '"NaN"', "DuckDB MySQL Redshift ClickHouse"),
+        ("decimal(6,2)", '"NaN"', "DuckDB MySQL Redshift ClickHouse Spanner"),
         ("decimal(3,5)", "0.00999", ""),
         ("decimal(2,-3)", "-99000", ""),
         ("float64", '"Infinity"', "MySQL"),
         ("float64", "1e+300", ""),
         ("float32", '"NaN"', "MySQL"),
         ("date", "2024-02-29", ""),
-        ("date", "infinity", "MySQL Redshift ClickHouse"),
-        ("date", "0044-03-15 BC", "DuckDB MySQL Redshift ClickHouse"),
-        ("date", "1944-03-15 BC", "DuckDB MySQL Redshift ClickHouse"),
-        ("date", "12024-01-01", "MySQL Redshift ClickHouse"),
+        ("date", "infinity", "MySQL Redshift ClickHouse Spanner"),
+        ("date", "0044-03-15 BC", "DuckDB MySQL Redshift ClickHouse Spanner"),
+        ("date", "1944-03-15 BC", "DuckDB MySQL Redshift ClickHouse Spanner"),
+        ("date", "12024-01-01", "MySQL Redshift ClickHouse Spanner"),
         ("date", "1899-12-31", "ClickHouse"),
         ("date", "2299-12-31", ""),
         ("timestamp", "2300-01-01T00:00:00", "ClickHouse"),
         ("timestamptz", "1900-01-01T00:00:00Z", ""),
         ("timestamp", "2024-03-31T01:02:03.123456", ""),
         ("timestamptz", "2024-03-31T01:02:03Z", ""),
-        ("timestamptz", "-infinity", "MySQL Redshift ClickHouse"),
-        ("timestamptz", "0044-03-15T00:00:00Z BC", "DuckDB MySQL Redshift ClickHouse"),
+        ("timestamptz", "-infinity", "MySQL Redshift ClickHouse Spanner"),
+        ("timestamptz", "0044-03-15T00:00:00Z BC", "DuckDB MySQL Redshift ClickHouse Spanner"),
         ("array<int32>", "[1,null]", ""),
         ("array<int32>", "[]", ""),
         ("array<int32>", "[[1],[2]]", "DuckDB"),

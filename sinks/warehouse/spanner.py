@@ -1,0 +1,415 @@
+"""``spanner://project/instance/database``: tables of a Spanner database, kept by mutations.
+
+How rows are kept is :mod:`.spanner_keeping`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from changefeed.clock import Timestamp
+from changefeed.errors import ChangefeedError
+from changefeed.events import Resolved, SchemaChange, Truncate
+from changefeed.schema import Column, TableSchema
+from changefeed.uri import SinkURL
+from sinks.base import Delivery, Epoch, Receipt, Target
+from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse import evolution
+from sinks.warehouse import spanner_keeping as keeping
+from sinks.warehouse.bigquery import service_account_key
+from sinks.warehouse.dialect import Statement
+from sinks.warehouse.sink import WarehouseSink, _Known, _new_batch, _Pending, _top
+from sinks.warehouse.spanner_keeping import FACTS, Progress, Rows, SpannerStrategy
+from sinks.warehouse.spanner_rows import Stretch, Wire, cut
+from sinks.warehouse.staging import Shape
+from sinks.warehouse.tables import History, Table
+
+if TYPE_CHECKING:
+    from sinks.warehouse.spanner_client import Transaction
+
+
+class SpannerSink(WarehouseSink):
+    """``spanner://project/instance/database?credentials=&endpoint=``."""
+
+    #: Of a commit's 80,000 mutations and 100 MB: what is left is for the target's indexes.
+    most_cells: ClassVar[int] = 40_000
+    most_bytes: ClassVar[int] = 32 << 20
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        """Read the URI.
+
+        Raises:
+            ChangefeedError: it is malformed, or the options ask for what Spanner is not kept with.
+        """
+        url = SinkURL(uri)
+        path = url.path.strip("/").split("/")
+        if not url.host or len(path) != 2 or not all(path):
+            raise ChangefeedError(
+                "CF1201",
+                "a Spanner sink is a project, an instance and a database",
+                hint="write it as spanner://project/instance/database",
+            )
+        endpoint = url.take_str("endpoint", "") or ""
+        credentials = service_account_key(url.take_str("credentials"))
+        url.finish("spanner")
+        if endpoint and (credentials or not _is_local(endpoint)):
+            raise ChangefeedError(
+                "CF1207",
+                "param endpoint is for an emulator on this machine: host:port, without credentials",
+                hint="write endpoint=127.0.0.1:9010, or leave it out for Google's service.",
+            )
+        # Google's libraries take a second to import: not before somebody wants this sink.
+        from sinks.warehouse.spanner_client import Spanner
+
+        self._server = Spanner(url.host, *path, endpoint=endpoint, credentials=credentials)
+        super().__init__(self._server, options, SpannerStrategy())
+        if self._keeping.history is not History.OFF:
+            raise ChangefeedError(
+                "CF1206",
+                "a Spanner sink keeps no history",
+                hint="leave out the option history, or take deletes = 'soft'.",
+            )
+
+    def topic(self, name: str) -> str:
+        """As elsewhere, but a table's name cannot begin with an underscore."""
+        found = name.replace(".", "_")
+        return super().topic(f"table{found}" if found.startswith("_") else found)
+
+    # ------------------------------------------------------------------ rounds
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        if not self._pending:
+            return Delivery.DURABLE
+        began = time.monotonic()
+        self._connect()
+        for scan in (True, False):
+            pending = [p for p in self._pending if p.scan is scan]
+            for parts in self._commits(pending):
+                self._apply_all(parts)
+        self._pending.clear()
+        self._adapt(time.monotonic() - began)
+        return Delivery.DURABLE
+
+    def _commits(self, pending: Sequence[_Pending]) -> Iterator[list[tuple[_Pending, Rows]]]:
+        """Rows of a round, commit by commit."""
+        staged = [pa.concat_tables(p.buffer).combine_chunks() for p in pending]
+        most = [keeping.most_cells(p.table, p.shape.schema) for p in pending]
+        wires = [Wire.of(p.shape, self._server.dialect) for p in pending]
+
+        def rows(stretch: Stretch) -> tuple[_Pending, Rows]:
+            i, places = stretch.part, stretch.rows
+            if places[-1] - places[0] + 1 == len(places):
+                taken = staged[i].slice(places[0], len(places))
+            else:
+                taken = staged[i].take(pa.array(places))
+            return pending[i], Rows(pending[i].table, wires[i], taken, pending[i].scan)
+
+        parts = list(zip(staged, most, strict=True))
+        for stretches in cut(parts, self.most_cells, self.most_bytes):
+            yield [rows(stretch) for stretch in stretches]
+
+    def _apply_all(self, parts: Sequence[tuple[_Pending, Rows]]) -> None:
+        """One commit: rows of all its tables, and how far they are."""
+        tops: dict[str, tuple[int, int]] = {}
+        for pending, part in parts:
+            if not pending.scan:
+                before = tops.get(pending.table.topic, (0, 0))
+                tops[pending.table.topic] = max(before, _top(part.rows))
+
+        def work(transaction: Transaction) -> None:
+            found: dict[str, Progress] = {}
+            for pending, part in parts:
+                topic = pending.table.topic
+                if topic not in found:
+                    found[topic] = self._progress(transaction, pending.table)
+                keeping.apply(transaction, part.unapplied(found[topic]))
+            for topic, top in tops.items():
+                if not found[topic].covers(*top):
+                    table = next(p.table for p, _ in parts if p.table.topic == topic)
+                    keeping.advance(transaction, table.applied.id, self._node, *top)
+
+        topics = {pending.table.topic: None for pending, _ in parts}
+        with self._errors():
+            self._server.transact(work, *topics)
+        for topic, top in tops.items():
+            known = self._known.get(topic)
+            if known is not None:
+                known.version, known.seq = max((known.version, known.seq), top)
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """Nothing of the round is in Spanner but whole commits, which are not repeated."""
+        self._pending = []
+        self._forget()
+
+    def _load(self, pending: _Pending) -> None:
+        """Rows wait for the commit: nothing is staged."""
+
+    # ------------------------------------------------------------------ marks
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        self._connect()
+        ids = [self._names(target).applied.id for target in self._opened.targets]
+
+        def work(transaction: Transaction) -> None:
+            there = list(transaction.read(FACTS, ("id",), [(each,) for each in ids]))
+            transaction.update(FACTS, ("id", "resolved"), [(row[0], str(mark.at)) for row in there])
+
+        if ids:
+            with self._errors():
+                self._server.transact(work)
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        self._connect()
+        known = self._table(target, event.schema)
+        place = event.at.version, event.seq
+        if place <= (known.version, known.seq):
+            return
+        shape = Shape(event.schema, target.topic)
+        self._prepare(known, shape, scan=False)
+        table = known.table
+        if self._keeping.soft:
+            self._end_all(table, shape, event.at.version, "<=")
+
+        def work(transaction: Transaction) -> None:
+            if self._progress(transaction, table).covers(*place):
+                return
+            if not self._keeping.soft:
+                transaction.delete_all(table.topic)
+                if table.has_side(event.schema):
+                    transaction.delete_all(keeping.side_of(table.topic))
+            keeping.advance(transaction, table.applied.id, self._node, *place)
+
+        with self._errors():
+            self._server.transact(work, table.topic)
+        known.version, known.seq = place
+
+    def _end_all(self, table: Table, shape: Shape, version: int, older: str) -> None:
+        """Rows older than a version go, or are marked; cut short, it may come again."""
+        if not table.has_side(shape.schema):
+            with self._errors():
+                self._server.change_all(keeping.end_all(table, version, older), table.topic)
+            return
+        wire = Wire.of(shape, self._server.dialect)
+        most = self.most_cells // (len(shape.key) + 1) // 2
+        below = version + 1 if older == "<=" else version
+        sql = keeping.not_scanned(table, shape.key, below, min(most, 10_000))
+
+        def work(transaction: Transaction) -> int:
+            keys = [wire.canonical(row) for row in transaction.query(sql)]
+            keeping.end_rows(transaction, table, shape.key, keys, version)
+            return len(keys)
+
+        with self._errors():
+            while self._server.transact(work, table.topic):
+                pass
+
+    # ------------------------------------------------------------------ optional protocols
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """Follow a change of shape; replayed, it does nothing. A renamed column is a new one that
+        gets the values of the old one: Spanner renames none."""
+        self._connect()
+        known = self._table(target, event.old)
+        place = event.at.version, event.seq
+        table, server = known.table, self._server
+        if place <= (known.version, known.seq):
+            return
+        # A change that another run has made must not be made again: what it added would be taken
+        # for a column that the source has dropped.
+        with self._errors():
+            now = server.transact(lambda tx: self._progress(tx, table), table.topic)
+        if now.covers(*place):
+            self._known.pop(target.topic, None)
+            return
+        present = server.columns(target.topic)
+        if present:
+            changes = evolution.changes(table, event, present)
+            for change in changes:
+                keeping.refuse_change(table, event.old, change)
+            if event.old.keyless:
+                self._keeps_digests(table, event)
+            self._change(table, changes, dict(present))
+
+        def work(transaction: Transaction) -> None:
+            if not self._progress(transaction, table).covers(*place):
+                keeping.advance(transaction, table.applied.id, self._node, *place)
+
+        with self._errors():
+            server.transact(work, table.topic)
+        known.version, known.seq = place
+        known.ready.clear()
+
+    def _change(
+        self, table: Table, changes: Sequence[evolution.Change], types: dict[str, str]
+    ) -> None:
+        d = self._server.dialect
+        waiting: list[str] = []
+        for change in changes:
+            if change.kind not in ("rename", "aside"):
+                waiting.append(change.sql)
+                continue
+            types[change.column] = types.pop(change.old)
+            waiting.append(d.add_column(table.name, change.column, types[change.column]))
+            self._define(waiting, table.topic)
+            with self._errors():
+                self._server.change_all(
+                    keeping.copy_column(table, change.old, change.column), table.topic
+                )
+            waiting = [d.drop_column(table.name, change.old)]
+        self._define(waiting, table.topic)
+
+    def _keeps_digests(self, table: Table, event: SchemaChange) -> None:
+        """A row without a key is found by its values: those that it has may not change."""
+        new = {c.number or c.name: c for c in event.new.columns}
+        for column in event.old.columns:
+            found = new.get(column.number or column.name)
+            if found is None or _written(found) != _written(column):
+                why = f"a table without a key cannot lose or change column {column.name} in Spanner"
+                raise evolution.refused(table, event.new, why)
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        self._connect()
+        known = self._table(target, schema)
+        if known.scanned >= at.version:
+            return
+        shape = Shape(schema, target.topic)
+        self._prepare(known, shape, scan=True)
+        table = known.table
+        self._begin_scan(known, shape, at.version)  # no row may have come
+        self._end_all(table, shape, at.version, "<")
+
+        def work(transaction: Transaction) -> None:
+            row = table.applied.id
+            if not self._progress(transaction, table).covers(at.version, bookkeeping.LAST):
+                keeping.advance(transaction, row, self._node, at.version, bookkeeping.LAST)
+            transaction.update(FACTS, ("id", "scanned"), [(row, str(at.version))])
+
+        with self._errors():
+            self._server.transact(work, table.topic)
+        self._known.pop(target.topic, None)
+
+    def dropped(self, target: Target) -> None:
+        if not self._keeping.drop:
+            self._known.pop(target.topic, None)
+            return
+        self._connect()
+        table = self._names(target)
+        self._define(self._strategy.drop(table), target.topic)
+        with self._errors():
+            self._server.transact(
+                lambda transaction: transaction.delete(FACTS, [(table.applied.id,)]), target.topic
+            )
+        self._known.pop(target.topic, None)
+
+    # ------------------------------------------------------------------ tables
+
+    def _connect(self) -> None:
+        try:
+            self._server.connect()
+            if not self._prepared:
+                if not self._server.columns(FACTS):
+                    self._define(self._strategy.bookkeeping(self._server), "")
+                self._prepared = True
+        except ChangefeedError:
+            self._forget()
+            raise
+
+    def _progress(self, transaction: Transaction, table: Table) -> Progress:
+        found = keeping.read_progress(transaction, table.applied.id)
+        if found is None:
+            raise ChangefeedError(
+                "CF5001",
+                f"{self._server.place} lost what it knew of table {table.topic}",
+            )
+        return found
+
+    def _table(self, target: Target, schema: TableSchema) -> _Known:
+        known = self._known.get(target.topic)
+        if known is not None:
+            return known
+        table = self._names(target)
+        self._strategy.check(table, schema)
+        row, feed = table.applied.id, self._opened.feed
+
+        def work(transaction: Transaction) -> Progress:
+            found = keeping.read_progress(transaction, row)
+            if found is None:
+                columns = ("id", "feed", "table_name", "version", "seq", "scanned")
+                transaction.upsert(FACTS, columns, [(row, feed, target.topic, "0", "0", "0")])
+            return found or Progress(0, 0, 0)
+
+        with self._errors():
+            progress = self._server.transact(work, target.topic)
+        known = _Known(table, progress.version, progress.seq, progress.scanned)
+        self._known[target.topic] = known
+        return known
+
+    def _make(self, known: _Known, shape: Shape) -> None:
+        table = known.table
+        self._define(self._strategy.create(table, shape.schema), shape.topic)
+        with self._errors():
+            self._server.transact(
+                lambda transaction: keeping.reset(transaction, table.applied.id), shape.topic
+            )
+
+    def _look(self, table: Table, shape: Shape) -> None:
+        """A table of that name has the key that rows are found by."""
+        found, wanted = self._server.key(shape.topic), keeping.key_of(shape.schema)
+        if not found:
+            return
+        if found != wanted:
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: the target table {shape.topic} has another primary key "
+                "than this feed needs",
+                detail=f"{self._server.place}: wanted ({', '.join(wanted)})",
+                hint="drop or rename the target table, or give the feed another database.",
+            )
+        if table.has_side(shape.schema) and not self._server.columns(keeping.side_of(shape.topic)):
+            self._define([keeping.create_side(table, shape.schema)], shape.topic)
+
+    def _begin_scan(self, known: _Known, shape: Shape, version: int) -> None:
+        if self._scanning.get(shape.topic) == version:
+            return
+        if shape.keyless:
+            with self._errors():
+                self._server.change_all(keeping.not_of_this_scan(known.table, version), shape.topic)
+        self._scanning[shape.topic] = version
+
+    def _gather(self, known: _Known, shape: Shape, scan: bool) -> _Pending:
+        for pending in self._pending:
+            same = pending.table.topic == shape.topic and pending.scan == scan
+            if same and pending.shape.schema == shape.schema:
+                return pending
+        pending = _Pending(known.table, shape, scan, _new_batch(), "")
+        self._pending.append(pending)
+        return pending
+
+    def _define(self, statements: Sequence[str], topic: str) -> None:
+        with self._errors():
+            self._server.run([Statement(sql, topic) for sql in statements])
+
+
+def _written(column: Column) -> str:
+    """What values of a column are written like: whole numbers of any size alike, and decimals."""
+    if column.logical in ("int16", "int32", "int64"):
+        return "int"
+    return column.logical.partition("(")[0]
+
+
+def _is_local(endpoint: str) -> bool:
+    """``host:port`` of this machine."""
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdigit():
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

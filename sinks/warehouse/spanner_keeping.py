@@ -1,0 +1,426 @@
+"""How Spanner keeps a table: rows by mutations, in transactions that know how far the table is.
+
+Spanner has no MERGE and no load jobs, and a commit takes 80,000 mutations. So nothing is staged:
+a transaction reads the row of ``changefeed_applied`` and the numbers that the target's rows have,
+and writes what is newer and how far it is now. The row is what keeps a replay from undoing a
+delete: changes at or below it are not looked at again.
+
+A table without a key has one of ours: ``_row``, a digest of the row, and ``_copy``, which counts
+equal rows from 0 without a gap. As many copies as a batch brought more than it took are added at
+the end, or the last ones go. A scan writes its copies from 0 on, and what it did not reach goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.schema import TableSchema
+from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse import evolution
+from sinks.warehouse.applied import Applied
+from sinks.warehouse.dialect import Warehouse
+from sinks.warehouse.spanner_rows import Key, Value, Wire, digests
+from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.staging import BEFORE, MISSING, OPERATION, ORDER, SEQUENCE
+from sinks.warehouse.strategy import Strategy
+from sinks.warehouse.tables import DELETED, Keeping, Table
+
+if TYPE_CHECKING:
+    from sinks.warehouse.spanner_client import Transaction
+
+FACTS = "changefeed_applied"
+"""The table that says how far each table is."""
+ROW, COPY = "_row", "_copy"
+
+_PROGRESS = ("version", "seq", "scanned")
+
+
+def side_of(topic: str) -> str:
+    """The table that keeps the numbers of a target without a column for them."""
+    return SpannerDialect().fit(f"changefeed_sequence_{topic}")
+
+
+# ------------------------------------------------------------------------------- definitions
+
+
+class SpannerStrategy(Strategy):
+    """The definitions; what changes rows is below, and no SQL."""
+
+    def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
+        plain = super().table(warehouse, topic, keeping, applied)
+        return replace(plain, side=warehouse.name(side_of(topic)))
+
+    def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
+        return Applied(warehouse.dialect, warehouse.name(FACTS), job, name)
+
+    def bookkeeping(self, warehouse: Warehouse) -> list[str]:
+        d = warehouse.dialect
+        return [d.create_table(warehouse.name(FACTS), bookkeeping.columns(d), ("id",))]
+
+    def check(self, table: Table, schema: TableSchema) -> None:
+        super().check(table, schema)
+        if any(c.name == COPY for c in schema.columns):
+            raise table.refused(schema, f"the column name {COPY} is used by the sink itself")
+        if schema.keyless and not table.keeping.sequence:
+            why = "sequence_column = 'none' needs a table with a key in Spanner"
+            raise table.refused(schema, why)
+
+    def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
+        found = table.columns(schema)
+        return {ROW: "STRING(32)", COPY: "INT64"} | found if schema.keyless else found
+
+    def create(self, table: Table, schema: TableSchema) -> list[str]:
+        made = table.d.create_table(table.name, self.columns(table, schema), key_of(schema))
+        if not table.has_side(schema):
+            return [made]
+        return [table.d.drop_table(table.side), create_side(table, schema), made]
+
+    def settle(self, table: Table, schema: TableSchema) -> list[str]:
+        """Nothing: a definition takes seconds, so the sink looks before."""
+        return []
+
+
+def create_side(table: Table, schema: TableSchema) -> str:
+    """Definition of the table that keeps the numbers."""
+    return table.d.create_table(table.side, table.side_columns(schema), key_of(schema))
+
+
+def key_of(schema: TableSchema) -> tuple[str, ...]:
+    """Columns of the target's primary key."""
+    return (ROW, COPY) if schema.keyless else tuple(c.name for c in schema.key_columns)
+
+
+def refuse_change(table: Table, schema: TableSchema, change: evolution.Change) -> None:
+    """What Spanner cannot alter.
+
+    Raises:
+        ChangefeedError: CF5006.
+    """
+    if change.kind == "widen":
+        why = f"Spanner cannot change the type of a column ({change.column})"
+        raise evolution.refused(table, schema, why)
+    keys = () if schema.keyless else tuple(c.name for c in schema.key_columns)
+    if change.old in keys:
+        why = f"Spanner cannot rename the column {change.old}, which is part of the key"
+        raise evolution.refused(table, schema, why)
+
+
+# ------------------------------------------------------------------------------- how far it is
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a table is complete: as in :mod:`.applied`."""
+
+    version: int
+    seq: int
+    scanned: int
+
+    def covers(self, version: int, seq: int) -> bool:
+        """The change was applied."""
+        return (version, seq) <= (self.version, self.seq)
+
+
+def read_progress(transaction: Transaction, id: str) -> Progress | None:
+    """The row of a table; None for one that is new. Whoever else reads it to write waits."""
+    for row in transaction.read(FACTS, _PROGRESS, [(id,)]):
+        return Progress(*(int(str(value or 0)) for value in row))
+    return None
+
+
+def reset(transaction: Transaction, id: str) -> None:
+    """The target is new and empty: nothing was applied to it."""
+    transaction.update(FACTS, ("id", *_PROGRESS), [(id, "0", "0", "0")])
+
+
+def advance(transaction: Transaction, id: str, node: str, version: int, seq: int) -> None:
+    """Everything up to this change is applied."""
+    values: tuple[Value, ...] = (id, str(version), str(seq), node)
+    transaction.update(FACTS, ("id", "version", "seq", "node"), [values])
+
+
+# ------------------------------------------------------------------------------- one row a key
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table that go into a transaction.
+
+    Attributes:
+        table: their target.
+        wire: how they travel.
+        rows: as staged (:mod:`.staging`), in the order of the log.
+        scan: they are of a scan.
+    """
+
+    table: Table
+    wire: Wire
+    rows: pa.Table
+    scan: bool
+
+    def unapplied(self, progress: Progress) -> Rows:
+        """Without those that were applied. Rows of a scan are, once changes above it were."""
+        version = self.rows[SEQUENCE]
+        if self.scan:
+            later = pc.greater_equal(version, progress.version)
+        else:
+            same = pc.equal(version, progress.version)
+            after = pc.greater(self.rows[ORDER], progress.seq)
+            later = pc.or_(pc.greater(version, progress.version), pc.and_(same, after))
+        return replace(self, rows=self.rows.filter(later))
+
+
+def apply(transaction: Transaction, rows: Rows) -> None:
+    """Rows become part of the target."""
+    if not rows.rows.num_rows:
+        return
+    if not rows.wire.shape.keyless:
+        _merge(transaction, rows)
+    elif rows.scan:
+        _gather(transaction, rows)
+    else:
+        _count(transaction, rows)
+
+
+def most_cells(table: Table, schema: TableSchema) -> int:
+    """Mutations that one change is at most."""
+    columns = len(schema.columns) + len(table.extra())
+    if schema.keyless:
+        return columns + 3
+    return columns + (len(schema.key) + 1 if table.has_side(schema) else 0)
+
+
+def _merge(transaction: Transaction, batch: Rows) -> None:
+    """The changes of each key from its last whole row or delete on, in their order."""
+    table, wire, rows = batch.table, batch.wire, batch.rows
+    shape, keeping = wire.shape, table.keeping
+    values = wire.columns(rows)
+    place = {name: i for i, name in enumerate(shape.names)}
+    keys: list[Key] = list(zip(*(values[place[name]] for name in shape.key), strict=True))
+    numbers: list[int] = rows[SEQUENCE].to_pylist()
+    gone: list[bool] = pc.equal(rows[OPERATION], "DELETE").to_pylist()
+    unsent: list[str | None] = rows[MISSING].to_pylist()
+    chains: dict[Key, list[int]] = {}
+    for i, key in enumerate(keys):
+        if gone[i] or unsent[i] is None or key not in chains:
+            chains[key] = [i]
+        else:
+            chains[key].append(i)
+    asked = list(chains)
+    stored = _stored(transaction, batch, asked)
+    there = set(stored) if not table.has_side(shape.schema) else None
+    if keeping.soft and there is None:
+        there = {wire.canonical(k) for k in transaction.read(table.topic, shape.key, asked)}
+    names = [*shape.names]
+    if keeping.sequence:
+        names.append(keeping.sequence)
+        values.append([str(number) for number in numbers])
+    if keeping.soft:
+        names.append(DELETED)
+        values.append([False] * len(keys))
+    made = list(zip(*values, strict=True))
+    wave = [(key, chain, 0) for key, chain in chains.items()]
+    while wave:
+        written: dict[str | None, list[int]] = {}
+        deleted: list[int] = []
+        following = []
+        for key, chain, step in wave:
+            i = chain[step]
+            if step + 1 < len(chain):
+                following.append((key, chain, step + 1))
+            if stored.get(key, 0) > numbers[i]:
+                continue
+            if gone[i]:
+                deleted.append(i)
+            else:
+                written.setdefault(unsent[i], []).append(i)
+        for missing, found in written.items():
+            _upsert(transaction, batch, names, missing, [made[i] for i in found])
+        if keeping.soft and there is not None:
+            deleted = [i for i in deleted if keys[i] in there]
+            _mark(transaction, batch, [(keys[i], numbers[i]) for i in deleted])
+        else:
+            transaction.delete(table.topic, [keys[i] for i in deleted])
+        if table.has_side(shape.schema):
+            kept = [i for found in written.values() for i in found]
+            if keeping.soft:
+                kept += deleted
+            else:
+                transaction.delete(side_of(table.topic), [keys[i] for i in deleted])
+            side = [(*keys[i], str(numbers[i])) for i in kept]
+            transaction.upsert(side_of(table.topic), (*shape.key, SEQUENCE), side)
+        wave = following
+
+
+def _stored(transaction: Transaction, batch: Rows, keys: Sequence[Key]) -> dict[Key, int]:
+    """Key -> the number of its row in the target."""
+    table, shape = batch.table, batch.wire.shape
+    side = table.has_side(shape.schema)
+    place = side_of(table.topic) if side else table.topic
+    number = SEQUENCE if side else table.keeping.sequence
+    found = transaction.read(place, (*shape.key, number), keys)
+    return {batch.wire.canonical(row[:-1]): int(str(row[-1] or 0)) for row in found}
+
+
+def _upsert(
+    transaction: Transaction,
+    batch: Rows,
+    names: Sequence[str],
+    missing: str | None,
+    rows: Sequence[tuple[Value, ...]],
+) -> None:
+    """Rows without the columns that the source did not send: those keep what they have."""
+    left = {int(i) for i in (missing or "").split(",") if i} - set(batch.wire.shape.schema.key)
+    if left:
+        kept = [i for i in range(len(names)) if i not in left]
+        names = [names[i] for i in kept]
+        rows = [tuple(row[i] for i in kept) for row in rows]
+    transaction.upsert(batch.table.topic, names, rows)
+
+
+def _mark(transaction: Transaction, batch: Rows, gone: Sequence[tuple[Key, int]]) -> None:
+    """Rows stay, marked as deleted."""
+    table, key = batch.table, batch.wire.shape.key
+    if table.keeping.sequence:
+        columns: tuple[str, ...] = (*key, DELETED, table.keeping.sequence)
+        rows: list[tuple[Value, ...]] = [(*k, True, str(number)) for k, number in gone]
+    else:
+        columns, rows = (*key, DELETED), [(*k, True) for k, _ in gone]
+    transaction.upsert(table.topic, columns, rows)
+
+
+# ------------------------------------------------------------------------------- no key
+
+
+def _count(transaction: Transaction, batch: Rows) -> None:
+    """Copies that came less copies that went, of each distinct row."""
+    operation = batch.rows[OPERATION]
+    net: Counter[str] = Counter()
+    came: dict[str, tuple[Value, ...]] = {}
+    for prefix, one, kinds in (("", 1, ("INSERT", "UPDATE")), (BEFORE, -1, ("DELETE", "UPDATE"))):
+        rows = batch.rows.filter(pc.is_in(operation, pa.array(kinds)))
+        marks, values = _distinct(batch, rows, prefix)
+        for mark in marks:
+            net[mark] += one
+        if one > 0:
+            came.update(zip(marks, values, strict=True))
+    changed = [mark for mark, count in net.items() if count]
+    copies = _copies(transaction, batch.table, changed)
+    added: list[tuple[Value, ...]] = []
+    gone: list[Key] = []
+    for mark in changed:
+        there, wanted = copies.get(mark, 0), copies.get(mark, 0) + net[mark]
+        added += ((mark, str(copy), *came[mark]) for copy in range(there, wanted))
+        gone += ((mark, str(copy)) for copy in range(max(wanted, 0), there))
+    transaction.upsert(batch.table.topic, _names(batch), added)
+    transaction.delete(batch.table.topic, gone)
+
+
+def _gather(transaction: Transaction, batch: Rows) -> None:
+    """Each row of a scan is the next copy of this scan."""
+    marks, values = _distinct(batch, batch.rows, "")
+    version = batch.rows[SEQUENCE][0].as_py()
+    copies = Counter(_copies(transaction, batch.table, list(set(marks)), version))
+    rows: list[tuple[Value, ...]] = []
+    for mark, row in zip(marks, values, strict=True):
+        rows.append((mark, str(copies[mark]), *row))
+        copies[mark] += 1
+    transaction.upsert(batch.table.topic, _names(batch), rows)
+
+
+def _names(batch: Rows) -> list[str]:
+    return [ROW, COPY, *batch.wire.shape.names, batch.table.sequence]
+
+
+def _distinct(
+    batch: Rows, rows: pa.Table, prefix: str
+) -> tuple[list[str], list[tuple[Value, ...]]]:
+    """The digest of each row, and its values with its number."""
+    values = batch.wire.columns(rows, prefix)
+    marks = digests(batch.wire.shape.columns, values) if rows.num_rows else []
+    numbers = [str(number) for number in rows[SEQUENCE].to_pylist()]
+    return marks, list(zip(*values, numbers, strict=True))
+
+
+def _copies(
+    transaction: Transaction, table: Table, marks: Sequence[str], version: int | None = None
+) -> Mapping[str, int]:
+    """How many copies of these rows there are; of a scan's version: how many it wrote already."""
+    if not marks:
+        return {}
+    q = table.d.quote
+    only = "" if version is None else f" AND {q(table.sequence)} = {version}"
+    sql = (
+        f"SELECT {q(ROW)}, COUNT(*) AS n FROM {table.name} WHERE {q(ROW)} IN UNNEST(@rows){only} "
+        f"GROUP BY {q(ROW)}"
+    )
+    return {str(mark): int(str(n)) for mark, n in transaction.query(sql, {"rows": marks})}
+
+
+# ------------------------------------------------------------------------------- whole tables
+
+
+def end_all(table: Table, version: int, older: str) -> str:
+    """Rows whose number is ``older`` (``<`` or ``<=``) than a version go, or are marked."""
+    q = table.d.quote
+    number = q(table.sequence)
+    where = _older(number, older, version, f"{q(DELETED)} IS NOT TRUE" if _soft(table) else "")
+    if not _soft(table):
+        return f"DELETE FROM {table.name} WHERE {where}"
+    return f"UPDATE {table.name} SET {q(DELETED)} = TRUE, {number} = {version} WHERE {where}"
+
+
+def not_scanned(table: Table, key: Sequence[str], version: int, most: int) -> str:
+    """SELECT of keys that a scan did not find, where a table beside has the numbers."""
+    d = table.d
+    q = d.quote
+    listed = ", ".join(f"t.{q(name)}" for name in key)
+    live = f"t.{q(DELETED)} IS NOT TRUE" if _soft(table) else ""
+    return (
+        f"SELECT {listed} FROM {table.name} AS t LEFT JOIN {table.side} AS n "
+        f"ON {d.same(key, 't', 'n')} WHERE {_older(f'n.{q(SEQUENCE)}', '<', version, live)} "
+        f"LIMIT {most}"
+    )
+
+
+def _soft(table: Table) -> bool:
+    return table.keeping.soft
+
+
+def _older(number: str, older: str, version: int, live: str) -> str:
+    """SQL: the number is absent or older, and the row is live. Without parentheses, which the
+    fake of the tests cannot read everywhere."""
+    both = [f"{number} IS NULL", f"{number} {older} {version}"]
+    return " OR ".join(f"{live} AND {one}" if live else one for one in both)
+
+
+def end_rows(
+    transaction: Transaction, table: Table, names: Sequence[str], keys: Sequence[Key], version: int
+) -> None:
+    """Rows of these keys go, or are marked, and their numbers with them."""
+    side = side_of(table.topic)
+    if not table.keeping.soft:
+        transaction.delete(table.topic, keys)
+        transaction.delete(side, keys)
+        return
+    transaction.update(table.topic, (*names, DELETED), [(*key, True) for key in keys])
+    transaction.upsert(side, (*names, SEQUENCE), [(*key, str(version)) for key in keys])
+
+
+def not_of_this_scan(table: Table, version: int) -> str:
+    """Rows that have a scan's number without it: of the change that it follows, or of an attempt
+    of it that broke off. They are told apart by one less."""
+    number = table.d.quote(table.sequence)
+    return f"UPDATE {table.name} SET {number} = {version - 1} WHERE {number} = {version}"
+
+
+def copy_column(table: Table, old: str, new: str) -> str:
+    """A column that takes another's place gets its values."""
+    q = table.d.quote
+    return f"UPDATE {table.name} SET {q(new)} = {q(old)} WHERE {q(old)} IS NOT NULL"

@@ -1,0 +1,119 @@
+"""Spanner's SQL (GoogleSQL), as text: names, types, definitions and what is not a mutation.
+
+Limits are those of https://cloud.google.com/spanner/quotas, and what can be altered that of
+https://cloud.google.com/spanner/docs/schema-updates, read in November 2026: no column of a table
+can be renamed, and none gets another type. A table's name, unlike a column's, begins with a letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from changefeed.schema import Column
+from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
+
+#: Digits of NUMERIC before and behind the point.
+_WHOLE, _SCALE = 29, 9
+#: Bytes of a cell, and of a row's whole key.
+_CELL, _KEY = 10 << 20, 8 << 10
+_TEXT = TypeRule("STRING(MAX)", longest=_CELL)
+
+
+class SpannerDialect(Dialect):
+    """GoogleSQL of Spanner. ``TypeRule.cast`` is not used: values travel as mutations
+    (:mod:`.spanner_rows`)."""
+
+    name = "Spanner"
+    max_name = 128
+    folds_case = True
+    transactional_ddl = False
+    keeps_key = True
+    staging_types: ClassVar[Mapping[str, str]] = {
+        "bool": "BOOL",
+        "int16": "INT64",
+        "int32": "INT64",
+        "int64": "INT64",
+        "string": "STRING(MAX)",
+    }
+    key_text = "STRING(MAX)"
+    types: ClassVar[Mapping[str, TypeRule]] = {
+        "bool": TypeRule("BOOL"),
+        "int16": TypeRule("INT64"),
+        "int32": TypeRule("INT64"),
+        "int64": TypeRule("INT64"),
+        "float32": TypeRule("FLOAT64"),
+        "float64": TypeRule("FLOAT64"),
+        "decimal": TypeRule("NUMERIC", accepts=decimal_pattern(_WHOLE, _SCALE)),
+        "text": _TEXT,
+        "bytes": TypeRule("BYTES(MAX)", longest=2 * _CELL + 2),
+        "date": TypeRule("DATE", accepts=r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+        "time": _TEXT,
+        "timetz": _TEXT,
+        "timestamp": TypeRule("TIMESTAMP", accepts=COMMON_ERA),
+        "timestamptz": TypeRule("TIMESTAMP", accepts=COMMON_ERA),
+        "interval": _TEXT,
+        "json": TypeRule("JSON", longest=_CELL),
+        "uuid": TypeRule("STRING(36)"),
+        "other": _TEXT,
+    }
+
+    # ------------------------------------------------------------------ names and types
+
+    def quote(self, name: str) -> str:
+        escaped = name.replace("\\", "\\\\").replace("`", "\\`")
+        return f"`{escaped}`"
+
+    def literal(self, text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+        return "'" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "'"
+
+    def rule(self, column: Column, *, key: bool = False) -> TypeRule:
+        """JSON is no key, and a key has a length."""
+        found = super().rule(column, key=key)
+        if key and found.sql in ("JSON", "STRING(MAX)"):
+            return TypeRule("STRING(MAX)", longest=_KEY)
+        if key and found.sql == "BYTES(MAX)":
+            return TypeRule("BYTES(MAX)", longest=2 * _KEY)
+        return found
+
+    def decimal(self, precision: int, scale: int) -> TypeRule:
+        """NUMERIC takes no digits of its own: what the column declares is checked before."""
+        if scale > _SCALE or precision - scale > _WHOLE:
+            return self.types["other"]
+        return TypeRule("NUMERIC", accepts=decimal_pattern(precision - scale, scale))
+
+    # ------------------------------------------------------------------ definitions
+
+    def create_table(self, table: str, columns: Mapping[str, str], key: Sequence[str] = ()) -> str:
+        lines = ", ".join(
+            f"{self.quote(name)} {sql}{' NOT NULL' if name in key else ''}"
+            for name, sql in columns.items()
+        )
+        listed = ", ".join(map(self.quote, key))
+        return f"CREATE TABLE IF NOT EXISTS {table} ({lines}) PRIMARY KEY ({listed})"
+
+    def add_column(self, table: str, name: str, sql: str) -> str:
+        return f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {self.quote(name)} {sql}"
+
+    def drop_column(self, table: str, name: str) -> str:
+        """Drop a column that is no part of the key."""
+        return f"ALTER TABLE {table} DROP COLUMN {self.quote(name)}"
+
+    # ------------------------------------------------------------------ looks
+
+    def columns_of(self, table: str) -> str:
+        """SELECT of the names and types of a table's columns, in order."""
+        return (
+            "SELECT COLUMN_NAME, SPANNER_TYPE FROM INFORMATION_SCHEMA.COLUMNS "
+            f"WHERE TABLE_SCHEMA = '' AND TABLE_NAME = {self.literal(table)} "
+            "ORDER BY ORDINAL_POSITION"
+        )
+
+    def key_of(self, table: str) -> str:
+        """SELECT of the columns of a table's primary key, in order."""
+        return (
+            "SELECT COLUMN_NAME FROM INFORMATION_SCHEMA.INDEX_COLUMNS "
+            f"WHERE TABLE_SCHEMA = '' AND TABLE_NAME = {self.literal(table)} "
+            "AND INDEX_NAME = 'PRIMARY_KEY' ORDER BY ORDINAL_POSITION"
+        )

@@ -1,0 +1,506 @@
+"""Spanner's emulator, and the fake for machines without it, against the merging list."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from changefeed.errors import Action, ChangefeedError
+from changefeed.events import Resolved
+from sinks.base import Sink
+from sinks.registry import open_sink
+from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
+from sinks.testing.rows import (
+    RowFeed,
+    Source,
+    column_of,
+    delete,
+    insert,
+    ordered,
+    table_of,
+    truncate,
+    update,
+)
+from sinks.warehouse.spanner import SpannerSink
+from tests.conformance.test_clickhouse import _keyed_changes, _keyless_changes
+from tests.conformance.test_warehouse import late_run
+from tests.services.cache import server_folder
+from tests.services.spanner import SpannerServer
+
+pytestmark = pytest.mark.spanner
+
+
+class SpannerHarness(MergeHarness):
+    never: Mapping[str, str] = {
+        "keeps_versions": "Spanner keeps no history: an error at CREATE",
+        "appends_changes": "Spanner keeps no history: an error at CREATE",
+        "hides_secrets": "the URI of an emulator holds none",
+        "keeps_sequence_beside": "has a table without a key, which has columns of ours in Spanner",
+    }
+
+    def __init__(self, server: SpannerServer, database: str) -> None:
+        self.server = server
+        self.database = database
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        return open_sink(self.server.uri(self.database), options)
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        return self.server.rows(self.database, topic)
+
+
+@pytest.fixture
+def harness(spanner: SpannerServer) -> Iterator[SpannerHarness]:
+    with spanner.database() as name:
+        yield SpannerHarness(spanner, name)
+
+
+@pytest.mark.parametrize("case", MERGE_CASES, ids=str)
+def test_merges(case: MergeCase, harness: SpannerHarness) -> None:
+    reason = run_merge_case(case, harness)
+    if reason:
+        pytest.skip(f"never: {reason}")
+
+
+def test_late_run(harness: SpannerHarness) -> None:
+    late_run(harness)
+
+
+# ---------------------------------------------------------------------- commits
+
+
+class _Cut(Exception):
+    """The process ends here."""
+
+
+class _Watched:
+    """A sink with small commits; ``after`` is called after each of them, ``cut`` ends the process
+    before one."""
+
+    def __init__(
+        self, sink: Sink, after: Callable[[], None] = lambda: None, cells: int = 12
+    ) -> None:
+        assert isinstance(sink, SpannerSink)
+        self.sink, self.commits, self.cut = sink, 0, 10**9
+        sink.most_cells = cells  # type: ignore[misc]
+        transact: Any = sink._server.transact
+
+        def watched(work: Any, *topics: str) -> Any:
+            if self.commits >= self.cut:
+                raise _Cut
+            self.commits += 1
+            found = transact(work, *topics)
+            after()
+            return found
+
+        sink._server.transact = watched  # type: ignore[method-assign]
+
+
+def test_readers_see_whole_transactions(harness: SpannerHarness) -> None:
+    """A round of many commits: after each of them both tables are as the source once had them."""
+    source = Source(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
+
+    def now() -> list[object]:
+        return [source.rows(table) for table in ("t", "v")]
+
+    def found() -> list[object]:
+        return [visible(harness.rows(table)) for table in ("t", "v")]
+
+    states = [now()]
+    for step in range(6):
+        source.commit(insert("t", a=step, b="x"), insert("v", a=1))
+        states.append(now())
+        changes = [update("t", {"a": step}, b="y"), insert("v", a=2)]
+        source.commit(*changes, *([delete("t", a=step - 1), delete("v", a=1)] if step else []))
+        states.append(now())
+    seen: list[list[object]] = []
+    feed = RowFeed(source)
+    watched = _Watched(feed.open(harness.sink()), lambda: seen.append(found()), 20)
+    feed.deliver(watched.sink)
+    places = [states.index(state) for state in seen]
+    assert places == sorted(places)
+    assert len(set(places)) >= 6 and places[-1] == len(states) - 1, "it was not many commits"
+    watched.sink.close()
+
+
+def test_a_transaction_larger_than_a_commit(harness: SpannerHarness) -> None:
+    """It is several commits, and wherever they are cut the rest comes, once."""
+    source = Source(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
+    source.commit(*(insert("t", a=i, b="x") for i in range(20)), *(insert("v", a=1),) * 9)
+    feed = RowFeed(source)
+    commits = 0
+    for cut in range(3, 40, 3):
+        watched = _Watched(feed.open(harness.sink()))
+        watched.cut = cut
+        try:
+            feed.deliver(watched.sink, 0)
+        except _Cut:
+            commits += 1
+            partial = visible(harness.rows("t"))
+            assert all(row in source.rows("t") for row in partial)
+        watched.sink.close()
+    assert commits >= 2, "nothing was cut"
+    for table in ("t", "v"):
+        assert visible(harness.rows(table)) == source.rows(table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"deletes": "soft"}, {"sequence_column": "none"}], ids=str)
+def test_random_rounds_replays_cuts_and_scans(
+    harness: SpannerHarness, options: Mapping[str, object], seed: int
+) -> None:
+    """Whatever was repeated, cut or scanned again, the tables are the source's."""
+    rng = random.Random(seed)
+    keyless = [] if options else [table_of("v", a="int32", b="text")]
+    source = Source(table_of("t", key=("a",), a="int32", b="text", c="text"), *keyless)
+    feed = RowFeed(source, options=options)
+    for _ in range(8):
+        for _ in range(rng.randint(1, 6)):
+            changes = _keyed_changes(rng, source, sends_all=False)
+            source.commit(*changes, *(_keyless_changes(rng, source) if keyless else ()))
+        begin = rng.choice([feed.place, feed.place, rng.randint(0, feed.place)])
+        for _ in range(rng.randint(0, 3)):
+            watched = _Watched(feed.open(harness.sink(options)))
+            watched.cut = rng.randrange(8)
+            with suppress(_Cut):
+                feed.deliver(watched.sink, begin)
+            watched.sink.close()
+        sink = _Watched(feed.open(harness.sink(options))).sink
+        feed.deliver(sink, begin)
+        if rng.random() < 0.4:
+            for table in source.schemas:
+                feed.open(sink)
+                feed.scan(sink, table, upto=rng.randrange(4), end=False)
+                feed.open(sink)
+                feed.scan(sink, table)
+        sink.close()
+        for table in source.schemas:
+            rows = [r for r in harness.rows(table) if not r.get("_deleted")]
+            assert visible(rows) == source.rows(table)
+
+
+def test_a_large_round_is_within_the_limits(harness: SpannerHarness) -> None:
+    """100,000 mutations come, and go again in one transaction. The fake counts them."""
+    source = Source(table_of("t", key=("a",), a="int32", b="text", c="int64"))
+    source.commit(*(insert("t", a=i, b="x", c=i) for i in range(25_000)))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    count = "SELECT COUNT(*) AS n FROM t"
+    assert harness.server.query(harness.database, count) == [{"n": 25_000}]
+    source.commit(truncate("t"), insert("t", a=1, b="after", c=None))
+    feed.deliver(sink)
+    assert visible(harness.rows("t")) == source.rows("t")
+    sink.close()
+
+
+def test_an_aborted_transaction_begins_anew(harness: SpannerHarness) -> None:
+    """Another run commits between the reads of a transaction and its commit."""
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="x"))
+    feed = RowFeed(source)
+    late, other = feed.open(harness.sink()), feed.open(harness.sink())
+    assert isinstance(late, SpannerSink)
+    epoch, receipts = feed.write(late, 0, 2)
+    source.commit(delete("t", a=1), update("t", {"a": 2}, b="y"))
+    attempt: Any = late._server._attempt
+    attempts = []
+
+    def meanwhile(work: Any) -> Any:
+        def later(transaction: Any) -> Any:
+            found = work(transaction)
+            attempts.append(1)
+            if len(attempts) == 1:
+                feed.deliver(other, 0)
+            return found
+
+        return attempt(later)
+
+    late._server._attempt = meanwhile  # type: ignore[method-assign]
+    feed.commit(late, epoch, receipts)
+    assert len(attempts) == 2
+    assert visible(harness.rows("t")) == source.rows("t")
+    late.close()
+    other.close()
+
+
+def test_a_late_change_of_shape(harness: SpannerHarness) -> None:
+    """A run that follows a change that another one has left behind takes nothing back."""
+    old = table_of("t", key=("a",), a="int32", b="text")
+    source = Source(old)
+    source.commit(insert("t", a=1, b="x"))
+    feed = RowFeed(source)
+    late, other = feed.open(harness.sink()), feed.open(harness.sink())
+    feed.deliver(late)
+    source.alter("t", replace(old, columns=(*old.columns, column_of("c", "text", 3))))
+    source.commit(delete("t", a=1), insert("t", a=2, b="y", c="z"))
+    feed.deliver(other)
+    feed.deliver(late, 0, 2)
+    [row] = harness.rows("changefeed_applied")
+    assert row["version"] == source.now().version
+    feed.deliver(late, 0)
+    assert visible(harness.rows("t")) == source.rows("t")
+    late.close()
+    other.close()
+
+
+def test_the_longest_names(harness: SpannerHarness) -> None:
+    name = "n" * 128
+    source = Source(table_of(name, key=("a",), a="int32"))
+    source.commit(insert(name, a=1), insert(name, a=2), delete(name, a=1))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink({"sequence_column": "none"}))
+    feed.deliver(sink)
+    assert visible(harness.rows(name)) == source.rows(name)
+    sink.close()
+
+
+# ---------------------------------------------------------------------- values and shapes
+
+
+def test_values_come_through(harness: SpannerHarness) -> None:
+    """Every type that has a form of its own on the wire, as a value and as a key that is found."""
+    if not harness.server.real:
+        pytest.skip("the fake keeps numbers and JSON as texts")
+    wide = {
+        "flag": ("bool", True, True),
+        "big": ("int64", -(2**63), -(2**63)),
+        "real": ("float64", "1.5e-300", 1.5e-300),
+        "odd": ("float64", '"NaN"', "NaN"),
+        "low": ("float32", '"-Infinity"', "-Infinity"),
+        "price": ("decimal(12,2)", "-0012.50", "-12.5"),
+        "free": ("decimal", "1234567890123456789.000000001", "1234567890123456789.000000001"),
+        "data": ("bytes", "\\x00ff10", "AP8Q"),
+        "day": ("date", "0001-01-01", "0001-01-01"),
+        "local": ("timestamp", "2024-03-31T01:02:03.120000", "2024-03-31T01:02:03.12Z"),
+        "at": ("timestamptz", "9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"),
+        "doc": ("json", '{"b": [1, null], "a": "x"}', '{"a":"x","b":[1,null]}'),
+        "list": ("array<int32>", "[1,null]", "[1,null]"),
+        "id": (
+            "uuid",
+            "0d9a2c40-7d1c-4a86-9d8c-8a9f3f6b2d11",
+            "0d9a2c40-7d1c-4a86-9d8c-8a9f3f6b2d11",
+        ),
+        "clock": ("time", "23:59:60", "23:59:60"),
+    }
+    schema = table_of("t", key=("k",), k="int32", **{n: kind for n, (kind, _, _) in wide.items()})
+    source = Source(schema)
+    source.commit(insert("t", k=1, **{n: value for n, (_, value, _) in wide.items()}))
+    source.commit(insert("t", k=2))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    one, two = sorted(harness.rows("t"), key=lambda row: str(row["k"]))
+    for name, (_, _, kept) in wide.items():
+        assert one[name] == kept, name
+        assert two[name] is None
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("decimal(12,4)", ["1.5000", "10.0000", "0.0000", "-2.2500"]),
+        (
+            "timestamptz",
+            ["2024-01-01T00:00:00Z", "2024-01-01T00:00:00.5Z", "2024-01-01T00:00:00.12Z"],
+        ),
+        (
+            "timestamp",
+            ["2024-01-01T00:00:00.100000", "1900-01-01T10:00:00", "2024-01-01T00:00:00.1"],
+        ),
+        ("float64", ["1.5", "1e+300", "-0.25"]),
+        ("bytes", ["\\x", "\\x00", "\\xff00"]),
+        ("bool", [True, False]),
+        ("text", ["", "a", "é\n"]),
+    ],
+)
+def test_rows_are_found_by_keys_of_all_types(
+    harness: SpannerHarness, kind: str, keys: Sequence[object]
+) -> None:
+    """A stored number guards a row, so an answered key has to be known again."""
+    if kind.startswith("decimal") and not harness.server.real:
+        pytest.skip("the fake keeps numbers as texts")
+    source = Source(table_of("t", key=("k",), k=kind, n="int32"))
+    source.commit(*(insert("t", k=key, n=i) for i, key in enumerate(keys[:2])))
+    feed = RowFeed(source, options={"deletes": "soft"})
+    sink = feed.open(harness.sink({"deletes": "soft"}))
+    feed.deliver(sink)
+    source.commit(delete("t", k=keys[0]), update("t", {"k": keys[1]}, n=7))
+    feed.deliver(sink)
+    rows = sorted((row["n"], row["_deleted"]) for row in harness.rows("t"))
+    assert rows == [(0, True), (7, False)]
+    assert isinstance(sink, SpannerSink)
+    sink._server.transact(
+        lambda tx: tx.update(
+            "t",
+            ("k", "_sequence_num", "n"),
+            [(key, str(2**62), "9") for key in _answered(sink)],
+        )
+    )
+    source.commit(update("t", {"k": keys[1]}, n=8))
+    feed.deliver(sink)
+    assert [row["n"] for row in harness.rows("t")] == [9, 9], "a newer row was overwritten"
+    sink.close()
+
+
+def _answered(sink: SpannerSink) -> list[Any]:
+    return [row[0] for row in sink._server.query("SELECT k FROM t")]
+
+
+def test_the_number_beside_the_table(harness: SpannerHarness) -> None:
+    """``sequence_column = 'none'``: as in the list, without the table that has no key."""
+    options = {"sequence_column": "none"}
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.load("t", [{"a": i, "b": "old"} for i in range(4)])
+    feed = RowFeed(source, options=options)
+    first = feed.open(harness.sink(options))
+    feed.scan(first, "t", upto=3, end=False)
+    first.close()
+    source.commit(delete("t", a=0), update("t", {"a": 3}, a=5))
+    sink = feed.open(harness.sink(options))
+    feed.deliver(sink)
+    feed.open(sink)
+    feed.scan(sink, "t")
+    source.commit(insert("t", a=9, b="new"), update("t", {"a": 1}, b="new"))
+    feed.deliver(sink)
+    feed.deliver(sink, 0)
+    assert ordered(harness.rows("t")) == source.rows("t")
+    numbers = {row["a"] for row in harness.rows("changefeed_sequence_t")}
+    assert numbers == {row["a"] for row in source.rows("t")}
+    source.commit(truncate("t"))
+    feed.deliver(sink)
+    assert not harness.rows("t") and not harness.rows("changefeed_sequence_t")
+    sink.close()
+
+
+def test_a_table_without_a_key_gets_columns(harness: SpannerHarness) -> None:
+    """Rows are found by a digest that outlives a new column and a new name of one."""
+    old = table_of("v", a="int32", b="text")
+    source = Source(old)
+    source.commit(insert("v", a=1, b="x"), insert("v", a=1, b="x"), insert("v", a=2, b=None))
+    a, b = old.columns
+    columns = (a, replace(b, name="c"), column_of("d", "text", 3))
+    source.alter("v", replace(old, columns=columns, key=(0, 1, 2)))
+    source.commit(delete("v", a=1), insert("v", a=3, c="y", d="z"), delete("v", a=2))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    assert visible(harness.rows("v")) == source.rows("v")
+    lost = replace(source.schemas["v"], columns=columns[:2], key=(0, 1))
+    source.alter("v", lost)
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert caught.value.code.number == "CF5006" and "column d" in caught.value.message
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("rename", "cannot rename the column a"), ("widen", "cannot change the type of a column (b)")],
+)
+def test_what_cannot_be_altered(harness: SpannerHarness, change: str, words: str) -> None:
+    old = table_of("t", key=("a",), a="int32", b="int32")
+    source = Source(old)
+    source.commit(insert("t", a=1, b=1))
+    a, b = old.columns
+    if change == "rename":
+        source.alter("t", replace(old, columns=(replace(a, name="z"), b)))
+    else:
+        wide = replace(b, logical="decimal", physical="string", type_name="numeric")
+        source.alter("t", replace(old, columns=(a, wide)))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert caught.value.code.number == "CF5006" and words in caught.value.message
+    assert [row["a"] for row in harness.rows("t")] == [1]
+    sink.close()
+
+
+def test_what_is_beside_the_tables(harness: SpannerHarness) -> None:
+    source = Source(table_of("_t", key=("a",), a="int32"))
+    source.commit(insert("_t", a=1))
+    feed = RowFeed(source, lambda table: harness.sink().topic(table))  # type: ignore[attr-defined]
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    sink.resolved(Resolved(source.now()), b"")
+    assert visible(harness.rows("table_t")) == [{"a": 1}]
+    [row] = harness.rows("changefeed_applied")
+    assert (row["table_name"], row["version"]) == ("table_t", source.now().version)
+    assert row["resolved"] == str(source.now())
+    sink.close()
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def _error(sink: Sink, source: Source) -> ChangefeedError:
+    feed = RowFeed(source)
+    with pytest.raises(ChangefeedError) as caught:
+        feed.open(sink)
+        feed.deliver(sink, 0)
+    sink.close()
+    assert "secret-value" not in f"{caught.value.message} {caught.value.detail} {caught.value.hint}"
+    assert caught.value.__cause__ is None
+    return caught.value
+
+
+def test_refusals(harness: SpannerHarness) -> None:
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.commit(insert("t", a=1, b="secret-value"))
+    uri = harness.server.uri(harness.database)
+    absent = _error(open_sink(uri.replace(harness.database, "absent")), source)
+    assert absent.code.number == "CF5002" and "is not there" in absent.message
+    nowhere = uri.replace(f":{harness.server.port}", ":1")
+    assert _error(open_sink(nowhere), source).code.number == "CF5001"
+    define = harness.server.define
+    define(harness.database, "CREATE TABLE t (a INT64, b STRING(MAX)) PRIMARY KEY (a, b)")
+    other = _error(harness.sink(), source)
+    assert other.code.number == "CF5006" and "another primary key" in other.message
+    define(harness.database, "DROP TABLE t")
+    define(harness.database, "CREATE TABLE t (a INT64, b INT64) PRIMARY KEY (a)")
+    refused = _error(harness.sink(), source)
+    assert refused.code.number == "CF5006" and "table t" in refused.message
+    with pytest.raises(ChangefeedError) as caught:
+        harness.sink({"history": "scd2"})
+    assert caught.value.code.number == "CF1206"
+    keyless = Source(table_of("w", a="int32"))
+    keyless.commit(insert("w", a=1))
+    none = _error(harness.sink({"sequence_column": "none"}), keyless)
+    assert none.code.number == "CF5006" and "needs a table with a key" in none.message
+
+
+def test_a_server_that_goes_away(spanner: SpannerServer) -> None:
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    feed = RowFeed(source)
+    with server_folder("spanner") as folder:
+        server = SpannerServer(folder, real=spanner.real)
+        server.start()
+        server.make("shop")
+        sink = feed.open(open_sink(server.uri("shop")))
+        source.commit(insert("t", a=1, b="x"))
+        feed.deliver(sink)
+        source.commit(insert("t", a=2, b="y"), delete("t", a=1))
+        epoch, receipts = feed.write(sink, 1, 3)
+        server.kill()
+        with pytest.raises(ChangefeedError) as caught:
+            sink.commit(epoch, receipts)
+        assert caught.value.code.number == "CF5001"
+        sink.abort(epoch, receipts)
+        with pytest.raises(ChangefeedError) as caught:
+            feed.deliver(sink, 1)
+        assert caught.value.action is Action.RETRY
+        sink.abort(epoch, receipts)
+        server.start()
+        server.make("shop")
+        feed.deliver(sink, 0)
+        assert visible(server.rows("shop", "t")) == source.rows("t")
+        sink.close()
+        server.stop()

@@ -1,0 +1,214 @@
+"""Spanner without a server: values on the wire, commits, URIs, and what its errors mean."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pytest
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from changefeed.errors import ChangefeedError
+from sinks.registry import check, open_sink, sink_location
+from sinks.testing.rows import column_of
+from sinks.warehouse.spanner import SpannerSink
+from sinks.warehouse.spanner_client import Spanner, sorted_out
+from sinks.warehouse.spanner_rows import Value, canonical, cut, digests, wire
+from sinks.warehouse.spanner_sql import SpannerDialect
+from tests.unit.test_cloud_warehouses import KEY
+
+
+@pytest.mark.parametrize(
+    ("uri", "code"),
+    [
+        ("spanner://project/instance/database", None),
+        ("spanner://project/instance/database?endpoint=127.0.0.1:9010", None),
+        ("spanner://project/instance/database?endpoint=[::1]:9010", None),
+        ("spanner://project/instance/database?endpoint=localhost:9010", None),
+        (f"spanner://project/instance/database?credentials={KEY.replace('=', '%3D')}", None),
+        ("spanner://project/instance", "CF1201"),
+        ("spanner://project/instance/database/table", "CF1201"),
+        ("spanner:///instance/database", "CF1201"),
+        ("spanner://project/instance/database?endpoint=example.com:443", "CF1207"),
+        ("spanner://project/instance/database?endpoint=localhost", "CF1207"),
+        ("spanner://p/i/d?endpoint=localhost:1&credentials=" + KEY.replace("=", "%3D"), "CF1207"),
+        ("spanner://project/instance/database?credentials=c2VjcmV0", "CF1207"),
+        ("spanner://project/instance/database?host=localhost:9010", "CF1202"),
+    ],
+)
+def test_uris(uri: str, code: str | None) -> None:
+    assert [error.code.number for error in check(uri)] == ([code] if code else [])
+
+
+def test_secrets_are_hidden() -> None:
+    uri = f"spanner://p/i/d?credentials={KEY}"
+    sink = open_sink(uri)
+    assert isinstance(sink, SpannerSink)
+    assert KEY not in sink_location(uri)
+    assert "private_key" not in repr(sink) + repr(sink._server) + sink._server.place
+
+
+@pytest.mark.parametrize(
+    ("sql", "given", "found"),
+    [
+        ("BOOL", [True, None], [True, None]),
+        ("INT64", [-(2**63), 0], ["-9223372036854775808", "0"]),
+        ("FLOAT64", ["1e+300", "NaN", "Infinity", "-Infinity", None],
+         [1e300, "NaN", "Infinity", "-Infinity", None]),
+        ("NUMERIC", ["1.50", "-0.00", "100", "007.0", "-12.340", "0.5", None],
+         ["1.5", "0", "100", "7", "-12.34", "0.5", None]),
+        ("TIMESTAMP", ["2024-01-01T10:00:00", "2024-01-01T10:00:00.1200Z", "2024-01-01T10:00:10Z"],
+         ["2024-01-01T10:00:00Z", "2024-01-01T10:00:00.12Z", "2024-01-01T10:00:10Z"]),
+        ("BYTES(MAX)", ["\\x", "\\x00ff10", None], ["", "AP8Q", None]),
+        ("STRING(MAX)", ["", "é", None], ["", "é", None]),
+        ("JSON", ['{"a": 1}'], ['{"a": 1}']),
+    ],
+)  # fmt: skip
+def test_values_on_the_wire(sql: str, given: Sequence[object], found: Sequence[Value]) -> None:
+    column = pa.chunked_array([pa.array(given)])
+    assert wire(sql, column) == found
+    assert [canonical(sql, value) for value in found] == found
+
+
+def test_answers_are_read_as_keys_are_written() -> None:
+    assert canonical("TIMESTAMP", "2024-01-01T10:00:00.120Z") == "2024-01-01T10:00:00.12Z"
+    assert canonical("TIMESTAMP", "2024-01-01T10:00:00.000000000Z") == "2024-01-01T10:00:00Z"
+    assert canonical("NUMERIC", "1.500000000") == "1.5"
+    assert canonical("NUMERIC", "100") == "100"
+
+
+# ------------------------------------------------------------------------------- commits
+
+
+def _staged(changes: Sequence[tuple[int, int]], text: str = "x") -> pa.Table:
+    versions, orders = zip(*changes, strict=True)
+    return pa.table(
+        {
+            "_sequence_num": pa.array(versions, pa.int64()),
+            "_ord": pa.array(orders, pa.int64()),
+            "b": pa.array([text] * len(changes)),
+        }
+    )
+
+
+def _cut(parts: Sequence[tuple[pa.Table, int]], cells: int, size: int = 1 << 30) -> list[list[int]]:
+    """The orders of the changes of each commit, which must be those of the log."""
+    found = []
+    for stretches in cut(parts, cells, size):
+        taken = [int(parts[s.part][0]["_ord"][int(i)].as_py()) for s in stretches for i in s.rows]
+        found.append(sorted(taken))
+    return found
+
+
+def test_commits_end_between_transactions() -> None:
+    one = _staged([(1, 1), (1, 2), (2, 4), (3, 5)])
+    two = _staged([(1, 3), (3, 6), (4, 7)])
+    assert _cut([(one, 1), (two, 1)], 4) == [[1, 2, 3, 4], [5, 6, 7]]
+    assert _cut([(one, 1), (two, 1)], 3) == [[1, 2, 3], [4, 5, 6], [7]]
+    assert _cut([(one, 1), (two, 1)], 1000) == [[1, 2, 3, 4, 5, 6, 7]]
+    assert _cut([(one, 2), (two, 2)], 1000, 1) == [[n] for n in range(1, 8)], "by size"
+    assert _cut([], 4) == []
+
+
+def test_a_transaction_that_is_too_large_is_cut() -> None:
+    large = _staged([(1, 1), *((2, n) for n in range(2, 9)), (3, 9)])
+    assert _cut([(large, 1)], 3) == [[1], [2, 3, 4], [5, 6, 7], [8, 9]]
+    assert _cut([(large, 5)], 3) == [[n] for n in range(1, 10)], "a row is never cut"
+
+
+def test_large_values_make_small_commits() -> None:
+    small, large = _staged([(n, n) for n in range(1, 9)]), _staged([(9, 9), (10, 10)], "x" * 1000)
+    assert _cut([(small, 1), (large, 1)], 1000, 1100) == [[1, 2, 3, 4, 5, 6, 7, 8], [9], [10]]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 12))
+def test_commits_are_the_log(seed: int, changes: int, most: int) -> None:
+    """In order, each change once, within the limit, and no transaction cut that could be whole."""
+    rng = random.Random(seed)
+    parts: list[list[tuple[int, int]]] = [[], [], []]
+    sizes: dict[int, int] = {}
+    version = 1
+    for order in range(1, changes + 1):
+        version += rng.random() < 0.5
+        sizes[version] = sizes.get(version, 0) + 1
+        parts[rng.randrange(3)].append((version, order))
+    made = [(_staged(part), 1) for part in parts if part]
+    versions = {order: version for part in parts for version, order in part}
+    commits = _cut(made, most)
+    assert [order for commit in commits for order in commit] == list(range(1, changes + 1))
+    for commit in commits:
+        assert len(commit) <= most
+    for version, size in sizes.items():
+        places = {i for i, commit in enumerate(commits) for n in commit if versions[n] == version}
+        assert len(places) == 1 or size > most
+
+
+def test_digests_outlive_new_columns_and_names() -> None:
+    a, b = column_of("a", "int32", 1), column_of("b", "text", 2)
+    values: list[list[Value]] = [["1", "1", "2", None], ["x", None, "x", "1"]]
+    found = digests((a, b), values)
+    assert len(set(found)) == 4
+    renamed, added = column_of("c", "text", 2), column_of("d", "text", 3)
+    assert digests((a, renamed, added), [*values, [None] * 4]) == found
+    swapped = digests((column_of("a", "int32", 2), column_of("b", "text", 1)), values)
+    assert swapped[0] not in found
+    assert digests((a, b), [["1:"], ["x"]]) != digests((a, b), [["1"], [":x"]])
+
+
+# ------------------------------------------------------------------------------- SQL and errors
+
+
+def test_names() -> None:
+    d = SpannerDialect()
+    assert d.quote("a`b\\c") == "`a\\`b\\\\c`"
+    assert d.literal("it's\n\\") == "'it\\'s\\n\\\\'"
+    sink = open_sink("spanner://p/i/d")
+    assert isinstance(sink, SpannerSink)
+    assert sink.topic("shop.public._t") == "shop_public__t"
+    assert sink.topic("_t") == "table_t"
+    assert len(sink.topic("t" * 200)) == 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "topics", "code", "words"),
+    [
+        (api.ServiceUnavailable, "secret value", ["t"], "CF5001", "cannot be reached"),
+        (api.DeadlineExceeded, "secret value", ["t"], "CF5001", "cannot be reached"),
+        (auth.TransportError, "secret value", [], "CF5001", "cannot be reached"),
+        (auth.RefreshError, "secret value", [], "CF5002", "refused the login"),
+        (auth.DefaultCredentialsError, "secret value", [], "CF5002", "refused the login"),
+        (api.PermissionDenied, "secret value", ["t"], "CF5002", "refused the login"),
+        (api.Unauthenticated, "secret value", [], "CF5002", "refused the login"),
+        (api.Aborted, "secret value", ["t"], "CF5004", "busy"),
+        (api.ResourceExhausted, "secret value", ["t"], "CF5004", "busy"),
+        (api.NotFound, "Database not found: secret value", [], "CF5002", "is not there"),
+        (api.NotFound, "Session not found: secret value", ["t"], "CF5001", "lost"),
+        (api.NotFound, "Table not found: t", ["t"], "CF5001", "lost"),
+        (api.InvalidArgument, "secret value", ["t"], "CF5006", "table t"),
+        (api.AlreadyExists, "secret value in t.x", ["t", "u"], "CF5006", "table t"),
+        (api.FailedPrecondition, "secret value", ["t", "u"], "CF5003", "refused a change"),
+        (api.OutOfRange, "secret value", [], "CF5003", "refused a change"),
+    ],
+)
+def test_errors(
+    kind: Callable[[str], Exception], message: str, topics: list[str], code: str, words: str
+) -> None:
+    found = sorted_out(kind(message), "Spanner database p/i/d", "a transaction", topics)
+    assert found.code.number == code and words in found.message
+    assert "secret value" not in f"{found.message} {found.detail} {found.hint}"
+
+
+def test_no_history() -> None:
+    for history in ("scd2", "append"):
+        with pytest.raises(ChangefeedError) as caught:
+            open_sink("spanner://p/i/d", {"history": history})
+        assert caught.value.code.number == "CF1206"
+
+
+def test_nothing_is_loaded() -> None:
+    with pytest.raises(AssertionError):
+        Spanner("p", "i", "d").load("t", pa.table({"a": [1]}), "1")
