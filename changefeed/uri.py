@@ -27,7 +27,8 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]*(?:%[\w.~%-]+)?\]|[^:@\[\]\s]*)(?::\d{0,
 #: Parameters whose value is a secret, by a part of their name.
 _SECRET = re.compile(
     r"pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
-    r"|^sig$|^code$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$",
+    r"|^sig$|^code$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$"
+    r"|^header\.|sse\.key$",
     re.IGNORECASE,
 )
 _PUBLIC = frozenset({"sasl_token_url"})

@@ -80,7 +80,8 @@ _USES: dict[str, tuple[str, dict[str, str]]] = {
 
 @cache
 def packs() -> dict[str, Pack]:
-    """All packs by name: ``delta``, ``iceberg``, ``hadoop-aws``, ``postgresql-jdbc``."""
+    """All packs by name: ``delta``, ``iceberg``, ``hadoop-aws``, ``iceberg-aws``,
+    ``postgresql-jdbc``."""
     jars: dict[str, list[Jar]] = {}
     for line in (Path(__file__).parent / "jars.lock").read_text().splitlines():
         if line and not line.startswith("#"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from changefeed.errors import ChangefeedError
+from sinks.lake.place import S3_FILES
 
 #: Conditions of Spark that mean: a value does not fit its column.
 _VALUES = re.compile(
@@ -22,17 +23,20 @@ _UNREACHABLE = re.compile(
     r"ConnectException|UnknownHostException|SocketTimeoutException|NoRouteToHost|"
     r"ServiceUnavailable|ServiceFailureException|RESTException|ConnectTimeout"
 )
+#: Classes of Amazon's SDK that are not loaded.
+_NO_SDK = re.compile(r"NoClassDefFoundError: software[./]amazon")
 _REFUSED = re.compile(
     r"AccessDenied|AccessControlException|NotAuthorizedException|ForbiddenException|"
     r"Permission denied|InvalidAccessKeyId|SignatureDoesNotMatch"
 )
 
 
-def told(failure: BaseException, name: str) -> ChangefeedError | None:
+def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError | None:
     """The error for a failure, without the values Spark's own text repeats; None: no idea.
 
     Args:
         name: the target table it happened to; empty when it concerns none.
+        where: the place of the tables, as it may be shown.
     """
     text = f"{type(failure).__name__}: {failure}"
     about = f"target {name}" if name else ""
@@ -49,13 +53,21 @@ def told(failure: BaseException, name: str) -> ChangefeedError | None:
         return ChangefeedError(
             "CF5004", "another writer changed the table at the same time", detail=about
         )
+    where = where or "the place of the tables"
+    if _NO_SDK.search(text):
+        return ChangefeedError(
+            "CF4003",
+            f"{where} has its tables in S3, and Spark was not told so",
+            detail=about,
+            hint=f"give the URI io-impl={S3_FILES}, and the jars for it are loaded.",
+        )
     if _REFUSED.search(text):
         return ChangefeedError(
             "CF5002",
-            "the place of the tables refuses access",
+            f"{where} refuses access",
             detail=about,
             hint="check the credentials in the URI and the rights of the node's user.",
         )
     if _UNREACHABLE.search(text):
-        return ChangefeedError("CF5001", "cannot reach the place of the tables", detail=about)
+        return ChangefeedError("CF5001", f"cannot reach {where}", detail=about)
     return None

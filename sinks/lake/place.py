@@ -26,6 +26,12 @@ _PACKS = {"s3a": "hadoop-aws"}
 #: Databases that a JDBC catalog may be in, whose driver we bring.
 _DRIVERS = {"jdbc:postgresql:": "postgresql-jdbc"}
 
+#: How Iceberg reaches files: by its own client of S3, or by Hadoop's filesystems.
+S3_FILES = "org.apache.iceberg.aws.s3.S3FileIO"
+_HADOOP_FILES = "org.apache.iceberg.hadoop.HadoopFileIO"
+#: Schemes that a REST catalog's files are read by the former for, unless it is told otherwise.
+_S3 = ("s3", "s3a", "s3n")
+
 #: What a catalog takes beside type, uri and warehouse, by the beginning of the name.
 _CATALOG_SETTINGS = (
     "s3.",
@@ -33,6 +39,7 @@ _CATALOG_SETTINGS = (
     "jdbc.",
     "header.",
     "rest.",
+    "http-client.",
     "gcs.",
     "adls.",
     "oauth2-server-uri",
@@ -62,6 +69,12 @@ class Place:
     namespace: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     packs: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people: no secret, no user."""
+        address = dict(self.settings).get("uri") or self.root
+        return re.sub(r"//[^/@]*@", "//", re.split(r"[?;#]", address)[0])
 
 
 def place_of(uri: str) -> Place:
@@ -127,10 +140,28 @@ def _iceberg(url: SinkURL) -> Place:
     own |= url.take_prefixed(*_CATALOG_SETTINGS)
     own |= {f"hadoop.{name}": value for name, value in url.take_prefixed("fs.").items()}
     url.finish()
+    packs = _packs("iceberg", scheme) + _files(own, scheme)
     settings = [(name, value) for name, value in own.items() if value]
-    packs = _packs("iceberg", scheme)
+    packs = tuple(dict.fromkeys(packs))
     packs += tuple(its for head, its in _DRIVERS.items() if (address or "").startswith(head))
     return Place("iceberg", root, catalog, namespace, tuple(settings), packs)
+
+
+def _files(own: dict[str, str], scheme: str) -> tuple[str, ...]:
+    """The packs that the catalog's files need; settles in ``own`` who reads them."""
+    by_hadoop = any(name.startswith("hadoop.fs.s3a.") for name in own)
+    by_s3 = any(name.startswith("s3.") for name in own) or scheme in _S3
+    if own["type"] == "rest" and "io-impl" not in own and (by_hadoop or by_s3):
+        own["io-impl"] = _HADOOP_FILES if by_hadoop else S3_FILES
+    if own.get("io-impl") == S3_FILES:
+        # The default is a client of a newer SDK than Hadoop's, and there is one on a class path.
+        own.setdefault("http-client.type", "urlconnection")
+        return ("hadoop-aws", "iceberg-aws")
+    if not by_hadoop:
+        return ()
+    # Tables that others made there are called s3:// mostly.
+    own.setdefault("hadoop.fs.s3.impl", "org.apache.hadoop.fs.s3a.S3AFileSystem")
+    return ("hadoop-aws",)
 
 
 def _packs(own: str, scheme: str) -> tuple[str, ...]:

@@ -440,7 +440,7 @@ class LakeSink:
                 raise
             except Exception as failure:
                 name = target.topic if target else ""
-                error = told(failure, name)
+                error = told(failure, name, self._place.shown)
                 if error is None:
                     raise
                 raise error from failure

@@ -1,27 +1,36 @@
-"""Lake tables outside of a local directory: in an object store, in a catalog that is a database."""
+"""Lake tables outside of a local directory: in an object store, in a catalog that is a database or
+a server."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 
+from changefeed.clock import Timestamp
+from changefeed.faults import armed
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import running
 from tests.e2e.test_lake import Bench
 from tests.lake import Lake, unused_catalog
+from tests.services import iceberg_rest
+from tests.services.cache import server_folder
+from tests.services.iceberg_rest import Door, IcebergRest
 from tests.services.postgres import Database
 from tests.services.s3 import KEY, SECRET, S3Server
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
-def in_a_store(s3: S3Server, bucket: str) -> str:
-    """Delta tables in a bucket."""
-    s3.client().create_dir(bucket)
-    settings = {
+def by_hadoop(s3: S3Server) -> dict[str, str]:
+    """The store as Hadoop's filesystem is told of it."""
+    return {
         "fs.s3a.endpoint": f"http://127.0.0.1:{s3.port}",
         "fs.s3a.endpoint.region": "us-east-1",
         "fs.s3a.access.key": KEY,
@@ -29,7 +38,22 @@ def in_a_store(s3: S3Server, bucket: str) -> str:
         "fs.s3a.path.style.access": "true",
         "fs.s3a.connection.ssl.enabled": "false",
     }
-    return f"delta:///s3a://{bucket}/lake?{urlencode(settings)}"
+
+
+def by_iceberg(s3: S3Server) -> dict[str, str]:
+    """The store as Iceberg's own client is told of it."""
+    return {
+        "s3.endpoint": f"http://127.0.0.1:{s3.port}",
+        "s3.access-key-id": KEY,
+        "s3.secret-access-key": SECRET,
+        "s3.path-style-access": "true",
+        "client.region": "us-east-1",
+    }
+
+
+def in_a_store(s3: S3Server, bucket: str) -> str:
+    """Delta tables in a bucket."""
+    return f"delta:///s3a://{s3.bucket(bucket)}/lake?{urlencode(by_hadoop(s3))}"
 
 
 def in_a_database(database: Database, warehouse: Path) -> str:
@@ -73,3 +97,103 @@ def test_a_table_elsewhere_equals_the_source(bench: Bench) -> None:
     bench.check()
     shown = "\n".join(str(row) for row in bench.feeds.execute("SHOW CHANGEFEED f").rows)
     assert SECRET not in shown
+
+
+# ------------------------------------------------------------------------ a REST catalog
+
+
+@dataclass(frozen=True)
+class RestBench:
+    """A source, and a REST catalog behind a door."""
+
+    bench: Bench
+    catalog: IcebergRest
+    door: Door
+    settings: dict[str, str]
+
+    def uri(self, **more: str) -> str:
+        """A place in the catalog; ``more`` goes before what the bench says."""
+        settings = {"type": "rest", "uri": self.door.url, **self.settings, **more}
+        return f"iceberg://{unused_catalog()}/shop/eu?{urlencode(settings)}"
+
+    def fails(self, name: str, uri: str) -> tuple[str, str]:
+        """The error of a feed into that place: its code, and all that is told of it."""
+        self.bench.feeds.execute(f"CREATE CHANGEFEED {name} FOR t INTO '{uri}'")
+        until(lambda: self.bench.feeds.catalog.job(name).error_code)
+        code = self.bench.feeds.catalog.job(name).error_code
+        shown = self.bench.feeds.execute(f"SHOW CHANGEFEED {name}").rows
+        self.bench.feeds.execute(f"DROP CHANGEFEED {name}")
+        return code or "", "\n".join(map(str, shown))
+
+
+@pytest.fixture(params=["disk", "s3 by iceberg", "s3 by hadoop"])
+def rest(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+) -> Iterator[RestBench]:
+    store, hadoop = {}, {}
+    warehouse = f"{tmp_path}/lake"
+    if request.param != "disk":
+        s3: S3Server = request.getfixturevalue("s3")
+        warehouse = f"s3a://{s3.bucket(f'rest-{postgres.name}'.replace('_', '-'))}/lake"
+        hadoop = by_hadoop(s3)
+        store = hadoop if request.param == "s3 by hadoop" else by_iceberg(s3)
+    postgres.execute(
+        "create table t (a int primary key, b text);"
+        "insert into t select i, 'row ' || i from generate_series(1, 10) i"
+    )
+    with ExitStack() as stack:
+        folder = stack.enter_context(server_folder("iceberg-rest"))
+        catalog = stack.enter_context(IcebergRest(folder, postgres.uri, warehouse, hadoop))
+        door = stack.enter_context(Door(catalog))
+        feeds = stack.enter_context(running(tmp_path / "state", spark_engine))
+        login = {"credential": f"{iceberg_rest.CLIENT}:{iceberg_rest.SECRET}", "scope": "catalog"}
+        made = RestBench(Bench(feeds, postgres, Lake(spark_engine, "")), catalog, door, store)
+        made.bench.lake = Lake(spark_engine, made.uri(**login))
+        yield made
+
+
+def test_a_table_in_a_rest_catalog_equals_the_source(rest: RestBench) -> None:
+    bench, db, feeds = rest.bench, rest.bench.db, rest.bench.feeds
+    assert rest.catalog.get("namespaces/shop%2Eeu") is None
+    bench.create()
+    bench.check()
+    assert rest.catalog.get("namespaces/shop%2Eeu") is not None
+    with armed("runner.after_commit@1:error"):
+        db.execute("update t set b = 'new' where a <= 3; delete from t where a = 4")
+        until(lambda: feeds.catalog.job("f").error_code)
+    db.execute("update t set a = 100 where a = 5; insert into t values (200, 'x')")
+    bench.check()
+    db.execute("alter table t add column c bigint; update t set c = a where a > 8")
+    bench.check("a, b, c")
+    feeds.close()
+    db.execute("delete from t where a = 200; insert into t values (201, 'while it was down', 1)")
+    feeds.open()
+    bench.check("a, b, c")
+    notes = bench.lake.notes("t")
+    applied = [int(note["changefeed.applied"]) for note in notes if "changefeed.applied" in note]
+    assert applied == sorted(set(applied)), "each commit says more than the one before"
+    assert [Timestamp.parse(n["changefeed.resolved"]).version for n in notes][-1] == applied[-1]
+    # The client asked for a token with its secret, and used that for everything.
+    token = f"client-credentials-token:sub={iceberg_rest.CLIENT}"
+    assert (rest.door.refused, rest.door.admitted) == (0, {token})
+    shown = "\n".join(str(row) for row in feeds.execute("SHOW CHANGEFEED f").rows)
+    assert iceberg_rest.SECRET not in shown and SECRET not in shown
+
+
+@pytest.mark.parametrize("rest", ["disk"], indirect=True)
+def test_a_rest_catalog_that_refuses_or_is_not_there(rest: RestBench) -> None:
+    code, shown = rest.fails("refused", rest.uri(token="wr0ng"))
+    assert code == "CF5002"
+    assert f"{rest.door.url} refuses access" in shown and "wr0ng" not in shown
+    code, shown = rest.fails("no_secret", rest.uri(credential=f"{iceberg_rest.CLIENT}:wr0ng"))
+    assert code == "CF5002" and "wr0ng" not in shown
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    code, shown = rest.fails("nobody", rest.uri(uri=f"http://u:wr0ng@127.0.0.1:{port}"))
+    assert code == "CF5001"
+    assert f"cannot reach http://127.0.0.1:{port}" in shown and "wr0ng" not in shown
+    # A token of the URI goes as it is.
+    rest.bench.lake = Lake(rest.bench.lake.engine, rest.uri(token=iceberg_rest.TOKEN))
+    rest.bench.create()
+    rest.bench.check()
+    assert rest.door.admitted == {iceberg_rest.TOKEN}

@@ -5,6 +5,7 @@ Ivy's own defaults know where the repository is and whether a proxy is in the wa
 
 from __future__ import annotations
 
+import hashlib
 import os
 import ssl
 import subprocess
@@ -56,6 +57,35 @@ def fetch(artifact: Artifact) -> Path:
         target, lambda partial: _retrieve(partial, artifact.dependency(transitive=False))
     )
     return folder / artifact.file_name
+
+
+def pinned(lock: Path) -> Path:
+    """A folder of the jars that a file lists: ``group:name:version[:classifier]`` and the SHA-256
+    of each; nothing else is brought along.
+
+    Raises:
+        RuntimeError: one of them cannot be had, or is another file than the listed one.
+    """
+    text = lock.read_text()
+    listed = [line.split() for line in text.splitlines() if line and line[0] != "#"]
+    jars = {_artifact(coordinates): digest for coordinates, digest in listed}
+
+    def retrieve(partial: Path) -> None:
+        for classifier in {jar.classifier for jar in jars}:  # one file of a module a run
+            its = [jar for jar in jars if jar.classifier == classifier]
+            _retrieve(partial, "".join(jar.dependency(transitive=False) for jar in its))
+        for jar, digest in jars.items():
+            with (partial / jar.file_name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise RuntimeError(f"{jar.file_name} is not the file that {lock.name} lists")
+
+    mark = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return made_once(cache_root() / "jars" / f"{lock.stem}-{mark}", retrieve)
+
+
+def _artifact(coordinates: str) -> Artifact:
+    group, name, version, *classifier = coordinates.split(":")
+    return Artifact(group, name, version, classifier="".join(classifier))
 
 
 def resolve(name: str, artifacts: list[Artifact], *, exclude: tuple[str, ...] = ()) -> Path:

@@ -16,6 +16,7 @@ from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.uri import redact
 from sinks.base import Batch, Epoch, Target
 from sinks.lake.applied import Applied
+from sinks.lake.failure import told
 from sinks.lake.merge import literal, quote
 from sinks.lake.place import place_of
 from sinks.lake.sink import DeltaSink
@@ -57,6 +58,7 @@ def test_catalog_settings() -> None:
         "jdbc.user": "u",
         "jdbc.password": "p",
         "hadoop.fs.s3a.endpoint": "http://127.0.0.1:9",
+        "hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
     }
     assert place.packs == ("iceberg", "hadoop-aws", "postgresql-jdbc")
     assert "p'" not in repr(place)
@@ -102,6 +104,50 @@ def test_the_version_of_a_row_needs_its_column() -> None:
 
 def test_names_of_tables() -> None:
     assert DeltaSink("delta:///x").topic("my table/..") == "my_u0020_table_u002f_.."
+
+
+@pytest.mark.parametrize(
+    ("parameters", "files", "packs"),
+    [
+        ("warehouse=w", "", ()),
+        ("warehouse=s3://b/w", "S3FileIO", ("hadoop-aws", "iceberg-aws")),
+        ("warehouse=w&s3.endpoint=http://h", "S3FileIO", ("hadoop-aws", "iceberg-aws")),
+        ("io-impl=org.apache.iceberg.aws.s3.S3FileIO", "S3FileIO", ("hadoop-aws", "iceberg-aws")),
+        ("warehouse=s3a://b&fs.s3a.endpoint=http://h", "HadoopFileIO", ("hadoop-aws",)),
+        ("warehouse=s3://b&io-impl=com.example.Files", "Files", ()),
+    ],
+)
+def test_who_reads_the_files_of_a_rest_catalog(
+    parameters: str, files: str, packs: tuple[str, ...]
+) -> None:
+    place = place_of(f"iceberg://c/n?type=rest&uri=https://h/api&{parameters}")
+    settings = dict(place.settings)
+    assert settings.get("io-impl", "").rpartition(".")[2] == files
+    assert place.packs == ("iceberg", *packs)
+    # The default is a class that those packs do not have.
+    client = "urlconnection" if files == "S3FileIO" else None
+    assert settings.get("http-client.type") == client
+
+
+def test_where_a_place_is_is_shown_without_secrets() -> None:
+    place = place_of("iceberg://c/n?type=rest&uri=https://u:pw@h/api?key=pw&token=pw2")
+    assert place.shown == "https://h/api"
+    assert place_of("delta:///s3a://b/lake").shown == "s3a://b/lake"
+
+
+def test_what_failures_of_a_catalog_are_told_as() -> None:
+    def error(text: str) -> tuple[str, str]:
+        found = told(RuntimeError(text), "t", "https://h/api")
+        assert found is not None
+        return found.code.number, f"{found.message} {found.detail}"
+
+    refused = "org.apache.iceberg.exceptions.NotAuthorizedException: Not authorized: pa55word"
+    assert error(refused) == ("CF5002", "https://h/api refuses access target t")
+    gone = "org.apache.iceberg.exceptions.RESTException: Error occurred while processing GET"
+    assert error(gone) == ("CF5001", "cannot reach https://h/api target t")
+    lacking = "java.lang.NoClassDefFoundError: software/amazon/awssdk/services/s3/S3Client"
+    assert error(lacking)[0] == "CF4003"
+    assert told(RuntimeError("something else"), "t", "https://h/api") is None
 
 
 # ------------------------------------------------------------------------------- types

@@ -38,7 +38,9 @@ def downloads(content: dict[str, bytes], calls: list[list[str]]) -> object:
 
 
 def test_lock_is_complete() -> None:
-    assert set(packs.packs()) == {"delta", "iceberg", "hadoop-aws", "postgresql-jdbc"}
+    assert set(packs.packs()) == {
+        "delta", "iceberg", "hadoop-aws", "iceberg-aws", "postgresql-jdbc",
+    }  # fmt: skip
     for pack in packs.packs().values():
         assert pack.jars
         assert all(len(jar.digest) == 64 for jar in pack.jars)

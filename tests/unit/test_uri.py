@@ -173,6 +173,10 @@ def test_malformed(text: str, message: str) -> None:
         ("postgresql://app:p?w@db/shop", "postgresql://redacted@db/shop"),
         ("postgresql://app:p#w@db/shop", "postgresql://redacted@db/shop"),
         ("postgresql://app:p w", "postgresql://redacted"),
+        (
+            "iceberg://c/n?uri=https://h&header.X-Custom=pw&s3.sse.key=pw&scope=all",
+            "iceberg://c/n?uri=https://h&header.X-Custom=redacted&s3.sse.key=redacted&scope=all",
+        ),
         ("host=db password=pw", "redacted"),
         ("app:pw@db", "app:redacted@db"),
         ("no secret here", "no secret here"),
