@@ -92,10 +92,12 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One table of a feed as the sink sees it. ``topic`` is the finished, escaped name."""
+    """One table of a feed as the sink sees it. ``topic`` is the finished, escaped name.
+    ``schema`` is what the feed would deliver of it, for :class:`Checks` alone."""
 
     table: TableName
     topic: str
+    schema: TableSchema | None = field(default=None, compare=False, repr=False)
 
 
 class SparkAccess(Protocol):
@@ -235,7 +237,7 @@ class Checks(Protocol):
         """Connect, and say everything that would hinder a feed: reach, login, rights, targets
         that cannot be made. For VALIDATE, on a sink that was not opened and is closed
         afterwards. Nothing is made at the target. ``context.targets`` may be empty: the
-        tables are not known.
+        tables are not known; where they are, each has its schema.
         """
         ...
 

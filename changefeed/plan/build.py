@@ -140,9 +140,14 @@ class Planner:
         if probe is None or sink is None or options is None or check_sink(sink, options):
             return
         topic_of = sink.topics(options)
-        targets = {place.schema.table: getattr(place.target, "topic", None) for place in found}
+        targets = {place.schema.table: place for place in found}
         self.problems += probe(
-            sink, options, [Target(table, topic_of(table, own)) for table, own in targets.items()]
+            sink,
+            options,
+            [
+                Target(table, topic_of(table, getattr(place.target, "topic", None)), _shape(place))
+                for table, place in targets.items()
+            ],
         )
 
     def _check_name(self) -> None:
@@ -285,6 +290,19 @@ class Planner:
                         span=span,
                     )
                 )
+
+
+def _shape(place: Found) -> TableSchema:
+    """What a feed delivers of a table: its key and the columns that the statement names."""
+    whole, named = place.schema, getattr(place.target, "columns", ())
+    if not named:
+        return whole
+    kept = [i for i, c in enumerate(whole.columns) if c.name in named or i in whole.key]
+    return replace(
+        whole,
+        columns=tuple(whole.columns[i] for i in kept),
+        key=tuple(kept.index(i) for i in whole.key),
+    )
 
 
 # ------------------------------------------------------------------- parts ALTER uses too

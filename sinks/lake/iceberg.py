@@ -49,7 +49,6 @@ class IcebergTable(LakeTable):
     """One table of the namespace."""
 
     format: ClassVar[str] = "iceberg"
-    small_integers: ClassVar[bool] = False
 
     @property
     def _parts(self) -> tuple[str, ...]:

@@ -118,6 +118,19 @@ class LakeSink:
             for target in context.targets:
                 self._table(session, target)
 
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """See :class:`sinks.base.Checks`: without Spark, as far as that goes."""
+        from sinks.lake import look
+
+        keyless = []
+        for target in context.targets:
+            try:
+                if target.schema is not None:
+                    self._check_key(target.schema)
+            except ChangefeedError as error:
+                keyless.append(error)
+        return keyless + look.problems(self._place, self._layout, context.targets)
+
     def write(self, batch: Batch) -> Receipt:
         """Stage the rows that the target does not have."""
         self._check_key(batch.schema)

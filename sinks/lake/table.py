@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
 from changefeed.schema import TableSchema
 from sinks.lake.applied import Applied
 from sinks.lake.merge import Layout, literal, quote
 from sinks.lake.place import Place
-from sinks.lake.types import spark_type, widens
+from sinks.lake.shape import cannot, fit, wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +60,6 @@ class LakeTable(ABC):
     """
 
     format: ClassVar[str]
-    small_integers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -151,25 +149,6 @@ class LakeTable(ABC):
 
     # -- shape ------------------------------------------------------------------------------
 
-    def wanted(self, schema: TableSchema) -> dict[str, str]:
-        """The columns it should have: name to type, the source's first.
-
-        Raises:
-            ChangefeedError: CF5006, two of them have one name for Spark.
-        """
-        found = {c.name: self._type(c.logical) for c in schema.columns}
-        for name, kind in self.layout.extra(keyless=schema.keyless):
-            if name in found:
-                raise self._cannot(
-                    schema,
-                    f"column {name} of the table has the name of a column of the target",
-                    "name another one by sequence_column, or leave the column out by a SELECT.",
-                )
-            found[name] = kind
-        if len({name.lower() for name in found}) < len(found):
-            raise self._cannot(schema, "two columns differ in upper and lower case only")
-        return found
-
     def columns(self) -> dict[str, str]:
         """The columns it has."""
         return {
@@ -183,17 +162,18 @@ class LakeTable(ABC):
         Raises:
             ChangefeedError: CF5006, what is there cannot take these rows.
         """
-        wanted = self.wanted(schema)
         if not self.exists():
-            self.create(wanted, {"changefeed.source": str(schema.table)})
+            columns = wanted(schema, self.layout, self.format)
+            self.create(columns, {"changefeed.source": str(schema.table)})
             return True
-        present = {name.lower(): (name, kind) for name, kind in self.columns().items()}
-        missing = {n: kind for n, kind in wanted.items() if n.lower() not in present}
-        for name, kind in wanted.items():
-            if name not in missing:
-                self._widen(schema, *present[name.lower()], kind)
-        if missing:
-            self._add(missing)
+        found = fit(schema, self.layout, self.format, self.columns())
+        if found.problems:
+            raise found.problems[0]
+        for name, kind in found.wider.items():
+            self._before_widening()
+            self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quote(name)} TYPE {kind}")
+        if found.missing:
+            self._add(found.missing)
         return False
 
     def evolve(self, old: TableSchema, new: TableSchema) -> None:
@@ -206,7 +186,7 @@ class LakeTable(ABC):
             ChangefeedError: CF5006, the change cannot be followed.
         """
         if self.layout.history != "append" and _key(old) != _key(new):
-            raise self._cannot(
+            raise cannot(
                 new,
                 "its key is another one now",
                 "DROP the feed, move the target away and CREATE the feed anew.",
@@ -242,30 +222,8 @@ class LakeTable(ABC):
         listed = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
         self.session.sql(f"ALTER TABLE {self.ident} ADD COLUMNS ({listed})")
 
-    def _widen(self, schema: TableSchema, name: str, old: str, new: str) -> None:
-        # Numbers of a narrower type fit as they are.
-        if old == new or widens(new, old, self.format):
-            return
-        if not widens(old, new, self.format):
-            raise self._cannot(
-                schema,
-                f"column {name} is {old} in the target and cannot become {new}",
-                "let the feed cast it by a SELECT, or DROP the feed, move the target away and "
-                "CREATE the feed anew.",
-            )
-        self._before_widening()
-        self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quote(name)} TYPE {new}")
-
     def _before_widening(self) -> None:  # noqa: B027  most formats need nothing
         """What the format needs before a type may change."""
-
-    def _type(self, logical: str) -> str:
-        return spark_type(logical, small=self.small_integers)
-
-    def _cannot(self, schema: TableSchema, reason: str, hint: str = "") -> ChangefeedError:
-        return ChangefeedError(
-            "CF5006", f"the target of {schema.table} cannot follow: {reason}", hint=hint
-        )
 
     # -- rows -------------------------------------------------------------------------------
 

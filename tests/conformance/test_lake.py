@@ -22,7 +22,6 @@ class LakeHarness(MergeHarness):
     """A fresh place."""
 
     never: Mapping[str, str] = {
-        "checks": "a look would start Spark: what is wrong shows with the feed",
         "keeps_sequence_beside": "the version of a row is a column of the table",
         "hides_secrets": "the URI of a directory holds no secret",
     }

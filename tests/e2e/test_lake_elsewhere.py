@@ -84,8 +84,29 @@ def bench(
         yield Bench(feeds, postgres, Lake(spark_engine, uri))
 
 
+def validated(bench: Bench, target: str, uri: str = "") -> list[tuple[str, str, str]]:
+    """What VALIDATE finds at the target: severity, code and problem."""
+    text = f"VALIDATE CREATE CHANGEFEED v FOR {target} INTO '{uri or bench.lake.uri}'"
+    rows = [(str(r[0]), str(r[1]), str(r[3])) for r in bench.feeds.execute(text).rows]
+    return [row for row in rows if row[0] != "warning"]
+
+
+def check_validate(bench: Bench) -> None:
+    """VALIDATE sees a table of a feed, whatever it is in."""
+    bench.db.execute("create table other (a text primary key, b text, _sequence_num int)")
+    assert [row[:2] for row in validated(bench, "t")] == [("ok", "")]
+    assert [row[:2] for row in validated(bench, "other (a, b) AS u")] == [("ok", "")]
+    [(severity, code, problem)] = validated(bench, "other (a, b) AS t")
+    assert (severity, code) == ("error", "CF5006")
+    assert "column a is int in the target and cannot become string" in problem
+    [(_, code, problem)] = validated(bench, "other AS u")
+    assert code == "CF5006" and "_sequence_num" in problem
+
+
 def test_a_table_elsewhere_equals_the_source(bench: Bench) -> None:
+    assert [row[:2] for row in validated(bench, "t")] == [("ok", "")]
     bench.create()
+    check_validate(bench)
     bench.check()
     db = bench.db
     db.execute("update t set b = 'new' where a <= 3; delete from t where a = 4")
@@ -118,12 +139,14 @@ class RestBench:
 
     def fails(self, name: str, uri: str) -> tuple[str, str]:
         """The error of a feed into that place: its code, and all that is told of it."""
+        [(_, seen, problem)] = validated(self.bench, "t", uri)
         self.bench.feeds.execute(f"CREATE CHANGEFEED {name} FOR t INTO '{uri}'")
         until(lambda: self.bench.feeds.catalog.job(name).error_code)
         code = self.bench.feeds.catalog.job(name).error_code
         shown = self.bench.feeds.execute(f"SHOW CHANGEFEED {name}").rows
         self.bench.feeds.execute(f"DROP CHANGEFEED {name}")
-        return code or "", "\n".join(map(str, shown))
+        assert seen == code, "VALIDATE tells the same"
+        return code or "", "\n".join([problem, *map(str, shown)])
 
 
 @pytest.fixture(params=["disk", "s3 by iceberg", "s3 by hadoop"])
@@ -154,9 +177,11 @@ def rest(
 
 def test_a_table_in_a_rest_catalog_equals_the_source(rest: RestBench) -> None:
     bench, db, feeds = rest.bench, rest.bench.db, rest.bench.feeds
+    assert [row[:2] for row in validated(bench, "t")] == [("ok", "")]
     assert rest.catalog.get("namespaces/shop%2Eeu") is None
     bench.create()
     bench.check()
+    check_validate(bench)
     assert rest.catalog.get("namespaces/shop%2Eeu") is not None
     with armed("runner.after_commit@1:error"):
         db.execute("update t set b = 'new' where a <= 3; delete from t where a = 4")

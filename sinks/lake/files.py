@@ -1,0 +1,146 @@
+"""Files of a lake read without Spark: on a local disk, in S3 where the URI says how to get there.
+
+For looking only: nothing is written, nothing is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from changefeed.errors import ChangefeedError
+
+_S3 = ("s3", "s3a", "s3n")
+#: Names of the same setting: Hadoop's, and Iceberg's own.
+_SETTINGS = {
+    "endpoint": ("fs.s3a.endpoint", "s3.endpoint"),
+    "region": ("fs.s3a.endpoint.region", "client.region"),
+    "key": ("fs.s3a.access.key", "s3.access-key-id"),
+    "secret": ("fs.s3a.secret.key", "s3.secret-access-key"),
+    "token": ("fs.s3a.session.token", "s3.session-token"),
+    "tls": ("fs.s3a.connection.ssl.enabled",),
+}
+#: Beginnings of settings that say another way in, which only Spark knows.
+_OTHERS = (
+    "fs.s3a.aws.",
+    "fs.s3a.assumed.",
+    "fs.s3a.bucket.",
+    "s3.remote-signing",
+    "client.factory",
+)
+#: Seconds for a connection and for an answer.
+_CONNECT, _ANSWER = 5.0, 15.0
+
+
+class Files:
+    """Files by the paths that Spark has for them.
+
+    Args:
+        settings: of the place, without a prefix of a catalog.
+    """
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = {name.removeprefix("hadoop."): value for name, value in settings.items()}
+        self._s3: fs.FileSystem | None = None
+
+    def knows(self, path: str) -> bool:
+        """Whether the path can be read here."""
+        scheme = urlsplit(path).scheme.lower()
+        other = any(name.startswith(_OTHERS) for name in self._settings)
+        return scheme in ("", "file") or (scheme in _S3 and not other)
+
+    def check(self, path: str) -> None:
+        """Whether tables can be made under the path, as far as it shows without making any.
+
+        Raises:
+            ChangefeedError: CF5001, CF5002, CF5003.
+        """
+        system, inner = self._place(path)
+        if not isinstance(system, fs.LocalFileSystem):
+            bucket = inner.partition("/")[0]
+            with _told(path):
+                found = system.get_file_info(bucket)
+            if found.type is fs.FileType.NotFound:
+                raise ChangefeedError(
+                    "CF5003", f"there is no bucket {bucket}", hint="make it: the feed does not."
+                )
+            return
+        while not os.path.exists(inner):
+            inner = os.path.dirname(inner)
+        if not os.path.isdir(inner) or not os.access(inner, os.W_OK | os.X_OK):
+            raise ChangefeedError(
+                "CF5003",
+                f"tables cannot be made in {path}: {inner} is no directory this user may write in",
+                hint="name another directory, or give the node's user the right.",
+            )
+
+    def names(self, directory: str) -> list[str]:
+        """Names of what is in a directory; none where there is no directory."""
+        system, inner = self._place(directory)
+        with _told(directory):
+            found = system.get_file_info(fs.FileSelector(inner, allow_not_found=True))
+        return [info.base_name for info in found]
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+        system, inner = self._place(path)
+        with _told(path), system.open_input_stream(inner, compression=None) as stream:
+            content: bytes = stream.read()
+        return content
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[pa.NativeFile]:
+        """A file of which parts are read."""
+        system, inner = self._place(path)
+        with _told(path), system.open_input_file(inner) as file:
+            yield file
+
+    def _place(self, path: str) -> tuple[fs.FileSystem, str]:
+        parts = urlsplit(path)
+        if parts.scheme.lower() not in _S3:
+            return fs.LocalFileSystem(), parts.path.rstrip("/") if parts.scheme else path
+        if self._s3 is None:
+            self._s3 = self._store()
+        return self._s3, f"{parts.netloc}{parts.path}".rstrip("/")
+
+    def _store(self) -> fs.FileSystem:
+        given = {
+            name: next((self._settings[n] for n in names if n in self._settings), None)
+            for name, names in _SETTINGS.items()
+        }
+        endpoint = urlsplit(given["endpoint"] or "")
+        plain = endpoint.scheme == "http" or (given["tls"] == "false" and not endpoint.scheme)
+        return fs.S3FileSystem(
+            access_key=given["key"],
+            secret_key=given["secret"],
+            session_token=given["token"],
+            region=given["region"],
+            scheme="http" if plain else "https",
+            endpoint_override=endpoint.netloc or endpoint.path or None,
+            connect_timeout=_CONNECT,
+            request_timeout=_ANSWER,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
+        )
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Failures of a store as errors; its own text is not repeated, which may name keys."""
+    try:
+        yield
+    except (OSError, ValueError) as failure:
+        text = str(failure)
+        if isinstance(failure, PermissionError) or any(
+            sign in text for sign in ("ACCESS_DENIED", "HTTP status 403", "HTTP status 401")
+        ):
+            raise ChangefeedError(
+                "CF5002",
+                f"{path} may not be read",
+                hint="check the credentials in the URI and the rights of the node's user.",
+            ) from None
+        raise ChangefeedError("CF5001", f"cannot read {path}") from None

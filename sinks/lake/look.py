@@ -1,0 +1,180 @@
+"""VALIDATE's look at a place: reach, login, and what is there already. Without Spark, whose start
+takes longer than a person likes to wait; it makes nothing.
+
+What only Spark can reach (other filesystems than a disk and S3, other databases than PostgreSQL,
+other logins of a REST catalog than tokens and OAuth clients) is not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.errors import ChangefeedError
+from sinks.base import Target
+from sinks.lake.files import Files
+from sinks.lake.look_catalogs import JdbcLook, RestLook
+from sinks.lake.merge import Layout
+from sinks.lake.metadata import columns_of, delta_type, metadata_of
+from sinks.lake.place import Place
+from sinks.lake.shape import fit, wanted
+
+
+class Look(Protocol):
+    """One place, seen from outside."""
+
+    def reach(self) -> None:
+        """Raises ChangefeedError: CF5001, CF5002, CF5003."""
+
+    def columns(self, name: str) -> dict[str, str] | None:
+        """The columns of a table, name to Spark's type; None where there is no such table.
+
+        Raises:
+            ChangefeedError: CF5006, something else is in its way.
+        """
+
+
+def problems(place: Place, layout: Layout, targets: Sequence[Target]) -> list[ChangefeedError]:
+    """What would hinder a feed of these tables at the place."""
+    look = _look_at(place)
+    if look is None:
+        return []
+    try:
+        look.reach()
+        return [each for target in targets for each in _of_table(look, place, layout, target)]
+    except ChangefeedError as error:
+        return [error]
+
+
+def _of_table(look: Look, place: Place, layout: Layout, target: Target) -> list[ChangefeedError]:
+    try:
+        present = look.columns(target.topic)
+        if target.schema is None:
+            return []
+        if present is None:
+            wanted(target.schema, layout, place.format)
+            return []
+        return fit(target.schema, layout, place.format, present).problems
+    except ChangefeedError as error:
+        if error.code.number != "CF5006":
+            raise
+        return [error]
+    except (ValueError, KeyError, TypeError):
+        # What is there is not written as the format's documents say.
+        return [
+            ChangefeedError(
+                "CF5006",
+                f"the metadata of target {target.topic} cannot be read",
+                hint="see whether Spark can read the table.",
+            )
+        ]
+
+
+def _look_at(place: Place) -> Look | None:
+    settings = dict(place.settings)
+    kind = settings.get("type", "")
+    files = Files(settings)
+    if kind == "rest":
+        return RestLook(place, settings) if RestLook.knows(settings) else None
+    if not files.knows(place.root):
+        return None
+    if kind == "jdbc":
+        known = settings["uri"].startswith("jdbc:postgresql:")
+        return JdbcLook(place, settings, files) if known else None
+    return DeltaLook(place, files) if place.format == "delta" else HadoopLook(place, files)
+
+
+# ------------------------------------------------------------------------------ Delta
+
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(parquet|json)\Z")
+_COMMIT = re.compile(r"(\d{20})\.json\Z")
+
+
+class DeltaLook:
+    """Directories with a log of Delta's."""
+
+    def __init__(self, place: Place, files: Files) -> None:
+        self._root = place.root
+        self._files = files
+
+    def reach(self) -> None:
+        self._files.check(self._root)
+
+    def columns(self, name: str) -> dict[str, str] | None:
+        table = f"{self._root}/{name}"
+        logged = self._files.names(f"{table}/_delta_log")
+        schema = self._schema(f"{table}/_delta_log", logged)
+        if schema is not None:
+            return {field["name"]: delta_type(field["type"]) for field in schema["fields"]}
+        if self._files.names(table):
+            raise ChangefeedError(
+                "CF5006",
+                f"{table} has files in it and is no table of Delta's",
+                hint="move them away, or name another target by AS.",
+            )
+        return None
+
+    def _schema(self, log: str, names: Sequence[str]) -> Any:
+        """The newest one that the log tells of: in a commit, or else in a checkpoint before."""
+        parts: list[tuple[str, int, str]] = []
+        for name in names:
+            commit, checkpoint = _COMMIT.match(name), _CHECKPOINT.match(name)
+            if commit:
+                parts.append((commit[1], 1, name))
+            elif checkpoint:
+                parts.append((checkpoint[1], 0, name))
+        for _, _, name in sorted(parts, reverse=True):
+            path = f"{log}/{name}"
+            if name.endswith(".parquet"):
+                with self._files.opened(path) as file:
+                    found = _in_parquet(file)
+            else:
+                found = _in_lines(self._files.read(path))
+            if found is not None:
+                return json.loads(found)
+        return None
+
+
+def _in_lines(content: bytes) -> str | None:
+    for line in content.splitlines():
+        if b'"metaData"' in line:
+            found = json.loads(line).get("metaData")
+            if found:
+                return str(found["schemaString"])
+    return None
+
+
+def _in_parquet(file: pa.NativeFile) -> str | None:
+    import pyarrow.parquet as pq
+
+    column = pq.ParquetFile(file).read(columns=["metaData.schemaString"])["metaData"]
+    texts = pc.struct_field(column, "schemaString").drop_null()
+    return str(texts[0]) if len(texts) else None
+
+
+# ---------------------------------------------------------------------------- Iceberg
+
+_METADATA = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
+
+
+class HadoopLook:
+    """Directories with Iceberg's metadata."""
+
+    def __init__(self, place: Place, files: Files) -> None:
+        self._place = place
+        self._files = files
+
+    def reach(self) -> None:
+        self._files.check(self._place.root)
+
+    def columns(self, name: str) -> dict[str, str] | None:
+        folder = "/".join([self._place.root, *self._place.namespace, name, "metadata"])
+        versions = {int(m[1]): m[0] for m in map(_METADATA.match, self._files.names(folder)) if m}
+        if not versions:
+            return None
+        return columns_of(metadata_of(self._files.read(f"{folder}/{versions[max(versions)]}")))

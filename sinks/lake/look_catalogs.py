@@ -1,0 +1,174 @@
+"""Iceberg's catalogs seen without Spark: a server that speaks REST, tables in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from changefeed.errors import ChangefeedError
+from sinks.lake.files import Files
+from sinks.lake.metadata import columns_of, metadata_of
+from sinks.lake.place import Place
+
+#: Seconds for an answer of a server.
+_TIMEOUT = 15.0
+#: Between the parts of a namespace, unless the server says otherwise.
+_SEPARATOR = "%1F"
+
+
+class RestLook:
+    """A catalog behind HTTP, asked as Iceberg's client asks (its OpenAPI document)."""
+
+    def __init__(self, place: Place, settings: Mapping[str, str]) -> None:
+        self._place = place
+        self._settings = dict(settings)
+        self._url = settings["uri"].rstrip("/")
+        self._headers = {
+            name.removeprefix("header."): value
+            for name, value in settings.items()
+            if name.startswith("header.")
+        }
+        self._told: dict[str, str] = {}
+        # The environment's proxies are not those of a JVM.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    @staticmethod
+    def knows(settings: Mapping[str, str]) -> bool:
+        """Whether the login is one of those that are known here."""
+        return not any(name.startswith(("rest.auth", "rest.sigv4")) for name in settings)
+
+    def reach(self) -> None:
+        self._log_in()
+        asked = {"warehouse": self._place.root} if self._place.root else {}
+        found = self._get(f"v1/config?{urlencode(asked)}", must=True)
+        answer = found if isinstance(found, dict) else {}
+        told = {**answer.get("defaults", {}), **self._settings, **answer.get("overrides", {})}
+        self._told = {str(name): str(value) for name, value in told.items()}
+
+    def columns(self, name: str) -> dict[str, str] | None:
+        prefix = self._told.get("prefix", "")
+        separator = unquote(self._told.get("namespace-separator", _SEPARATOR))
+        namespace = quote(separator.join(self._place.namespace), safe="")
+        parts = ["v1", *filter(None, [quote(prefix)]), "namespaces", namespace, "tables"]
+        found = self._get(f"{'/'.join(parts)}/{quote(name, safe='')}?snapshots=refs")
+        return None if found is None else columns_of(found["metadata"])
+
+    def _log_in(self) -> None:
+        token = self._settings.get("token")
+        credential = self._settings.get("credential")
+        if credential:
+            client, colon, secret = credential.partition(":")
+            form = {
+                "grant_type": "client_credentials",
+                "scope": self._settings.get("scope", "catalog"),
+                "client_secret": secret if colon else client,
+            }
+            if colon:
+                form["client_id"] = client
+            address = self._settings.get("oauth2-server-uri") or f"{self._url}/v1/oauth/tokens"
+            answer = self._send(address, urlencode(form).encode())
+            token = str(answer.get("access_token", "")) if isinstance(answer, dict) else ""
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def _get(self, path: str, *, must: bool = False) -> Any:
+        return self._send(f"{self._url}/{path}", None, missing=not must)
+
+    def _send(self, address: str, body: bytes | None, *, missing: bool = False) -> Any:
+        """The answer's JSON; ``missing``: None where there is no such thing."""
+        parts = urlsplit(address)
+        where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        try:
+            request = urllib.request.Request(plain, body, self._headers)
+            with self._opener.open(request, timeout=_TIMEOUT) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404 and missing:
+                return None
+            if error.code in (401, 403):
+                raise ChangefeedError(
+                    "CF5002",
+                    f"{self._place.shown} refuses access",
+                    detail=f"HTTP {error.code} of {where}",
+                    hint="check token or credential in the URI, and what they may see.",
+                ) from None
+            raise ChangefeedError(
+                "CF5001",
+                f"{self._place.shown} does not answer as a catalog",
+                detail=f"HTTP {error.code} of {where}",
+                hint="uri is the address before /v1/config; warehouse is a name the server knows.",
+            ) from None
+        except (OSError, ValueError) as failure:
+            # A refused connection, a name nobody knows, no TLS, an answer that is no JSON.
+            reason = getattr(failure, "reason", failure)
+            raise ChangefeedError(
+                "CF5001", f"cannot reach {self._place.shown}", detail=type(reason).__name__
+            ) from None
+
+
+class JdbcLook:
+    """A catalog in tables of PostgreSQL's."""
+
+    def __init__(self, place: Place, settings: Mapping[str, str], files: Files) -> None:
+        self._place = place
+        self._settings = dict(settings)
+        self._files = files
+
+    def reach(self) -> None:
+        self._query("SELECT 1")
+        self._files.check(self._place.root)
+
+    def columns(self, name: str) -> dict[str, str] | None:
+        if self._query("SELECT to_regclass('iceberg_tables')")[0][0] is None:
+            return None
+        rows = self._query(
+            "SELECT metadata_location FROM iceberg_tables"
+            " WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s",
+            (self._place.catalog, ".".join(self._place.namespace), name),
+        )
+        if not rows or not rows[0][0]:
+            return None
+        location = str(rows[0][0])
+        if not self._files.knows(location):
+            return None
+        return columns_of(metadata_of(self._files.read(location)))
+
+    def _query(self, sql: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
+        import psycopg
+
+        address = urlsplit(self._settings["uri"].removeprefix("jdbc:"))
+        given = dict(parse_qsl(address.query))
+        try:
+            with psycopg.connect(
+                host=address.hostname or "localhost",
+                port=address.port or 5432,
+                dbname=unquote(address.path.lstrip("/")) or None,
+                user=self._settings.get("jdbc.user") or given.get("user"),
+                password=self._settings.get("jdbc.password") or given.get("password"),
+                connect_timeout=int(_TIMEOUT),
+                sslmode=given.get("sslmode"),
+                sslrootcert=given.get("sslrootcert"),
+            ) as connection:
+                connection.read_only = True
+                return connection.execute(sql, values or None).fetchall()
+        except psycopg.Error as failure:
+            refused = _refused(failure)
+            raise ChangefeedError(
+                "CF5002" if refused else "CF5001",
+                f"{self._place.shown} refuses the login"
+                if refused
+                else f"cannot reach {self._place.shown}",
+                detail=type(failure).__name__,
+            ) from None
+
+
+def _refused(failure: Exception) -> bool:
+    """A connection that fails has no code, only the server's words."""
+    words = ("password", "authentication", "no pg_hba.conf entry", "role", "permission denied")
+    return any(word in str(failure) for word in words)
