@@ -62,10 +62,11 @@ def _change(uri: str, rows: int, rate: int, seconds: float, committed: list[floa
             wait = first + number / rate - time.perf_counter()
             if wait > 0:
                 time.sleep(wait)
+            # Before it, so that it is not behind the timestamp the source gives the commit.
+            committed.append(time.time())
             connection.execute(
                 "update items set amount = amount + 1 where id = %s", [1 + number * 7919 % rows]
             )
-            committed.append(time.time())
 
 
 def main() -> None:

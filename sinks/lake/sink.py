@@ -54,8 +54,8 @@ from sinks.naming import kafka_topic_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Between two merges pass at least so many times the seconds the last one took.
-REST = 2.0
+#: Between two merges pass at least so many times the seconds that one takes.
+REST = 1.0
 #: Seconds between two merges, least and most.
 PACES = (1.0, 30.0)
 #: A MERGE costs seconds whatever it holds, and this many rows fit in memory easily.
@@ -83,7 +83,7 @@ class LakeSink:
         self._place = place_of(uri)
         self._layout = _layout(self._options, self._place.format)
         self.pace = PACES[0]
-        self._merged = False
+        self._merges: list[float] = []
         self._context: SinkContext | None = None
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
@@ -157,12 +157,19 @@ class LakeSink:
                 self._commit_table(epoch, files, part=more)
         finally:
             _remove(paths)
-        if groups and self._merged:
-            least, most = PACES
-            self.pace = min(most, max(least, REST * (time.monotonic() - started)))
-        # The first merge loads and compiles what the others run: it says nothing of them.
-        self._merged = self._merged or bool(groups)
+        if groups:
+            self._rest(time.monotonic() - started)
         return Delivery.DURABLE
+
+    def _rest(self, took: float) -> None:
+        """Set the pace by the shorter of the last two merges: each tenth commit of Delta's sums up
+        its log, too, and takes several times as long."""
+        least, most = PACES
+        # The first merge loads and compiles what the others run: it says nothing of them.
+        if self._merges:
+            usual = took if len(self._merges) < 2 else min(took, self._merges[-1])
+            self.pace = min(most, max(least, REST * usual))
+        self._merges = [*self._merges[-1:], took]
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Forget what is staged."""

@@ -197,7 +197,9 @@ def read(session: SparkSession, files: Sequence[Staged]) -> DataFrame:
 def _write(table: pa.Table, path: Path) -> None:
     # A name that begins with a dot or _ is not read by Spark; the rename makes it whole.
     partial = path.with_name(f".{path.name}")
-    pq.write_table(table, partial, compression="lz4", row_group_size=ROW_GROUP)
+    pq.write_table(
+        table, partial, compression="zstd", compression_level=1, row_group_size=ROW_GROUP
+    )
     os.replace(partial, path)
 
 

@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from changefeed.clock import Timestamp
 from changefeed.errors import ChangefeedError
 from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
+from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
+from sinks.lake.applied import Applied
 from sinks.lake.place import place_of
+from sinks.lake.staging import read, stage
 from tests.conformance.test_lake import place
 from tests.conformance.test_lake_tables import Bench, schema_of
 
@@ -198,3 +203,21 @@ def test_another_delta_takes_merges(
     assert rows(bench, "id, v0") == {(1, "b")}
     assert ways(bench) == ["round", "merge"]
     assert "takes ordinary MERGEs only" in caplog.text
+
+
+def test_a_filter_may_look_into_staged_files(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    """Spark derives bounds for the rows from those of the table, and Parquet's reader looks for
+    them in the dictionary of a column."""
+    rows: list[dict[str, Any]] = [
+        {"op": "c", "wall": 9, "logical": 0, "seq": n, "ord": n, "xid": 1, "commit_us": 1,
+         "last": True, "missing": None, "a0": n * 7919 % 100_000, "a1": f"v{n % 50}", "a2": None}
+        for n in range(20_000)
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(rows, schema=SCHEMA.log_schema())
+    target = Target(SCHEMA.table, "t")
+    batch = Batch("feed", Epoch(1, Timestamp(9)), 0, target, SCHEMA, table)
+    file = stage(batch, tmp_path / "a.parquet", after=Applied(), history="off")
+    assert file is not None
+    with spark_engine.use(packs=("delta",)) as session:
+        found = read(session, [file]).where("c0 >= 40 and c0 <= 99000")
+        assert found.count() == sum(40 <= row["a0"] <= 99_000 for row in rows)

@@ -15,11 +15,12 @@ from changefeed.errors import ChangefeedError
 from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.uri import redact
 from sinks.base import Batch, Epoch, Target
+from sinks.lake import delta_round
 from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.merge import literal, quote
 from sinks.lake.place import place_of
-from sinks.lake.sink import DeltaSink
+from sinks.lake.sink import DeltaSink, LakeSink
 from sinks.lake.staging import Staged, bounds, settled, stage
 from sinks.lake.table import column_of, split_columns
 from sinks.lake.types import spark_type, typed, widens
@@ -370,3 +371,40 @@ def test_no_upkeep_unless_asked_for() -> None:
     upkeep = Upkeep(None, None, clock=lambda: 1e9)
     upkeep.after_commit(table)
     assert table.done == []
+
+
+# ------------------------------------------------------------------------------- rounds
+
+
+def test_the_pace_follows_what_a_merge_usually_takes() -> None:
+    sink = open_sink("delta:///srv/lake", {})
+    assert isinstance(sink, LakeSink)
+    paces = []
+    for took in (20.0, 4.0, 3.0, 12.0, 11.0, 100.0, 90.0, 0.1):
+        sink._rest(took)
+        paces.append(sink.pace)
+    # The first, cold one says nothing; a single slow one is taken for an exception.
+    assert paces == [1.0, 4.0, 3.0, 3.0, 11.0, 11.0, 30.0, 1.0]
+
+
+class _File:
+    """The little of an AddFile that is asked."""
+
+    def __init__(self, stats: str | None) -> None:
+        self._stats = stats
+
+    def stats(self) -> str | None:
+        return self._stats
+
+
+def test_what_a_file_says_of_its_keys() -> None:
+    limits: dict[str | None, tuple[object, object]] = {"c-1": (10, 20)}
+    said = '{"numRecords": 3, "minValues": {"c-1": 5, "x": 1}, "maxValues": {"c-1": 12, "x": 2}}'
+    assert delta_round._ranges(_File(said), limits) == [(10, 20, 5, 12)]
+    for nothing in (None, "", "{}", '{"minValues": {"c-1": 5}}', said.replace("12", '"12"')):
+        assert delta_round._ranges(_File(nothing), limits) is None
+
+
+def test_bounds_are_looked_for_in_files_where_they_leave_much_out() -> None:
+    assert delta_round._small_part(((10, 20, 0, 50), (10, 20, 5, 100)))
+    assert not delta_round._small_part(((10, 70, 0, 50), (10, 70, 5, 100)))
