@@ -50,6 +50,8 @@ _FLAGS = (
     "-Djdk.reflect.useDirectMethodHandle=false",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Djava.net.preferIPv4Stack=true",
+    # In another zone Delta reads a table's whole log after each commit, to check its list of files.
+    "-Duser.timezone=UTC",
     # The projection of a wide table is one long method. HotSpot refuses to compile methods
     # over 8,000 bytes unless told otherwise, and interprets them some ten times slower.
     "-XX:-DontCompileHugeMethods",

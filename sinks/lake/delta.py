@@ -30,6 +30,10 @@ SETTINGS = {
     # Up to so many files are listed in the checksum file of each version, 50 by default: a round
     # then needs no job of Spark's to know them.
     "spark.databricks.delta.allFilesInCrc.thresholdNumFiles": "500",
+    # A stage without rows takes the counts of a round out of its plan, stale rows among them.
+    "spark.sql.adaptive.optimizer.excludedRules": (
+        "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+    ),
     # The source is files that do not change: reading them twice gives the same, and a copy
     # of it would cost a job of its own in every MERGE.
     "spark.databricks.delta.merge.materializeSource": "none",

@@ -41,6 +41,9 @@ TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.
 _HELPER = "DMLWithDeletionVectorsHelper$"
 #: Where a column's name in files stands, in the metadata of its field.
 _PHYSICAL = "delta.columnMapping.physicalName"
+#: In the statistics of a file whose bounds are those of its rows. Inside of a value the quotes
+#: would be escaped.
+_TIGHT = '"tightBounds":true'
 #: Columns of the join: a file, the number of a row in it, the version of that row.
 _FILE, _ROW, _HAS = "_file", "_row", "_has"
 
@@ -57,11 +60,11 @@ def commit(session: SparkSession, path: str, layout: merge.Layout, rows: Rows) -
     Raises:
         Exception: of Spark or Delta; nothing was committed then.
     """
-    from py4j.protocol import Py4JError, Py4JJavaError
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
     try:
         return _Commit(session, path, layout, rows).run()
-    except Py4JJavaError:
+    except (Py4JJavaError, Py4JNetworkError):
         raise
     except (Py4JError, TypeError) as failure:
         # Not an exception of Java's: a method is not there, or a class, which py4j then takes
@@ -103,8 +106,12 @@ class _Commit:
             self._helper.generateCandidateFileMap(self._log.dataPath(), files),
             vectors,
         )
+        # As many as were found, or two rows of the round are one key to Spark: MERGE says so.
+        marked = sum(file.numberOfModifiedRows() for file in _each(touched))
+        if counts is not None and marked != counts["deleted"] + counts["updated"]:
+            return False
         rows = self._rows.frame
-        if counts["stale"]:
+        if counts is None or counts["stale"]:
             rows = rows.join(found.where(~_newer()).select(*self._keys()), self._keys(), "anti")
         added = self._transaction.writeFiles(self._new(rows, target)._jdf)
         noted = self._helper.createSetTransaction(self._jsession, self._log, self._none)
@@ -135,6 +142,9 @@ class _Commit:
             return found
         application = self._session.conf.get(TRANSACTION[0], None)
         version = self._session.conf.get(TRANSACTION[1], None)
+        if application is not None:
+            # So that a commit of the same feed in between is a conflict, as Delta's look-up does.
+            self._transaction.readTxn().append(application)
         return version is not None and any(
             entry.appId() == application and entry.version() >= int(version)
             for entry in _each(known.get())
@@ -221,9 +231,10 @@ class _Commit:
         same = [here[f"t{number}"] == come[f"c{number}"] for number in schema.key]
         return here.join(come, same, "inner")
 
-    def _vectors(self, files: Any, found: DataFrame) -> tuple[Mapping[str, int], Any]:
+    def _vectors(self, files: Any, found: DataFrame) -> tuple[Mapping[str, int] | None, Any]:
         """Write the deletion vectors; of what was found, how many rows are deleted, how many
-        updated, and of how many the table has a newer version (``stale``)."""
+        updated, and of how many the table has a newer version (``stale``). None: Spark dropped
+        the count from its plan, as it may where it sees that nothing is left to do."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -248,11 +259,10 @@ class _Commit:
             some(F.col(_FILE)._jc),
             some(F.col(_ROW)._jc),
         )
-        # Not seen.get: that fails where Spark saw that nothing can match, and so counted nothing.
-        counts = dict.fromkeys(("stale", "deleted", "updated"), 0)
+        # Not seen.get: that fails where there is no count.
         java: Any = seen._jo
-        counts |= {str(each._1()): int(each._2()) for each in _each(java.get())}
-        return counts, vectors
+        counts = {str(each._1()): int(each._2()) for each in _each(java.get())}
+        return counts or None, vectors
 
     def _marked(self, touched: Any) -> Any:
         """The files whose rows were found, with their new vectors in place of the old."""
@@ -270,7 +280,7 @@ class _Commit:
             if file.isFullyReplaced():
                 actions.append(entry.removeWithTimestamp(now, True))
             else:
-                pair = entry.removeRows(file.newDeletionVector(), True, True)
+                pair = _wide(entry).removeRows(file.newDeletionVector(), False, True)
                 actions.append(pair._1())
                 actions.append(pair._2())
         return actions
@@ -295,8 +305,9 @@ class _Commit:
 
     # -- the commit -------------------------------------------------------------------------
 
-    def _report(self, counts: Mapping[str, int], added: Any) -> None:
+    def _report(self, counts: Mapping[str, int] | None, added: Any) -> None:
         """What DESCRIBE HISTORY shows of it."""
+        counts = counts or dict.fromkeys(("deleted", "updated"), 0)
         written = self._transaction.getMetric("numOutputRows")
         output = int(written.get().value()) if written.isDefined() else counts["updated"]
         known = {
@@ -340,9 +351,33 @@ def _has_stats(file: Any) -> bool:
     Counts of nulls of a file with a vector may be of its live rows only, as long as its bounds
     are tight.
     """
-    if not file.stats():
+    if not file.numPhysicalRecords().isDefined():
         return False
-    return file.deletionVector() is None or _text(file.tightBounds()) == "false"
+    if _text(file.tightBounds()) == "false":
+        return True
+    return file.deletionVector() is None and file.stats().count(_TIGHT) == 1
+
+
+def _wide(file: Any) -> Any:
+    """The file with bounds that hold what it may have had. The text is changed, and not read and
+    written: Delta's own way takes decimals for doubles, and a reader skips the file by those."""
+    if _text(file.tightBounds()) == "false":
+        return file
+    return file.copy(
+        file.path(),
+        file.partitionValues(),
+        file.size(),
+        file.modificationTime(),
+        file.dataChange(),
+        file.stats().replace(_TIGHT, '"tightBounds":false'),
+        file.tags(),
+        file.deletionVector(),
+        file.baseRowId(),
+        file.defaultRowCommitVersion(),
+        file.clusteringProvider(),
+        file.backReference(),
+        file.amtPassthrough(),
+    )
 
 
 def _ranges(file: Any, limits: Mapping[str | None, tuple[object, object]]) -> list[_Range] | None:

@@ -108,6 +108,49 @@ def test_what_a_table_has_newer_stays(bench: Bench) -> None:
     assert ways(bench) == ["round"] * 3
 
 
+@pytest.mark.parametrize("broadcast", [0, delta_round.BROADCAST])
+@pytest.mark.parametrize("new", [(), (("c", (3, "c", None)),)])
+def test_a_round_in_which_nothing_is_newer_leaves_no_second_row(
+    bench: Bench, new: tuple[Any, ...], broadcast: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark sees that no row is to be marked, and may then not count the rows that came late."""
+    bench.round(SCHEMA, 10, ("c", (1, "old", None)), ("c", (2, "old", None)))
+    table = bench.lake.table("t")
+    bench.lake.query(f"update {table} set v0 = 'theirs', _sequence_num = 99 where id = 1")
+    monkeypatch.setattr(delta_round, "BROADCAST", broadcast)
+    bench.round(SCHEMA, 20, ("u", (1, "late", None)), *new)
+    here = {(1, "theirs", 99), (2, "old", 10)} | ({(3, "c", 20)} if new else set())
+    assert rows(bench, "id, v0, _sequence_num") == here
+
+
+def test_bounds_of_decimals_stay_exact(bench: Bench) -> None:
+    """A reader skips a file by them: a rounded bound would hide the row."""
+    schema = schema_of(("decimal(38,10)", "string"))
+    values = ("12345678901234567.1234567891", "98765432109876543.9876543219", "5.5")
+    bench.round(schema, 10, *(("c", (n, value)) for n, value in enumerate(values)))
+    bench.round(schema, 20, ("d", (2, None)))
+    assert ways(bench) == ["round"] * 2
+    for number, value in enumerate(values[:2]):
+        sql = f"select id from {{t}} where v0 = cast('{value}' as decimal(38,10))"
+        assert bench.lake.query(sql) == [(number,)]
+
+
+def test_two_texts_of_one_key_are_a_merges_error(bench: Bench) -> None:
+    """-0 and 0 are different texts in the log, and one number."""
+    schema = TableSchema(
+        TableName("s", "public", "t"),
+        (
+            Column("id", "float8", "string", Form.TEXT, "float64", False, 1),
+            Column("v", "text", "string", Form.TEXT, "text", True, 2),
+        ),
+        (0,),
+    )
+    bench.round(schema, 10, ("c", ("0", "a")))
+    with pytest.raises(ChangefeedError):
+        bench.round(schema, 20, ("u", ("0", "b")), ("u", ("-0", "c")))
+    assert bench.lake.query("select v from {t}") == [("a",)]
+
+
 @pytest.mark.parametrize(("seed", "options"), [(1, {}), (2, {"partition_by": "v"})])
 def test_any_changes_give_the_same_as_a_dictionary(
     bench: Bench, seed: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
