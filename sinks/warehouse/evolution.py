@@ -104,6 +104,11 @@ def _same_key(table: Table, old: TableSchema, new: TableSchema) -> None:
         raise refused(table, new, "the key of the table changed")
 
 
+def aside_name(table: Table, column: Column) -> str:
+    """What a column is called that made room for this one."""
+    return table.d.fit(f"{_DROPPED}{column.number}_{column.name}")
+
+
 def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -> list[Change]:
     """Columns that stayed after a drop make room for new ones of their name.
 
@@ -112,7 +117,7 @@ def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -
     """
     d, found = table.d, []
     for column in wanted:
-        aside = d.fit(f"{_DROPPED}{column.number}_{column.name}")
+        aside = aside_name(table, column)
         if column.name in kept and column.name in live and aside not in live:
             sql = d.rename_column(table.name, column.name, aside)
             found.append(Change("aside", aside, sql, column.name))
@@ -123,10 +128,12 @@ def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -
 
 def _rename(table: Table, renames: list[tuple[Column, Column]], live: set[str]) -> list[Change]:
     """Renames in an order in which no two columns have one name at a time; a swap goes by a
-    third name."""
+    third name. A name blocks while another rename still holds it, and not when a broken run left
+    it: that would never become free."""
     d, found, left = table.d, [], list(renames)
     while left:
-        free = next((pair for pair in left if pair[1].name not in live), None)
+        held = {was.name for was, _ in left}
+        free = next((pair for pair in left if pair[1].name not in held), None)
         if free is None:
             was, column = left[0]
             middle = d.fit(f"_renamed_{was.name}")

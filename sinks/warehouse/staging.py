@@ -148,7 +148,8 @@ def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
         ChangefeedError: CF5006, naming table and column, never the value.
     """
     for i, column in enumerate(shape.columns):
-        rule = d.rule(column, key=i in shape.schema.key)
+        # Without a key all columns stand for one, but the target keeps them as any other.
+        rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
         names = [column.name] + ([BEFORE + column.name] if i in shape.before else [])
         refused = sum(_refused(rule, staged[name]) for name in names)
         if refused:

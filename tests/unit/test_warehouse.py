@@ -45,9 +45,12 @@ DIALECTS: Mapping[str, Dialect] = {
 # ------------------------------------------------------------------------------- values
 
 
-def refused(dialect: Dialect, logical: str, text: str | None, *, key: bool = False) -> str:
+def refused(
+    dialect: Dialect, logical: str, text: str | None, *, key: bool = False, keyless: bool = False
+) -> str:
     """What the sink says of a value; empty when it takes it."""
-    schema = table_of("t", key=("a",), a=logical if key else "int32", b=logical)
+    names = () if keyless else ("a",)
+    schema = table_of("t", key=names, a=logical if key else "int32", b=logical)
     source = Source(schema)
     source.commit(insert("t", a=text if key else 1, b=None if key else text))
     shape = Shape(schema, "t")
@@ -113,6 +116,12 @@ def test_texts_in_keys_have_a_length_in_mysql() -> None:
     assert "VARCHAR(255)" in refused(mysql, "text", "☃\n" * 128, key=True)
     assert not refused(mysql, "bytes", "\\x" + "00" * 255, key=True)
     assert "VARBINARY(255)" in refused(mysql, "bytes", "\\x" + "00" * 256, key=True)
+
+
+@pytest.mark.parametrize("name", ["MySQL", "Spanner"])
+def test_texts_of_a_table_without_a_key_are_no_keys(name: str) -> None:
+    assert refused(DIALECTS[name], "text", "x" * 9_000, key=True)
+    assert not refused(DIALECTS[name], "text", "x" * 9_000, keyless=True)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +209,14 @@ def test_dropped_columns_make_room() -> None:
     want = ['RENAME COLUMN "a" TO "_dropped_3_a"', 'RENAME COLUMN "b" TO "a"']
     assert changes(old, new) == want
     assert changes(old, new, "id", "_dropped_3_a", "a") == [], "it was done before a crash"
+
+
+def test_a_broken_rename_is_repeated() -> None:
+    """What earlier attempts left where a rename is an add and a drop does not block it for ever."""
+    old = table_of("t", key=("id",), id="int32", a="text")
+    new = replace(old, columns=(old.columns[0], replace(old.columns[1], name="b")))
+    left = ("id", "a", "_dropped_2_b", "b")
+    assert changes(old, new, *left) == ['RENAME COLUMN "a" TO "b"']
 
 
 @pytest.mark.parametrize(
