@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from changefeed.errors import ChangefeedError
 from changefeed.events import Resolved, SchemaChange, Truncate
 from changefeed.schema import Column, TableSchema
 from changefeed.uri import SinkURL
-from sinks.base import Delivery, Epoch, Receipt, Target
+from sinks.base import Capabilities, Delivery, Epoch, Receipt, Target
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse import spanner_keeping as keeping
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 class SpannerSink(WarehouseSink):
     """``spanner://project/instance/database?credentials=&endpoint=``."""
 
+    #: Changes of a round are in memory until it is committed: nothing is staged.
+    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, round_rows=50_000)
     #: Of a commit's 80,000 mutations and 100 MB: what is left is for the target's indexes.
     most_cells: ClassVar[int] = 40_000
     most_bytes: ClassVar[int] = 32 << 20
@@ -76,9 +79,9 @@ class SpannerSink(WarehouseSink):
             )
 
     def topic(self, name: str) -> str:
-        """As elsewhere, but a table's name cannot begin with an underscore."""
+        """As elsewhere, but a table's name cannot begin with an underscore or a digit."""
         found = name.replace(".", "_")
-        return super().topic(f"table{found}" if found.startswith("_") else found)
+        return super().topic(f"table{found}" if found[:1] in "_0123456789" else found)
 
     # ------------------------------------------------------------------ rounds
 
@@ -88,12 +91,16 @@ class SpannerSink(WarehouseSink):
         began = time.monotonic()
         self._connect()
         for scan in (True, False):
-            pending = [p for p in self._pending if p.scan is scan]
-            for parts in self._commits(pending):
-                self._apply_all(parts)
+            self._apply_gathered([p for p in self._pending if p.scan is scan and p.buffer])
         self._pending.clear()
         self._adapt(time.monotonic() - began)
         return Delivery.DURABLE
+
+    def _apply_gathered(self, pending: Sequence[_Pending]) -> None:
+        for parts in self._commits(pending):
+            self._apply_all(parts)
+        for each in pending:
+            each.buffer, each.buffered = [], 0
 
     def _commits(self, pending: Sequence[_Pending]) -> Iterator[list[tuple[_Pending, Rows]]]:
         """Rows of a round, commit by commit."""
@@ -147,7 +154,10 @@ class SpannerSink(WarehouseSink):
         self._forget()
 
     def _load(self, pending: _Pending) -> None:
-        """Rows wait for the commit: nothing is staged."""
+        """Many rows of a scan become part of the target at once: they are seen piece by piece
+        anyway, and are not to fill the memory. Changes wait for those of the other tables."""
+        if pending.scan and pending.buffer:
+            self._apply_gathered([pending])
 
     # ------------------------------------------------------------------ marks
 
@@ -172,6 +182,8 @@ class SpannerSink(WarehouseSink):
         shape = Shape(event.schema, target.topic)
         self._prepare(known, shape, scan=False)
         table = known.table
+        if self._is_done(known, place):
+            return
         if self._keeping.soft:
             self._end_all(table, shape, event.at.version, "<=")
 
@@ -197,16 +209,28 @@ class SpannerSink(WarehouseSink):
         wire = Wire.of(shape, self._server.dialect)
         most = self.most_cells // (len(shape.key) + 1) // 2
         below = version + 1 if older == "<=" else version
-        sql = keeping.not_scanned(table, shape.key, below, min(most, 10_000))
+        # Keys of 8 kB each in an answer of 10 MB at most.
+        sql = keeping.not_scanned(table, shape.key, below, min(most, 1_000))
 
         def work(transaction: Transaction) -> int:
-            keys = [wire.canonical(row) for row in transaction.query(sql)]
+            keys = [wire.canonical(row) for row in transaction.query(sql, long=True)]
             keeping.end_rows(transaction, table, shape.key, keys, version)
             return len(keys)
 
         with self._errors():
             while self._server.transact(work, table.topic):
                 pass
+
+    def _is_done(self, known: _Known, place: tuple[int, int]) -> bool:
+        """Another run has followed an event in the meantime. What comes after a transaction's own
+        look would be done twice: it is no part of one."""
+        table = known.table
+        with self._errors():
+            now = self._server.transact(lambda tx: self._progress(tx, table), table.topic)
+        if now.covers(*place):
+            self._known.pop(table.topic, None)
+            return True
+        return False
 
     # ------------------------------------------------------------------ optional protocols
 
@@ -221,19 +245,22 @@ class SpannerSink(WarehouseSink):
             return
         # A change that another run has made must not be made again: what it added would be taken
         # for a column that the source has dropped.
-        with self._errors():
-            now = server.transact(lambda tx: self._progress(tx, table), table.topic)
-        if now.covers(*place):
-            self._known.pop(target.topic, None)
+        if self._is_done(known, place):
             return
         present = server.columns(target.topic)
         if present:
-            changes = evolution.changes(table, event, present)
+            keeping.refuse_exchange(table, event)
+            present = keeping.to_follow(table, event, present)
+            changes = [
+                change
+                for change in evolution.changes(table, event, present)
+                if change.column.casefold() != change.old.casefold()  # one name in Spanner
+            ]
             for change in changes:
                 keeping.refuse_change(table, event.old, change)
             if event.old.keyless:
                 self._keeps_digests(table, event)
-            self._change(table, changes, dict(present))
+            self._change(table, changes, present)
 
         def work(transaction: Transaction) -> None:
             if not self._progress(transaction, table).covers(*place):
@@ -362,7 +389,7 @@ class SpannerSink(WarehouseSink):
         found, wanted = self._server.key(shape.topic), keeping.key_of(shape.schema)
         if not found:
             return
-        if found != wanted:
+        if [name.casefold() for name in found] != [name.casefold() for name in wanted]:
             raise ChangefeedError(
                 "CF5006",
                 f"{shape.schema.table}: the target table {shape.topic} has another primary key "
@@ -372,6 +399,10 @@ class SpannerSink(WarehouseSink):
             )
         if table.has_side(shape.schema) and not self._server.columns(keeping.side_of(shape.topic)):
             self._define([keeping.create_side(table, shape.schema)], shape.topic)
+
+    def _complete(self, known: _Known, shape: Shape, present: Mapping[str, str]) -> None:
+        names = self._strategy.columns(known.table, shape.schema)
+        super()._complete(known, shape, keeping.spelled(names, present))
 
     def _begin_scan(self, known: _Known, shape: Shape, version: int) -> None:
         if self._scanning.get(shape.topic) == version:

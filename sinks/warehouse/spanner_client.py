@@ -44,6 +44,12 @@ _CALL, _LONG = 120.0, 3_600.0
 _ATTEMPTS, _PAUSE = 10, 4.0
 #: Seconds without use after which the session is made anew: Spanner forgets it after an hour.
 _IDLE = 1_800.0
+#: A login that was refused, in the text of an error that is told as UNAVAILABLE.
+_NO_TOKEN = re.compile(
+    r"Getting metadata from plugin failed.*"
+    r"(?:invalid_grant|invalid_client|unauthorized_client|Reauth)",
+    re.DOTALL,
+)
 #: Keys of a read: an answer has 10 MB at most and a key 8 kB.
 _KEYS = 1_000
 
@@ -83,9 +89,14 @@ class Transaction:
             yield from self._server.read(types.ReadRequest.wrap(request))
 
     def query(
-        self, sql: str, parameters: Mapping[str, Sequence[str]] | None = None
+        self,
+        sql: str,
+        parameters: Mapping[str, Sequence[str]] | None = None,
+        *,
+        long: bool = False,
     ) -> list[tuple[Value, ...]]:
-        """The rows of a SELECT. A parameter is an array of texts."""
+        """The rows of a SELECT. A parameter is an array of texts; ``long``: it reads a whole
+        table."""
         request = types.ExecuteSqlRequest.pb(
             types.ExecuteSqlRequest(session=self._request.session, sql=sql)
         )
@@ -96,7 +107,8 @@ class Transaction:
             values = request.params.fields[name].list_value
             for text in texts:
                 values.values.add().string_value = text
-        return self._server.execute(types.ExecuteSqlRequest.wrap(request))
+        timeout = _LONG if long else _CALL
+        return self._server.execute(types.ExecuteSqlRequest.wrap(request), timeout)
 
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Value]]) -> None:
         """Insert rows, or give those that are there these values in these columns."""
@@ -198,17 +210,28 @@ class Spanner(Warehouse):
 
     def _transport(self) -> dict[str, Any]:
         if self._endpoint:
-            return {"channel": grpc.insecure_channel(self._endpoint)}
+            # As Google's own transport: an answer may be larger than gRPC's 4 MB.
+            options = [("grpc.max_receive_message_length", -1)]
+            return {"channel": grpc.insecure_channel(self._endpoint, options=options)}
         return {"host": _HOST, "credentials": self._login()}
 
     def _login(self) -> Credentials:
-        if self._key is not None:
+        try:
+            if self._key is None:
+                found, _ = google.auth.default(scopes=_SCOPES)
+                return found
             made: Credentials = service_account.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
                 json.loads(self._key), scopes=_SCOPES
             )
             return made
-        found, _ = google.auth.default(scopes=_SCOPES)
-        return found
+        except ValueError:
+            # Without its text, which may repeat a part of the key.
+            raise ChangefeedError(
+                "CF5002",
+                f"{self.place}: the service account's key cannot be read",
+                detail="its private_key is no PEM, or a field is missing",
+                hint="make a new JSON key of the account and name it in credentials.",
+            ) from None
 
     @property
     def _connected(self) -> SpannerClient:
@@ -285,9 +308,11 @@ class Spanner(Warehouse):
         found = self._connected.read(request, retry=None, timeout=_CALL)
         return [_plain(row) for row in types.ResultSet.pb(found).rows]
 
-    def execute(self, request: types.ExecuteSqlRequest) -> list[tuple[Value, ...]]:
-        """The rows of a query."""
-        found = self._connected.execute_sql(request, retry=None, timeout=_CALL)
+    def execute(
+        self, request: types.ExecuteSqlRequest, timeout: float = _CALL
+    ) -> list[tuple[Value, ...]]:
+        """The rows of a query, in ``timeout`` seconds."""
+        found = self._connected.execute_sql(request, retry=None, timeout=timeout)
         return [_plain(row) for row in types.ResultSet.pb(found).rows]
 
     def change_all(self, sql: str, topic: str) -> None:
@@ -341,12 +366,36 @@ class Spanner(Warehouse):
             return [tuple(row) for row in self.execute(request)]
 
     def columns(self, table: str) -> dict[str, str]:
+        """As elsewhere.
+
+        Raises:
+            ChangefeedError: CF5006, the table is there, and its name is written otherwise.
+        """
         rows = self.query(self.dialect.columns_of(table))
-        return {str(name): str(kind) for name, kind in rows}
+        if rows:
+            self._same_name(table, str(rows[0][0]))
+        return {str(name): str(kind) for _, name, kind in rows}
 
     def key(self, table: str) -> tuple[str, ...]:
-        """The columns of a table's primary key."""
-        return tuple(str(row[0]) for row in self.query(self.dialect.key_of(table)))
+        """The columns of a table's primary key.
+
+        Raises:
+            ChangefeedError: CF5006, as :meth:`columns`.
+        """
+        rows = self.query(self.dialect.key_of(table))
+        if rows:
+            self._same_name(table, str(rows[0][0]))
+        return tuple(str(name) for _, name in rows)
+
+    def _same_name(self, wanted: str, there: str) -> None:
+        """To Spanner the two names are one: rows of two tables of the source would be mixed."""
+        if wanted != there:
+            raise ChangefeedError(
+                "CF5006",
+                f"{self.place} has a table {there}, whose name differs from {wanted} only in case",
+                detail=f"target {wanted}",
+                hint="drop or rename the one that is there, or give the feed another database.",
+            )
 
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         """Spanner has no load jobs, and nothing is staged.
@@ -364,7 +413,7 @@ class Spanner(Warehouse):
         repeats keys and values. ABORTED inside a transaction is for the caller."""
         try:
             yield
-        except (api.GoogleAPIError, auth.GoogleAuthError, grpc.RpcError) as error:
+        except (api.GoogleAPIError, auth.GoogleAuthError, grpc.RpcError, TimeoutError) as error:
             found = sorted_out(error, self.place, what, topics)
             if found.code.number == "CF5001":
                 self.close()
@@ -390,9 +439,14 @@ def sorted_out(
     kind = type(error).__name__
     detail = f"{what}; {kind}"
     message = str(getattr(error, "message", "") or error)
+    if isinstance(error, TimeoutError):
+        # The operation may still end well: repeated, a definition does nothing that is done.
+        return ChangefeedError("CF5001", f"{place} did not finish in time", detail=detail)
     if isinstance(error, auth.TransportError | api.RetryError):
         return ChangefeedError("CF5001", f"{place} cannot be reached", detail=detail)
-    if isinstance(error, auth.GoogleAuthError | api.Unauthorized | api.Forbidden):
+    # gRPC asks for the login's token by a plugin, and says of any error in it UNAVAILABLE.
+    refused = isinstance(error, api.ServiceUnavailable) and _NO_TOKEN.search(message)
+    if refused or isinstance(error, auth.GoogleAuthError | api.Unauthorized | api.Forbidden):
         return ChangefeedError(
             "CF5002",
             f"{place} refused the login or a right is missing",

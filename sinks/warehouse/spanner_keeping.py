@@ -12,14 +12,16 @@ the end, or the last ones go. A scan writes its copies from 0 on, and what it di
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.events import SchemaChange
 from changefeed.schema import TableSchema
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 FACTS = "changefeed_applied"
 """The table that says how far each table is."""
 ROW, COPY = "_row", "_copy"
+
+#: Names that Spanner takes, of columns and, but for an underscore first, of tables:
+#: https://cloud.google.com/spanner/docs/reference/standard-sql/data-definition-language#naming
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_ALLOWED = "a name there is of letters of ASCII, digits and underscores"
 
 _PROGRESS = ("version", "seq", "scanned")
 
@@ -65,8 +72,17 @@ class SpannerStrategy(Strategy):
 
     def check(self, table: Table, schema: TableSchema) -> None:
         super().check(table, schema)
-        if any(c.name == COPY for c in schema.columns):
-            raise table.refused(schema, f"the column name {COPY} is used by the sink itself")
+        if not _NAME.fullmatch(table.topic):
+            why = f"Spanner allows no table {table.topic}: {_ALLOWED}"
+            raise table.refused(schema, why)
+        ours = {name.casefold() for name in (*table.extra(), ROW, COPY)}
+        for column in schema.columns:
+            if column.name.casefold() in ours:
+                why = f"the column name {column.name} is used by the sink itself"
+                raise table.refused(schema, why)
+            if not _NAME.fullmatch(column.name):
+                why = f"Spanner allows no column {column.name}: {_ALLOWED}"
+                raise table.refused(schema, why)
         if schema.keyless and not table.keeping.sequence:
             why = "sequence_column = 'none' needs a table with a key in Spanner"
             raise table.refused(schema, why)
@@ -94,6 +110,56 @@ def create_side(table: Table, schema: TableSchema) -> str:
 def key_of(schema: TableSchema) -> tuple[str, ...]:
     """Columns of the target's primary key."""
     return (ROW, COPY) if schema.keyless else tuple(c.name for c in schema.key_columns)
+
+
+def spelled(names: Iterable[str], present: Mapping[str, str]) -> dict[str, str]:
+    """A target's columns by these names where they differ only in case, which to Spanner are one;
+    of two names of ours that are one, the later counts."""
+    ours = {name.casefold(): name for name in names}
+    return {ours.get(name.casefold(), name): kind for name, kind in present.items()}
+
+
+def to_follow(table: Table, event: SchemaChange, present: Mapping[str, str]) -> dict[str, str]:
+    """A target's columns, in their order there, as a change of shape is to find them.
+
+    A column moved aside (:func:`.evolution.aside_name`) that stands behind the one it has its
+    values from is not done: an earlier attempt broke off before that one was dropped. When it was,
+    the new column of its name stands behind.
+    """
+    names = [c.name for c in (*event.new.columns, *event.old.columns)]
+    found = spelled((*table.extra(), *names), present)
+    places = {name: place for place, name in enumerate(found)}
+    for column in event.new.columns:
+        aside = evolution.aside_name(table, column)
+        if places.get(column.name, len(places)) < places.get(aside, -1):
+            del found[aside]
+    return found
+
+
+def refuse_exchange(table: Table, event: SchemaChange) -> None:
+    """Names that go from one column to another in one change of shape. A column is renamed in
+    steps here, and a repeated change could not tell which columns already have their new name.
+
+    Raises:
+        ChangefeedError: CF5006.
+    """
+    old = {c.number or c.name: c.name for c in event.old.columns}
+    new = {c.number or c.name: c.name for c in event.new.columns}
+    taken = {
+        name.casefold(): name
+        for number, name in new.items()
+        if old.get(number, "").casefold() != name.casefold()
+    }
+    for number, name in old.items():
+        found = taken.get(name.casefold())
+        if found is None:
+            continue
+        if number in new:
+            why = f"column {name} has another name, and another column has that name, at once"
+            raise evolution.refused(table, event.new, why)
+        if found != name:
+            why = f"column {name} was dropped, and the new {found} differs from it only in case"
+            raise evolution.refused(table, event.new, why)
 
 
 def refuse_change(table: Table, schema: TableSchema, change: evolution.Change) -> None:
@@ -421,6 +487,10 @@ def not_of_this_scan(table: Table, version: int) -> str:
 
 
 def copy_column(table: Table, old: str, new: str) -> str:
-    """A column that takes another's place gets its values."""
+    """A column that takes another's place gets its values, instead of what an earlier attempt may
+    have left there."""
     q = table.d.quote
-    return f"UPDATE {table.name} SET {q(new)} = {q(old)} WHERE {q(old)} IS NOT NULL"
+    return (
+        f"UPDATE {table.name} SET {q(new)} = {q(old)} "
+        f"WHERE {q(old)} IS NOT NULL OR {q(new)} IS NOT NULL"
+    )

@@ -17,7 +17,10 @@ from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_patte
 _WHOLE, _SCALE = 29, 9
 #: Bytes of a cell, and of a row's whole key.
 _CELL, _KEY = 10 << 20, 8 << 10
-_TEXT = TypeRule("STRING(MAX)", longest=_CELL)
+#: Characters of STRING(MAX). Texts are measured in bytes here, so one that is not ASCII may be
+#: refused that Spanner would take, but none is sent that it would not.
+_CHARACTERS = 2_621_440
+_TEXT = TypeRule("STRING(MAX)", longest=_CHARACTERS)
 
 
 class SpannerDialect(Dialect):
@@ -103,17 +106,19 @@ class SpannerDialect(Dialect):
     # ------------------------------------------------------------------ looks
 
     def columns_of(self, table: str) -> str:
-        """SELECT of the names and types of a table's columns, in order."""
+        """SELECT of a table's name as it was defined, and the names and types of its columns, in
+        order. Names of tables are one in any case, but here they are texts."""
         return (
-            "SELECT COLUMN_NAME, SPANNER_TYPE FROM INFORMATION_SCHEMA.COLUMNS "
-            f"WHERE TABLE_SCHEMA = '' AND TABLE_NAME = {self.literal(table)} "
+            "SELECT TABLE_NAME, COLUMN_NAME, SPANNER_TYPE FROM INFORMATION_SCHEMA.COLUMNS "
+            f"WHERE TABLE_SCHEMA = '' AND LOWER(TABLE_NAME) = LOWER({self.literal(table)}) "
             "ORDER BY ORDINAL_POSITION"
         )
 
     def key_of(self, table: str) -> str:
-        """SELECT of the columns of a table's primary key, in order."""
+        """SELECT of a table's name as it was defined, and the columns of its primary key, in
+        order."""
         return (
-            "SELECT COLUMN_NAME FROM INFORMATION_SCHEMA.INDEX_COLUMNS "
-            f"WHERE TABLE_SCHEMA = '' AND TABLE_NAME = {self.literal(table)} "
+            "SELECT TABLE_NAME, COLUMN_NAME FROM INFORMATION_SCHEMA.INDEX_COLUMNS "
+            f"WHERE TABLE_SCHEMA = '' AND LOWER(TABLE_NAME) = LOWER({self.literal(table)}) "
             "AND INDEX_NAME = 'PRIMARY_KEY' ORDER BY ORDINAL_POSITION"
         )

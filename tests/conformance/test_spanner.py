@@ -12,7 +12,7 @@ import pytest
 
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Resolved
-from sinks.base import Sink
+from sinks.base import Batch, Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
 from sinks.testing.rows import (
@@ -421,6 +421,215 @@ def test_what_cannot_be_altered(harness: SpannerHarness, change: str, words: str
         feed.deliver(sink)
     assert caught.value.code.number == "CF5006" and words in caught.value.message
     assert [row["a"] for row in harness.rows("t")] == [1]
+    sink.close()
+
+
+def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
+    """DROP COLUMN is refused while an index of somebody's stands on it: nothing gets lost, nothing
+    runs for ever, and when the index is gone it is done."""
+    old = table_of("t", key=("a",), a="int32", b="text", c="text")
+    source = Source(old)
+    source.commit(insert("t", a=1, b="x", c="y"), insert("t", a=2, b=None, c="y"))
+    a, b, c = old.columns
+    feed = RowFeed(source)
+    feed.deliver(feed.open(harness.sink()))
+    source.alter("t", replace(old, columns=(a, replace(b, name="d"), c)))
+    source.commit(update("t", {"a": 1}, d="z"))
+    start = feed.place
+    for attempt in range(4):
+        sink = feed.open(harness.sink())
+        assert isinstance(sink, SpannerSink)
+        run: Any = sink._server.run
+
+        def refusing(statements: Any, run: Any = run) -> None:
+            if any("DROP COLUMN `b`" in s.sql for s in statements):
+                raise ChangefeedError("CF5006", "an index stands on it")
+            run(statements)
+
+        sink._server.run = refusing  # type: ignore[method-assign]
+        with pytest.raises(ChangefeedError) as caught:
+            feed.deliver(sink, start)
+        assert caught.value.code.number == "CF5006", attempt
+        rows = sorted((row["a"], row["b"]) for row in harness.rows("t"))
+        assert rows == [(1, "x"), (2, None)]
+        sink.close()
+    # Somebody changes the old column meanwhile: it counts.
+    client = harness.sink()
+    assert isinstance(client, SpannerSink)
+    feed.open(client)
+    client._server.transact(lambda tx: tx.update("t", ("a", "b"), [("2", "w")]))
+    client._server.transact(lambda tx: tx.update("t", ("a", "b"), [("1", None)]))
+    feed.deliver(client, start, start + 1)
+    found = {row["a"]: row["d"] for row in harness.rows("t")}
+    assert found == {1: None, 2: "w"} and "b" not in harness.rows("t")[0]
+    feed.deliver(client)
+    assert {row["a"]: row["d"] for row in harness.rows("t")} == {1: "z", 2: "w"}
+    client.close()
+
+
+def test_what_was_dropped_is_moved_aside_whole(harness: SpannerHarness) -> None:
+    """Cut after each definition and each copy: the values of a dropped column are not those of the
+    one that got its name."""
+    old = table_of("t", key=("a",), a="int32", b="text", c="text")
+    source = Source(old)
+    source.commit(insert("t", a=1, b="x", c="y"), insert("t", a=2, b=None, c="y"))
+    a, b, _ = old.columns
+    source.alter("t", replace(old, columns=(a, b)))
+    source.alter("t", replace(old, columns=(a, replace(b, name="c"))))
+    feed = RowFeed(source)
+    feed.deliver(feed.open(harness.sink()), stop=3)
+    for cut in range(6):
+        sink = feed.open(harness.sink())
+        assert isinstance(sink, SpannerSink)
+        steps = iter(range(cut))
+
+        def once(call: Any, steps: Iterator[int] = steps) -> Any:
+            def counted(*given: Any) -> None:
+                if next(steps, None) is None:
+                    raise _Cut
+                call(*given)
+
+            return counted
+
+        server: Any = sink._server
+        server.run, server.change_all = once(server.run), once(server.change_all)
+        with suppress(_Cut):
+            feed.deliver(sink, 3)
+        sink.close()
+    rows = {row["a"]: (row["c"], row["_dropped_2_c"]) for row in harness.rows("t")}
+    assert rows == {1: ("x", "y"), 2: (None, "y")}
+    assert "b" not in harness.rows("t")[0]
+
+
+def test_names_that_differ_only_in_case(harness: SpannerHarness) -> None:
+    """They are one in Spanner: a rename from one to the other has nothing to do."""
+    if not harness.server.real:
+        pytest.skip("the fake tells names of columns apart by case")
+    old = table_of("t", key=("id",), id="int32", foo="text")
+    source = Source(old)
+    source.commit(insert("t", id=1, foo="x"), insert("t", id=2, foo="x"))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    key, foo = old.columns
+    source.alter("t", replace(old, columns=(replace(key, name="ID"), replace(foo, name="Foo"))))
+    source.commit(update("t", {"ID": 1}, Foo="y"), delete("t", ID=2), insert("t", ID=3, Foo="z"))
+    feed.deliver(sink)
+    sink.close()
+    sink = feed.open(harness.sink())
+    feed.deliver(sink, 0)
+    source.commit(update("t", {"ID": 3}, Foo="zz"))
+    feed.deliver(sink)
+    found = {row["id"]: row["foo"] for row in harness.rows("t")}
+    assert found == {1: "y", 3: "zz"}
+    wide = source.schemas["t"]
+    source.alter("t", replace(wide, columns=(wide.columns[0], replace(foo, name="bar"))))
+    feed.deliver(sink)
+    assert {row["id"]: row["bar"] for row in harness.rows("t")} == {1: "y", 3: "zz"}
+    assert set(harness.rows("t")[0]) == {"id", "bar", "_sequence_num"}
+    # A dropped column makes room for a new one whose name differs in case.
+    source.alter("t", replace(wide, columns=wide.columns[:1]))
+    source.alter("t", replace(wide, columns=(wide.columns[0], column_of("BAR", "int32", 9))))
+    source.commit(insert("t", ID=4, BAR=4))
+    feed.deliver(sink)
+    found = {row["id"]: (row["BAR"], row["_dropped_9_BAR"]) for row in harness.rows("t")}
+    assert found == {1: (None, "y"), 3: (None, "zz"), 4: (4, None)}
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"b": "c", "c": "b"}, "has another name"),
+        ({"b": "c", "c": "d"}, "has another name"),
+        ({"b": "c", "c": ""}, ""),
+        ({"b": "c", "c": "", "new": "b"}, "has another name"),
+        ({"b": "", "new": "B"}, "only in case"),
+    ],
+    ids=str,
+)
+def test_names_that_go_round_are_refused(
+    harness: SpannerHarness, names: Mapping[str, str], words: str
+) -> None:
+    old = table_of("t", key=("a",), a="int32", b="text", c="text")
+    source = Source(old)
+    source.commit(insert("t", a=1, b="x", c="y"))
+    columns = [replace(each, name=names.get(each.name, each.name)) for each in old.columns]
+    columns = [each for each in columns if each.name]
+    if "new" in names:
+        columns.append(column_of(names["new"], "text", 9))
+    source.alter("t", replace(old, columns=tuple(columns)))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    if not words:
+        feed.deliver(sink)
+        assert [row["c"] for row in harness.rows("t")] == ["x"]
+    else:
+        with pytest.raises(ChangefeedError) as caught:
+            feed.deliver(sink)
+        assert caught.value.code.number == "CF5006" and words in caught.value.message
+        [row] = harness.rows("t")
+        assert (row["b"], row["c"]) == ("x", "y") and len(row) == 4
+    sink.close()
+
+
+def test_tables_that_differ_only_in_case(harness: SpannerHarness) -> None:
+    source = Source(table_of("t", key=("a",), a="int32"), table_of("T", key=("a",), a="int32"))
+    source.commit(insert("t", a=1))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    source.commit(insert("T", a=2))
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert caught.value.code.number == "CF5006" and "only in case" in caught.value.message
+    assert visible(harness.rows("t")) == [{"a": 1}]
+    sink.close()
+
+
+def test_long_texts_without_a_key(harness: SpannerHarness) -> None:
+    """Its columns are no key of Spanner's, whose keys have 8 KiB."""
+    source = Source(table_of("v", a="int32", b="text"))
+    source.commit(insert("v", a=1, b="x" * 9_000), insert("v", a=1, b="x" * 9_000))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    source.commit(delete("v", a=1))
+    feed.deliver(sink)
+    assert visible(harness.rows("v")) == source.rows("v")
+    sink.close()
+
+
+@pytest.mark.parametrize("key", [("a",), ()], ids=["key", "none"])
+def test_a_scan_does_not_wait_in_memory(
+    harness: SpannerHarness, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    """Rows of a scan become part of the target piece by piece, and the next attempt begins anew."""
+    source = Source(table_of("t", key=key, a="int32", b="text"))
+    source.load("t", [{"a": i // (1 if key else 2), "b": "x"} for i in range(30)])
+    monkeypatch.setattr("sinks.warehouse.sink.LOAD_ROWS", 8)
+    seen: list[int] = []
+    last: list[Batch] = []
+
+    def write(sink: Sink, batch: Batch) -> None:
+        """All of a scan is one round."""
+        last[:] = [batch]
+        sink.write(batch)
+        seen.append(len(harness.rows("t")))
+
+    feed = RowFeed(source, write_scan=write)
+    sink = feed.open(harness.sink())
+    feed.scan(sink, "t", upto=20, end=False)
+    assert seen == [0, 0, 0, 8, 8, 8, 8, 16, 16, 16]
+    sink.abort(last[0].epoch, [])
+    sink.close()
+    sink = feed.open(harness.sink())
+    at = feed.scan(sink, "t", end=False)
+    feed.commit(sink, last[0].epoch, [])
+    assert visible(harness.rows("t")) == source.rows("t")
+    assert isinstance(sink, SpannerSink)
+    sink.end_scan(feed.targets["t"], source.schemas["t"], at)
+    assert visible(harness.rows("t")) == source.rows("t")
     sink.close()
 
 

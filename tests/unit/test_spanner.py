@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import json
 import random
 from collections.abc import Callable, Sequence
 
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 
 from changefeed.errors import ChangefeedError
 from sinks.registry import check, open_sink, sink_location
-from sinks.testing.rows import column_of
+from sinks.testing.rows import column_of, table_of
+from sinks.warehouse.dialect import Statement
+from sinks.warehouse.sink import WarehouseSink, read_options
 from sinks.warehouse.spanner import SpannerSink
 from sinks.warehouse.spanner_client import Spanner, sorted_out
 from sinks.warehouse.spanner_rows import Value, canonical, cut, digests, wire
@@ -170,14 +174,24 @@ def test_names() -> None:
     assert isinstance(sink, SpannerSink)
     assert sink.topic("shop.public._t") == "shop_public__t"
     assert sink.topic("_t") == "table_t"
+    assert sink.topic("2024_orders") == "table2024_orders"
     assert len(sink.topic("t" * 200)) == 128
+
+
+_PLUGIN = "Getting metadata from plugin failed with error"
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "topics", "code", "words"),
     [
         (api.ServiceUnavailable, "secret value", ["t"], "CF5001", "cannot be reached"),
+        (api.ServiceUnavailable, f"{_PLUGIN}: timed out: secret value", [], "CF5001", "reached"),
+        (api.ServiceUnavailable, f"{_PLUGIN}: ('invalid_grant: secret value', {{}})", ["t"],
+         "CF5002", "refused the login"),
+        (api.ServiceUnavailable, f"{_PLUGIN}: Reauthentication is needed", ["t"], "CF5002",
+         "refused the login"),
         (api.DeadlineExceeded, "secret value", ["t"], "CF5001", "cannot be reached"),
+        (TimeoutError, "secret value", ["t"], "CF5001", "did not finish in time"),
         (auth.TransportError, "secret value", [], "CF5001", "cannot be reached"),
         (auth.RefreshError, "secret value", [], "CF5002", "refused the login"),
         (auth.DefaultCredentialsError, "secret value", [], "CF5002", "refused the login"),
@@ -193,13 +207,78 @@ def test_names() -> None:
         (api.FailedPrecondition, "secret value", ["t", "u"], "CF5003", "refused a change"),
         (api.OutOfRange, "secret value", [], "CF5003", "refused a change"),
     ],
-)
+)  # fmt: skip
 def test_errors(
     kind: Callable[[str], Exception], message: str, topics: list[str], code: str, words: str
 ) -> None:
     found = sorted_out(kind(message), "Spanner database p/i/d", "a transaction", topics)
     assert found.code.number == code and words in found.message
     assert "secret value" not in f"{found.message} {found.detail} {found.hint}"
+
+
+def test_a_key_that_is_none() -> None:
+    """Its PEM is read when the sink connects, and no part of it is repeated."""
+    key = {
+        "type": "service_account",
+        "client_email": "a@example.com",
+        "token_uri": "https://example.com/token",
+        "private_key": "secret value",
+    }
+    server = Spanner("p", "i", "d", credentials=json.dumps(key))
+    with pytest.raises(ChangefeedError) as caught:
+        server.connect()
+    found = caught.value
+    assert found.code.number == "CF5002" and found.__cause__ is None and found.__suppress_context__
+    assert "secret" not in f"{found.message} {found.detail} {found.hint}"
+
+
+def test_an_operation_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Spanner("p", "i", "d", endpoint="127.0.0.1:1")
+
+    class Slow:
+        def update_database_ddl(self, **_: object) -> Slow:
+            return self
+
+        def result(self, timeout: float) -> None:
+            raise concurrent.futures.TimeoutError("secret value")
+
+    monkeypatch.setattr(server, "_admin", Slow())
+    monkeypatch.setattr(server, "close", lambda: None)
+    with pytest.raises(ChangefeedError) as caught:
+        server.run([Statement("CREATE TABLE t", "t")])
+    assert caught.value.code.number == "CF5001" and "in time" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "words"),
+    [
+        ("t", "größe", "no column größe"),
+        ("t", "my col", "no column my col"),
+        ("my table", "a", "no table my table"),
+        ("t", "_COPY", "column name _COPY is used"),
+        ("t", "_Deleted", "column name _Deleted is used"),
+        ("t", "_a1", ""),
+    ],
+)
+def test_names_that_spanner_does_not_take(table: str, column: str, words: str) -> None:
+    sink = open_sink("spanner://p/i/d", {"deletes": "soft"})
+    assert isinstance(sink, SpannerSink)
+    keeping = read_options({"deletes": "soft"})
+    applied = sink._strategy.applied(sink._server, "x/1", table)
+    made = sink._strategy.table(sink._server, table, keeping, applied)
+    schema = table_of(table, key=("k",), **{"k": "int32", column: "text"})
+    if not words:
+        sink._strategy.check(made, schema)
+        return
+    with pytest.raises(ChangefeedError) as caught:
+        sink._strategy.check(made, schema)
+    assert caught.value.code.number == "CF5006" and words in caught.value.message
+
+
+def test_changes_wait_in_memory_in_smaller_rounds() -> None:
+    sink = open_sink("spanner://p/i/d")
+    assert sink.capabilities.round_rows == 50_000
+    assert WarehouseSink.capabilities.round_rows == 500_000
 
 
 def test_no_history() -> None:

@@ -124,6 +124,11 @@ def test_texts_of_a_table_without_a_key_are_no_keys(name: str) -> None:
     assert not refused(DIALECTS[name], "text", "x" * 9_000, keyless=True)
 
 
+def test_texts_have_a_length_in_spanner() -> None:
+    assert not refused(DIALECTS["Spanner"], "text", "x" * 2_621_440)
+    assert refused(DIALECTS["Spanner"], "text", "x" * 2_621_441)
+
+
 @pytest.mark.parametrize(
     ("logical", "text", "shown"),
     [

@@ -399,7 +399,7 @@ func (s *server) ExecuteStreamingSql(r *spannerpb.ExecuteSqlRequest, stream span
 	})
 }
 
-var asked = regexp.MustCompile(`TABLE_NAME = '([^']*)'`)
+var asked = regexp.MustCompile(`LOWER\(TABLE_NAME\) = LOWER\('([^']*)'\)`)
 
 // look answers the two questions that the sink has for INFORMATION_SCHEMA.
 func (db *database) look(sql string) *spannerpb.ResultSet {
@@ -407,18 +407,24 @@ func (db *database) look(sql string) *spannerpb.ResultSet {
 		return nil
 	}
 	var lines [][]string
-	names := []string{"COLUMN_NAME", "SPANNER_TYPE"}
-	found := db.tables[asked.FindStringSubmatch(sql)[1]]
-	if strings.Contains(sql, "INFORMATION_SCHEMA.INDEX_COLUMNS") {
-		names = names[:1]
+	names := []string{"TABLE_NAME", "COLUMN_NAME", "SPANNER_TYPE"}
+	var found *table
+	var spelled string
+	for name, one := range db.tables {
+		if strings.EqualFold(name, asked.FindStringSubmatch(sql)[1]) {
+			found, spelled = one, name
+		}
 	}
-	if found != nil && len(names) == 1 {
+	if strings.Contains(sql, "INFORMATION_SCHEMA.INDEX_COLUMNS") {
+		names = names[:2]
+	}
+	if found != nil && len(names) == 2 {
 		for _, name := range found.key {
-			lines = append(lines, []string{name})
+			lines = append(lines, []string{spelled, name})
 		}
 	} else if found != nil {
 		for _, c := range found.columns {
-			lines = append(lines, []string{c.name, c.kind})
+			lines = append(lines, []string{spelled, c.name, c.kind})
 		}
 	}
 	answer := &spannerpb.ResultSet{
