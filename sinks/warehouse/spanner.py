@@ -26,7 +26,7 @@ from sinks.warehouse.bigquery import service_account_key
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.sink import WarehouseSink, _Known, _new_batch, _Pending, _top
 from sinks.warehouse.spanner_keeping import FACTS, Progress, Rows, SpannerStrategy
-from sinks.warehouse.spanner_rows import Stretch, Wire, cut
+from sinks.warehouse.spanner_rows import Stretch, TooLarge, Wire, cut
 from sinks.warehouse.staging import Shape
 from sinks.warehouse.tables import History, Table
 
@@ -40,8 +40,10 @@ class SpannerSink(WarehouseSink):
     #: Changes of a round are in memory until it is committed: nothing is staged.
     capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, round_rows=50_000)
     #: Of a commit's 80,000 mutations and 100 MB: what is left is for the target's indexes.
-    most_cells: ClassVar[int] = 40_000
+    #: Where that is not enough it gets less, down to the fewest.
+    most_cells: int = 40_000
     most_bytes: ClassVar[int] = 32 << 20
+    fewest_cells: ClassVar[int] = 100
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Read the URI.
@@ -97,14 +99,38 @@ class SpannerSink(WarehouseSink):
         return Delivery.DURABLE
 
     def _apply_gathered(self, pending: Sequence[_Pending]) -> None:
-        for parts in self._commits(pending):
-            self._apply_all(parts)
+        self._apply_cut([(p, pa.concat_tables(p.buffer).combine_chunks()) for p in pending])
         for each in pending:
             each.buffer, each.buffered = [], 0
 
-    def _commits(self, pending: Sequence[_Pending]) -> Iterator[list[tuple[_Pending, Rows]]]:
+    def _apply_cut(self, gathered: Sequence[tuple[_Pending, pa.Table]]) -> None:
+        """Rows, commit by commit; one that has too many mutations is cut again."""
+        limit = self.most_cells
+        for parts in self._commits(gathered):
+            fewer: list[tuple[_Pending, pa.Table]] = []
+            try:
+                self._apply_all(parts)
+            except TooLarge as error:
+                self._be_smaller(limit, error)
+                fewer = [(pending, part.rows) for pending, part in parts]
+            if fewer:
+                self._apply_cut(fewer)
+
+    def _be_smaller(self, limit: int, error: ChangefeedError) -> None:
+        """Half of a limit that was too much.
+
+        Raises:
+            ChangefeedError: that one, the limit cannot be smaller.
+        """
+        if limit <= self.fewest_cells:
+            raise error
+        self.most_cells = min(self.most_cells, max(limit // 2, self.fewest_cells))
+
+    def _commits(
+        self, gathered: Sequence[tuple[_Pending, pa.Table]]
+    ) -> Iterator[list[tuple[_Pending, Rows]]]:
         """Rows of a round, commit by commit."""
-        staged = [pa.concat_tables(p.buffer).combine_chunks() for p in pending]
+        pending, staged = [p for p, _ in gathered], [rows for _, rows in gathered]
         most = [keeping.most_cells(p.table, p.shape.schema) for p in pending]
         wires = [Wire.of(p.shape, self._server.dialect) for p in pending]
 
@@ -121,6 +147,21 @@ class SpannerSink(WarehouseSink):
             yield [rows(stretch) for stretch in stretches]
 
     def _apply_all(self, parts: Sequence[tuple[_Pending, Rows]]) -> None:
+        """One commit. Refused, it is one for each table, so that the error names the one that
+        stops: it will not be as the others are any more."""
+        topics = {pending.table.topic: None for pending, _ in parts}
+        try:
+            self._apply_one(parts)
+            return
+        except TooLarge:
+            raise
+        except ChangefeedError as error:
+            if error.code.number != "CF5003" or len(topics) == 1:
+                raise
+        for topic in topics:
+            self._apply_one([part for part in parts if part[0].table.topic == topic])
+
+    def _apply_one(self, parts: Sequence[tuple[_Pending, Rows]]) -> None:
         """One commit: rows of all its tables, and how far they are."""
         tops: dict[str, tuple[int, int]] = {}
         for pending, part in parts:
@@ -207,23 +248,28 @@ class SpannerSink(WarehouseSink):
                 self._server.change_all(keeping.end_all(table, version, older), table.topic)
             return
         wire = Wire.of(shape, self._server.dialect)
-        most = self.most_cells // (len(shape.key) + 1) // 2
         below = version + 1 if older == "<=" else version
-        # Keys of 8 kB each in an answer of 10 MB at most.
-        sql = keeping.not_scanned(table, shape.key, below, min(most, 1_000))
 
         def work(transaction: Transaction) -> int:
+            # Keys of 8 kB each in an answer of 10 MB at most.
+            most = max(1, min(1_000, self.most_cells // (len(shape.key) + 1) // 2))
+            sql = keeping.not_scanned(table, shape.key, below, most)
             keys = [wire.canonical(row) for row in transaction.query(sql, long=True)]
             keeping.end_rows(transaction, table, shape.key, keys, version)
             return len(keys)
 
-        with self._errors():
-            while self._server.transact(work, table.topic):
-                pass
+        ended = 1
+        while ended:
+            limit = self.most_cells
+            try:
+                with self._errors():
+                    ended = self._server.transact(work, table.topic)
+            except TooLarge as error:
+                self._be_smaller(limit, error)
 
     def _is_done(self, known: _Known, place: tuple[int, int]) -> bool:
-        """Another run has followed an event in the meantime. What comes after a transaction's own
-        look would be done twice: it is no part of one."""
+        """Another run has followed an event since this one looked: what no transaction guards
+        must not be done again."""
         table = known.table
         with self._errors():
             now = self._server.transact(lambda tx: self._progress(tx, table), table.topic)

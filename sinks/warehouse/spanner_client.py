@@ -33,7 +33,7 @@ from google.rpc import error_details_pb2
 
 from changefeed.errors import ChangefeedError
 from sinks.warehouse.dialect import Statement, Warehouse
-from sinks.warehouse.spanner_rows import Key, Value
+from sinks.warehouse.spanner_rows import Key, TooLarge, Value
 from sinks.warehouse.spanner_sql import SpannerDialect
 
 _HOST = "spanner.googleapis.com"
@@ -465,6 +465,13 @@ def sorted_out(
         )
     if isinstance(error, api.NotFound):
         return ChangefeedError("CF5001", f"{place} lost what was there", detail=detail)
+    if isinstance(error, api.InvalidArgument) and "too many mutations" in message:
+        return TooLarge(
+            "CF5006" if len(topics) == 1 else "CF5003",
+            f"{place} takes fewer mutations at once",
+            detail=f"{detail}; {', '.join(topics)}",
+            hint="drop indexes of the target tables: their entries count as mutations too.",
+        )
     if isinstance(error, api.ClientError) and not isinstance(error, api.Cancelled):
         named = [t for t in topics if t and re.search(rf"\b{re.escape(t)}\b", message)]
         blamed = named if len(named) == 1 else [t for t in topics if t]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.errors import ChangefeedError
 from changefeed.schema import Column
 from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import ORDER, SEQUENCE, Shape
@@ -144,6 +145,11 @@ def digests(columns: Sequence[Column], values: Sequence[Sequence[Value]]) -> lis
 
 
 # ------------------------------------------------------------------------------- commits
+
+
+class TooLarge(ChangefeedError):
+    """A commit had too many mutations: Spanner counts entries of indexes, which are not known
+    here. Less at once may be taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.api_core import exceptions as api
 
 from changefeed.errors import Action, ChangefeedError
 from changefeed.events import Resolved
-from sinks.base import Batch, Sink
+from sinks.base import Batch, Epoch, Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
 from sinks.testing.rows import (
@@ -87,7 +88,7 @@ class _Watched:
     ) -> None:
         assert isinstance(sink, SpannerSink)
         self.sink, self.commits, self.cut = sink, 0, 10**9
-        sink.most_cells = cells  # type: ignore[misc]
+        sink.most_cells = cells
         transact: Any = sink._server.transact
 
         def watched(work: Any, *topics: str) -> Any:
@@ -200,6 +201,89 @@ def test_a_large_round_is_within_the_limits(harness: SpannerHarness) -> None:
     sink.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"sequence_column": "none"}], ids=str)
+def test_a_commit_that_is_too_large_is_cut_again(
+    harness: SpannerHarness, options: Mapping[str, object]
+) -> None:
+    """Indexes of somebody's make more mutations than the sink knows of."""
+    keyless = [] if options else [table_of("v", a="int32", b="text")]
+    source = Source(table_of("t", key=("a",), a="int32", b="text"), *keyless)
+    source.load("t", [{"a": i, "b": "x"} for i in range(50)])
+    if keyless:
+        source.load("v", [{"a": i // 2, "b": "x"} for i in range(50)])
+
+    def write(sink: Sink, batch: Batch) -> None:
+        sink.write(batch)  # all of a scan is one commit
+
+    feed = RowFeed(source, options=options, write_scan=write)
+    sink = feed.open(harness.sink(options))
+    assert isinstance(sink, SpannerSink)
+    sink.most_cells, sink.fewest_cells = 400, 10  # type: ignore[misc]
+    transact: Any = sink._server.transact
+    refused: list[int] = []
+
+    def strict(work: Any, *topics: str) -> Any:
+        def counted(transaction: Any) -> Any:
+            found = work(transaction)
+            count = _cells(transaction.request)
+            if count > 30:
+                refused.append(count)
+                wrong: Any = api.InvalidArgument
+                raise wrong("The transaction contains too many mutations.")
+            return found
+
+        return transact(counted, *topics)
+
+    sink._server.transact = strict  # type: ignore[method-assign]
+    for table in source.schemas:
+        at = feed.scan(sink, table, end=False)
+        feed.commit(sink, Epoch(1, at), [])
+        assert refused and 10 <= sink.most_cells < 400
+        assert visible(harness.rows(table)) == source.rows(table)
+        sink.end_scan(feed.targets[table], source.schemas[table], at)
+        sink.most_cells = 400
+        source.commit(*(insert(table, a=i, b="y") for i in range(100, 150)))
+        feed.deliver(sink)
+        assert visible(harness.rows(table)) == source.rows(table)
+        sink.most_cells = 400
+    if options:
+        source._rows["t"] = []  # all rows went unseen, and the next scan tells
+        feed.open(sink)
+        source._step += 1
+        feed.scan(sink, "t")
+        assert not harness.rows("t") and not harness.rows("changefeed_sequence_t")
+        sink.most_cells = 400
+    sink.fewest_cells = 100  # type: ignore[misc]
+    source.commit(*(insert("t", a=i, b="y") for i in range(200, 250)))
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert caught.value.code.number == "CF5006" and "fewer mutations" in caught.value.message
+    sink.close()
+
+
+def _cells(request: Any) -> int:
+    """Mutations of a commit, as Spanner counts those of tables without an index."""
+    writes = [w for m in request.mutations for w in (m.insert_or_update, m.update)]
+    keys = [m.delete.key_set.keys for m in request.mutations]
+    return sum(len(w.columns) * len(w.values) for w in writes) + sum(map(len, keys))
+
+
+def test_a_refused_row_names_its_table(harness: SpannerHarness) -> None:
+    """A commit of several tables that is refused is made table by table."""
+    define = harness.server.define
+    define(harness.database, "CREATE TABLE t (a INT64, b INT64) PRIMARY KEY (a)")
+    tables = [table_of(name, key=("a",), a="int32", b="text") for name in ("s", "t", "u")]
+    source = Source(*tables)
+    source.commit(*(insert(name, a=1, b="text") for name in ("s", "t", "u")))
+    feed = RowFeed(source)
+    sink = feed.open(harness.sink())
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert caught.value.code.number == "CF5006" and "table t" in caught.value.message
+    assert visible(harness.rows("s")) == source.rows("s") and not harness.rows("t")
+    sink.close()
+
+
 def test_an_aborted_transaction_begins_anew(harness: SpannerHarness) -> None:
     """Another run commits between the reads of a transaction and its commit."""
     source = Source(table_of("t", key=("a",), a="int32", b="text"))
@@ -246,6 +330,28 @@ def test_a_late_change_of_shape(harness: SpannerHarness) -> None:
     assert row["version"] == source.now().version
     feed.deliver(late, 0)
     assert visible(harness.rows("t")) == source.rows("t")
+    late.close()
+    other.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"sequence_column": "none"}], ids=str)
+def test_a_late_truncate(harness: SpannerHarness, options: Mapping[str, object]) -> None:
+    """What another run has truncated softly is not gone through again."""
+    options = {"deletes": "soft", **options}
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.commit(insert("t", a=1, b="x"))
+    feed = RowFeed(source, options=options)
+    late, other = feed.open(harness.sink(options)), feed.open(harness.sink(options))
+    assert isinstance(late, SpannerSink)
+    feed.deliver(late)
+    source.commit(truncate("t"), insert("t", a=2, b="y"))
+    feed.deliver(other)
+    ended: list[object] = []
+    late._end_all = lambda *given: ended.append(given)  # type: ignore[method-assign]
+    feed.deliver(late, 1)
+    assert not ended
+    rows = {row["a"]: row["_deleted"] for row in harness.rows("t")}
+    assert rows == {1: True, 2: False}
     late.close()
     other.close()
 
