@@ -223,9 +223,9 @@ class SpannerSink(WarehouseSink):
         shape = Shape(event.schema, target.topic)
         self._prepare(known, shape, scan=False)
         table = known.table
-        if self._is_done(known, place):
-            return
         if self._keeping.soft:
+            if self._is_done(known, place):
+                return
             self._end_all(table, shape, event.at.version, "<=")
 
         def work(transaction: Transaction) -> None:
@@ -386,6 +386,7 @@ class SpannerSink(WarehouseSink):
             self._server.connect()
             if not self._prepared:
                 if not self._server.columns(FACTS):
+                    self._server.check_dialect()
                     self._define(self._strategy.bookkeeping(self._server), "")
                 self._prepared = True
         except ChangefeedError:

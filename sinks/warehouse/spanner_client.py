@@ -365,6 +365,19 @@ class Spanner(Warehouse):
         with self._explained("a query"):
             return [tuple(row) for row in self.execute(request)]
 
+    def check_dialect(self) -> None:
+        """The database speaks GoogleSQL.
+
+        Raises:
+            ChangefeedError: CF5002, it has the PostgreSQL dialect.
+        """
+        if ("POSTGRESQL",) in self.query(self.dialect.dialect_of):
+            raise ChangefeedError(
+                "CF5002",
+                f"{self.place} has the PostgreSQL dialect",
+                hint="make a database with the GoogleSQL dialect: that of a database is for ever.",
+            )
+
     def columns(self, table: str) -> dict[str, str]:
         """As elsewhere.
 

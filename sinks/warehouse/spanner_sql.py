@@ -105,6 +105,12 @@ class SpannerDialect(Dialect):
 
     # ------------------------------------------------------------------ looks
 
+    #: SELECT of the database's dialect, which both dialects understand.
+    dialect_of: ClassVar[str] = (
+        "SELECT OPTION_VALUE FROM INFORMATION_SCHEMA.DATABASE_OPTIONS "
+        "WHERE OPTION_NAME = 'database_dialect'"
+    )
+
     def columns_of(self, table: str) -> str:
         """SELECT of a table's name as it was defined, and the names and types of its columns, in
         order. Names of tables are one in any case, but here they are texts."""

@@ -542,6 +542,8 @@ def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
     source.alter("t", replace(old, columns=(a, replace(b, name="d"), c)))
     source.commit(update("t", {"a": 1}, d="z"))
     start = feed.place
+    if harness.server.real:
+        harness.server.define(harness.database, "CREATE INDEX i ON t (b)")
     for attempt in range(4):
         sink = feed.open(harness.sink())
         assert isinstance(sink, SpannerSink)
@@ -552,13 +554,16 @@ def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
                 raise ChangefeedError("CF5006", "an index stands on it")
             run(statements)
 
-        sink._server.run = refusing  # type: ignore[method-assign]
+        if not harness.server.real:  # the fake lets it go
+            sink._server.run = refusing  # type: ignore[method-assign]
         with pytest.raises(ChangefeedError) as caught:
             feed.deliver(sink, start)
         assert caught.value.code.number == "CF5006", attempt
         rows = sorted((row["a"], row["b"]) for row in harness.rows("t"))
         assert rows == [(1, "x"), (2, None)]
         sink.close()
+    if harness.server.real:
+        harness.server.define(harness.database, "DROP INDEX i")
     # Somebody changes the old column meanwhile: it counts.
     client = harness.sink()
     assert isinstance(client, SpannerSink)
@@ -790,6 +795,17 @@ def test_refusals(harness: SpannerHarness) -> None:
     keyless.commit(insert("w", a=1))
     none = _error(harness.sink({"sequence_column": "none"}), keyless)
     assert none.code.number == "CF5006" and "needs a table with a key" in none.message
+
+
+def test_a_database_of_another_dialect(harness: SpannerHarness) -> None:
+    if not harness.server.real:
+        pytest.skip("the fake has one dialect")
+    name = f"{harness.database}-pg"
+    harness.server.make(name, postgresql=True)
+    source = Source(table_of("t", key=("a",), a="int32"))
+    source.commit(insert("t", a=1))
+    found = _error(open_sink(harness.server.uri(name)), source)
+    assert found.code.number == "CF5002" and "PostgreSQL dialect" in found.message
 
 
 def test_a_server_that_goes_away(spanner: SpannerServer) -> None:

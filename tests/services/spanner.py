@@ -25,6 +25,7 @@ from google.cloud.spanner_admin_database_v1.services.database_admin import Datab
 from google.cloud.spanner_admin_database_v1.services.database_admin.transports import (
     DatabaseAdminGrpcTransport,
 )
+from google.cloud.spanner_admin_database_v1.types import CreateDatabaseRequest, DatabaseDialect
 from google.cloud.spanner_admin_instance_v1.services.instance_admin import InstanceAdminClient
 from google.cloud.spanner_admin_instance_v1.services.instance_admin.transports import (
     InstanceAdminGrpcTransport,
@@ -134,13 +135,18 @@ class SpannerServer(PythonServer):
                 with self._channel() as channel:
                     _admin(channel).drop_database(database=_path(name))
 
-    def make(self, database: str) -> None:
-        """Make a database."""
+    def make(self, database: str, *, postgresql: bool = False) -> None:
+        """Make a database; with the PostgreSQL dialect in Google's emulator only."""
+        quote = '"' if postgresql else "`"
+        dialect = DatabaseDialect.POSTGRESQL if postgresql else DatabaseDialect.GOOGLE_STANDARD_SQL
+        request = CreateDatabaseRequest(
+            parent=f"projects/{PROJECT}/instances/{INSTANCE}",
+            create_statement=f"CREATE DATABASE {quote}{database}{quote}",
+            database_dialect=dialect,
+        )
         with self._channel() as channel:
-            _admin(channel).create_database(
-                parent=f"projects/{PROJECT}/instances/{INSTANCE}",
-                create_statement=f"CREATE DATABASE `{database}`",
-            ).result(timeout=30)  # type: ignore[no-untyped-call]
+            made = _admin(channel).create_database(request=request)
+            made.result(timeout=30)  # type: ignore[no-untyped-call]
 
     def define(self, database: str, *statements: str) -> None:
         """Run definitions."""

@@ -3,7 +3,7 @@
 //
 // The fake has one database, no rollback and no isolation. In front of it are here: a fake for each
 // database; transactions that are aborted when another one committed since they began; the limit of
-// mutations; the two views of INFORMATION_SCHEMA that tell columns and keys; IF (NOT) EXISTS;
+// mutations; the views of INFORMATION_SCHEMA that tell columns, keys and the dialect; IF (NOT) EXISTS;
 // unary reads; partitioned DML. NUMERIC and JSON columns are kept as texts, and their values are
 // not looked at. A commit that the fake refuses may leave a part of itself, and one of more than
 // 4 MB is refused.
@@ -401,10 +401,13 @@ func (s *server) ExecuteStreamingSql(r *spannerpb.ExecuteSqlRequest, stream span
 
 var asked = regexp.MustCompile(`LOWER\(TABLE_NAME\) = LOWER\('([^']*)'\)`)
 
-// look answers the two questions that the sink has for INFORMATION_SCHEMA.
+// look answers the three questions that the sink has for INFORMATION_SCHEMA.
 func (db *database) look(sql string) *spannerpb.ResultSet {
 	if !strings.Contains(sql, "INFORMATION_SCHEMA.") {
 		return nil
+	}
+	if strings.Contains(sql, "INFORMATION_SCHEMA.DATABASE_OPTIONS") {
+		return answered([]string{"OPTION_VALUE"}, [][]string{{"GOOGLE_STANDARD_SQL"}})
 	}
 	var lines [][]string
 	names := []string{"TABLE_NAME", "COLUMN_NAME", "SPANNER_TYPE"}
@@ -427,6 +430,11 @@ func (db *database) look(sql string) *spannerpb.ResultSet {
 			lines = append(lines, []string{spelled, c.name, c.kind})
 		}
 	}
+	return answered(names, lines)
+}
+
+// answered is a result of texts.
+func answered(names []string, lines [][]string) *spannerpb.ResultSet {
 	answer := &spannerpb.ResultSet{
 		Metadata: &spannerpb.ResultSetMetadata{RowType: &spannerpb.StructType{}},
 	}
