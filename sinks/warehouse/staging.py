@@ -160,7 +160,7 @@ def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
                 detail=f"target {shape.topic}, source type {column.type_name}, "
                 f"{refused} of {staged.num_rows} rows",
                 hint="change the value or the column's type at the source, or leave the "
-                "column out of the feed, then RETRY.",
+                "column out of the feed, then RESUME.",
             )
 
 
