@@ -166,7 +166,7 @@ class _Commit:
         that Parquet should look for them inside of a file, too.
 
         That look puts the bounds into the code that Spark generates, so the JVM compiles each
-        round anew and runs it cold: on a table of a million rows a second of two, for nothing
+        round anew and runs it cold: on a table of a million rows a second or two, for nothing
         where the keys are anywhere.
         """
         schema, bounds = self._rows.schema, self._rows.bounds
