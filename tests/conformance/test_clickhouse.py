@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,8 +12,8 @@ from changefeed.events import Resolved
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
+from sinks.testing.rounds import live, run_random_rounds
 from sinks.testing.rows import (
-    Change,
     RowFeed,
     Source,
     column_of,
@@ -108,14 +106,14 @@ def test_a_round_cut_anywhere_comes_again(
     feed.deliver(sink, 0)
     sink.close()
     for table in source.schemas:
-        assert visible(_live(harness.rows(table))) == source.rows(table)
+        assert visible(live(harness.rows(table))) == source.rows(table)
     if "history" in options:
         assert len(harness.rows("t")) == 2 * 4, "new, changed, moved, and the one that went"
 
 
 def _deliver_until(feed: RowFeed, sink: Sink, begin: int, cut: int) -> bool:
-    """Deliver a round that ends after ``cut`` statements of its commit; False when it had not so
-    many."""
+    """Deliver a round whose process ends after ``cut`` statements of its commit; False when it
+    had not so many."""
     epoch, receipts = feed.write(sink, begin, len(feed.source.log))
     server = sink._server  # type: ignore[attr-defined]
     run = server.run
@@ -142,90 +140,8 @@ def _deliver_until(feed: RowFeed, sink: Sink, begin: int, cut: int) -> bool:
 def test_random_rounds_replays_cuts_and_scans(
     harness: ClickHouseHarness, options: Mapping[str, object], seed: int
 ) -> None:
-    """Whatever was repeated, cut or scanned again, the view is the source."""
-    rng = random.Random(seed)
-    keyless = [] if options else [table_of("v", a="int32", b="text")]
-    source = Source(table_of("t", key=("a",), a="int32", b="text", c="text"), *keyless)
-    feed = RowFeed(source, options=options)
-    for _ in range(6):
-        for _ in range(rng.randint(1, 6)):
-            changes = _keyed_changes(rng, source, sends_all="history" in options)
-            if keyless:
-                changes += _keyless_changes(rng, source)
-            source.commit(*changes)
-        begin = rng.choice([feed.place, feed.place, rng.randint(0, feed.place)])
-        for _ in range(rng.randint(0, 3)):
-            with suppress(_Cut):
-                _deliver_until(feed, feed.open(harness.sink(options)), begin, rng.randrange(8))
-        sink = feed.open(harness.sink(options))
-        feed.deliver(sink, begin)
-        if rng.random() < 0.3:
-            for table in source.schemas:
-                feed.open(sink)
-                feed.scan(sink, table)
-        sink.close()
-        for table in source.schemas:
-            assert visible(_live(harness.rows(table))) == source.rows(table)
-
-
-def _live(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    return [r for r in rows if r.get("_is_current", True) and not r.get("_deleted", False)]
-
-
-#: Columns that the source does not send, and those that change.
-_UPDATES: Sequence[tuple[Sequence[str], Mapping[str, object]]] = (
-    ((), {"b": "up"}),
-    ((), {"c": None}),
-    (("b",), {"c": "up"}),
-    (("b", "c"), {}),
-)
-
-
-def _keyed_changes(rng: random.Random, source: Source, *, sends_all: bool) -> list[Change]:
-    """Some changes of ``t`` in one transaction. With history a value that was not sent is NULL."""
-    keys = {row["a"] for row in source.rows("t")}
-    found: list[Change] = []
-    for _ in range(rng.randint(1, 5)):
-        new, kind = rng.randrange(16), rng.random()
-        old = rng.choice(sorted(keys, key=repr)) if keys else None
-        if old is None or (kind < 0.4 and new not in keys):
-            keys.add(new)
-            found.append(
-                insert("t", a=new, b=rng.choice([None, "", "x"]), c=rng.choice([None, "z"]))
-            )
-        elif kind < 0.65:
-            unsent, sets = rng.choice(_UPDATES)
-            found.append(update("t", {"a": old}, () if sends_all else unsent, **sets))
-        elif kind < 0.8 and new not in keys:
-            keys = keys - {old} | {new}
-            found.append(update("t", {"a": old}, a=new, b="moved"))
-        elif kind < 0.96:
-            keys.discard(old)
-            found.append(delete("t", a=old))
-        else:
-            keys.clear()
-            found.append(truncate("t"))
-    return found
-
-
-def _keyless_changes(rng: random.Random, source: Source) -> list[Change]:
-    """Some changes of ``v`` in one transaction."""
-    rows, found = source.rows("v"), []
-    for _ in range(rng.randint(0, 4)):
-        new: dict[str, object] = {"a": rng.randrange(2), "b": rng.choice(["p", "q", None])}
-        kind = rng.random()
-        if rows and kind < 0.5:
-            old = rows.pop(rng.randrange(len(rows)))
-            found.append(delete("v", **old) if kind < 0.25 else update("v", old, **new))
-            if kind >= 0.25:
-                rows.append(new)
-        elif kind > 0.97:
-            rows.clear()
-            found.append(truncate("v"))
-        else:
-            rows.append(new)
-            found.append(insert("v", **new))
-    return found
+    """A round may be cut after each of its statements."""
+    run_random_rounds(harness, seed, options, _deliver_until, rounds=6)
 
 
 def test_every_change_of_scans_that_break_and_of_truncations(harness: ClickHouseHarness) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from changefeed.events import Resolved
 from sinks.base import Batch, Epoch, Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
+from sinks.testing.rounds import run_random_rounds
 from sinks.testing.rows import (
     RowFeed,
     Source,
@@ -28,7 +28,6 @@ from sinks.testing.rows import (
     update,
 )
 from sinks.warehouse.spanner import SpannerSink
-from tests.conformance.test_clickhouse import _keyed_changes, _keyless_changes
 from tests.conformance.test_warehouse import late_run
 from tests.services.cache import server_folder
 from tests.services.spanner import SpannerServer
@@ -156,34 +155,15 @@ def test_a_transaction_larger_than_a_commit(harness: SpannerHarness) -> None:
 def test_random_rounds_replays_cuts_and_scans(
     harness: SpannerHarness, options: Mapping[str, object], seed: int
 ) -> None:
-    """Whatever was repeated, cut or scanned again, the tables are the source's."""
-    rng = random.Random(seed)
-    keyless = [] if options else [table_of("v", a="int32", b="text")]
-    source = Source(table_of("t", key=("a",), a="int32", b="text", c="text"), *keyless)
-    feed = RowFeed(source, options=options)
-    for _ in range(8):
-        for _ in range(rng.randint(1, 6)):
-            changes = _keyed_changes(rng, source, sends_all=False)
-            source.commit(*changes, *(_keyless_changes(rng, source) if keyless else ()))
-        begin = rng.choice([feed.place, feed.place, rng.randint(0, feed.place)])
-        for _ in range(rng.randint(0, 3)):
-            watched = _Watched(feed.open(harness.sink(options)))
-            watched.cut = rng.randrange(8)
-            with suppress(_Cut):
-                feed.deliver(watched.sink, begin)
-            watched.sink.close()
-        sink = _Watched(feed.open(harness.sink(options))).sink
-        feed.deliver(sink, begin)
-        if rng.random() < 0.4:
-            for table in source.schemas:
-                feed.open(sink)
-                feed.scan(sink, table, upto=rng.randrange(4), end=False)
-                feed.open(sink)
-                feed.scan(sink, table)
-        sink.close()
-        for table in source.schemas:
-            rows = [r for r in harness.rows(table) if not r.get("_deleted")]
-            assert visible(rows) == source.rows(table)
+    """A round may be cut before each of its commits, which are small."""
+    run_random_rounds(harness, seed, options, _deliver_until)
+
+
+def _deliver_until(feed: RowFeed, sink: Sink, begin: int, commits: int) -> None:
+    watched = _Watched(sink)
+    watched.cut = commits
+    with suppress(_Cut):
+        feed.deliver(watched.sink, begin)
 
 
 def test_a_large_round_is_within_the_limits(harness: SpannerHarness) -> None:

@@ -12,6 +12,7 @@ from changefeed.errors import Action, ChangefeedError
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
+from sinks.testing.rounds import run_random_rounds
 from sinks.testing.rows import RowFeed, Source, delete, insert, table_of
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
@@ -190,6 +191,36 @@ def test_late_run_postgresql(postgres: Database) -> None:
 def test_late_run_mariadb(mariadb: MariaDB) -> None:
     with mariadb.database() as database:
         late_run(MariaDBHarness(mariadb, database))
+
+
+# ---------------------------------------------------------------------- random rounds
+
+_OPTIONS: Sequence[Mapping[str, object]] = (
+    {},
+    {"deletes": "soft"},
+    {"history": "scd2"},
+    {"sequence_column": "none"},
+)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("options", _OPTIONS, ids=str)
+def test_random_rounds_duckdb(tmp_path: Path, options: Mapping[str, object], seed: int) -> None:
+    run_random_rounds(DuckDBHarness(tmp_path / "shop.duckdb"), seed, options)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("postgres", [14, 16], indirect=True)
+@pytest.mark.parametrize("options", _OPTIONS, ids=str)
+def test_random_rounds_postgresql(postgres: Database, options: Mapping[str, object]) -> None:
+    run_random_rounds(PostgreSQLHarness(postgres), 3, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", _OPTIONS, ids=str)
+def test_random_rounds_mariadb(mariadb: MariaDB, options: Mapping[str, object]) -> None:
+    with mariadb.database() as database:
+        run_random_rounds(MariaDBHarness(mariadb, database), 4, options)
 
 
 # ---------------------------------------------------------------------- errors of real servers
