@@ -201,6 +201,7 @@ class WarehouseSink:
         self._warehouse.rest()
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """All rows go, are marked or ended; replayed, it does nothing."""
         self._connect()
         known = self._table(target, event.schema)
         place = event.at.version, event.seq
@@ -208,12 +209,16 @@ class WarehouseSink:
             return
         shape = Shape(event.schema, target.topic)
         self._prepare(known, shape, scan=False)
+        self._truncate(known, shape, event)
+        known.version, known.seq = place
+
+    def _truncate(self, known: _Known, shape: Shape, event: Truncate) -> None:
+        """TRUNCATE, and that it is applied."""
         table = known.table
         statements = self._strategy.begin(table, self._node)
         statements += self._strategy.truncate(table, shape, event.at, event.seq)
-        statements.append(table.applied.advance(*place))
+        statements.append(table.applied.advance(event.at.version, event.seq))
         self._run([Statement(sql, table.topic) for sql in statements])
-        known.version, known.seq = place
         self._warehouse.rest()
 
     def close(self) -> None:
@@ -228,16 +233,21 @@ class WarehouseSink:
         self._connect()
         known = self._table(target, event.old)
         place = event.at.version, event.seq
-        table, warehouse = known.table, self._warehouse
         if place <= (known.version, known.seq):
             return
-        present = warehouse.columns(warehouse.dialect.fit(self._strategy.place(target.topic)))
-        begin, advance = self._strategy.begin(table, self._node), table.applied.advance(*place)
-        steps = self._strategy.evolve(table, event, present) if present else []
-        self._define([*begin, *steps, advance], target.topic)
+        self._evolve(known, event)
         known.version, known.seq = place
         known.ready.clear()
         known.staging.clear()
+
+    def _evolve(self, known: _Known, event: SchemaChange) -> None:
+        """The change of shape, and that it is applied."""
+        table, warehouse = known.table, self._warehouse
+        present = warehouse.columns(warehouse.dialect.fit(self._strategy.place(table.topic)))
+        steps = self._strategy.begin(table, self._node)
+        steps += self._strategy.evolve(table, event, present) if present else []
+        steps.append(table.applied.advance(event.at.version, event.seq))
+        self._define(steps, table.topic)
         warehouse.rest()
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:

@@ -214,15 +214,8 @@ class SpannerSink(WarehouseSink):
             with self._errors():
                 self._server.transact(work)
 
-    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        self._connect()
-        known = self._table(target, event.schema)
-        place = event.at.version, event.seq
-        if place <= (known.version, known.seq):
-            return
-        shape = Shape(event.schema, target.topic)
-        self._prepare(known, shape, scan=False)
-        table = known.table
+    def _truncate(self, known: _Known, shape: Shape, event: Truncate) -> None:
+        table, place = known.table, (event.at.version, event.seq)
         if self._keeping.soft:
             if self._is_done(known, place):
                 return
@@ -239,7 +232,6 @@ class SpannerSink(WarehouseSink):
 
         with self._errors():
             self._server.transact(work, table.topic)
-        known.version, known.seq = place
 
     def _end_all(self, table: Table, shape: Shape, version: int, older: str) -> None:
         """Rows older than a version go, or are marked; cut short, it may come again."""
@@ -280,20 +272,15 @@ class SpannerSink(WarehouseSink):
 
     # ------------------------------------------------------------------ optional protocols
 
-    def evolve(self, event: SchemaChange, target: Target) -> None:
-        """Follow a change of shape; replayed, it does nothing. A renamed column is a new one that
-        gets the values of the old one: Spanner renames none."""
-        self._connect()
-        known = self._table(target, event.old)
-        place = event.at.version, event.seq
-        table, server = known.table, self._server
-        if place <= (known.version, known.seq):
-            return
+    def _evolve(self, known: _Known, event: SchemaChange) -> None:
+        """A renamed column is a new one that gets the values of the old one: Spanner renames
+        none."""
+        table, server, place = known.table, self._server, (event.at.version, event.seq)
         # A change that another run has made must not be made again: what it added would be taken
         # for a column that the source has dropped.
         if self._is_done(known, place):
             return
-        present = server.columns(target.topic)
+        present = server.columns(table.topic)
         if present:
             keeping.refuse_exchange(table, event)
             present = keeping.to_follow(table, event, present)
@@ -314,8 +301,6 @@ class SpannerSink(WarehouseSink):
 
         with self._errors():
             server.transact(work, table.topic)
-        known.version, known.seq = place
-        known.ready.clear()
 
     def _change(
         self, table: Table, changes: Sequence[evolution.Change], types: dict[str, str]
