@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 
 
 class IntoSpanner(Bench):
+    options = ""  # a table without a key has columns of ours there
     server: SpannerServer
 
     def uri(self) -> str:

@@ -85,10 +85,12 @@ class Bench:
     def uri(self) -> str:
         raise NotImplementedError
 
+    #: Of every feed; without our column the target has the source's columns only.
+    options = "WITH sequence_column = 'none'"
+
     def create(self, targets: str, options: str = "") -> None:
         self.feeds.execute(
-            f"CREATE CHANGEFEED f FOR {targets} INTO '{self.uri()}'"
-            f" WITH sequence_column = 'none'{options}"
+            f"CREATE CHANGEFEED f FOR {targets} INTO '{self.uri()}' {self.options}{options}"
         )
 
 
