@@ -3,7 +3,8 @@
 One table of ``--rows`` rows; then changes of 1 %, 10 % and 100 % of them (80 % updates, 10 %
 deletes, 10 % inserts, keys at random, one key in ten changed twice), each on a fresh copy:
 
-sink       what a feed does: rows of the log are staged, one MERGE a round of ``--round`` rows
+sink       what a feed does: rows of the log are staged and merged in rounds as large as the sink
+           takes of a backlog
 by hand    what a data engineer writes into foreachBatch: the batch as a Parquet file of typed
            columns, the last row of each key by a window, one MERGE, a table without settings
 duckdb     the same rows and statement in DuckDB
@@ -34,7 +35,7 @@ from benchmarks.measure import Cost, Meter
 from changefeed.clock import Timestamp
 from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
-from sinks.base import Batch, Epoch, Sink, SinkContext, Target
+from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.registry import open_sink
 
 SCHEMA = TableSchema(
@@ -133,10 +134,9 @@ def _typed(log: pa.Table) -> pa.Table:
 class Bench:
     """One engine, one folder."""
 
-    def __init__(self, engine: SparkEngine, folder: Path, round_rows: int) -> None:
+    def __init__(self, engine: SparkEngine, folder: Path) -> None:
         self.engine = engine
         self.folder = folder
-        self.round_rows = round_rows
         self._places = 0
 
     @contextmanager
@@ -168,16 +168,18 @@ class Bench:
         return costs[0]
 
     def _rounds(self, sink: Sink, log: pa.Table, *, scan: bool) -> None:
-        for number, start in enumerate(range(0, log.num_rows, self.round_rows), 1):
-            part = log.slice(start, self.round_rows)
+        receipts: list[Receipt] = []
+        waiting, number = 0, 1
+        for start in range(0, log.num_rows, CHUNK):
+            part = log.slice(start, CHUNK)
             epoch = Epoch(number, Timestamp(part["wall"][-1].as_py()))
-            receipts = [
-                sink.write(
-                    Batch("bench", epoch, n, TARGET, SCHEMA, part.slice(at, CHUNK), scan=scan)
-                )
-                for n, at in enumerate(range(0, part.num_rows, CHUNK))
-            ]
-            sink.commit(epoch, receipts)
+            batch = Batch("bench", epoch, len(receipts), TARGET, SCHEMA, part, scan=scan)
+            receipts.append(sink.write(batch))
+            waiting += part.num_rows
+            most = sink.capabilities.round_rows if scan else _round_rows(sink)
+            if waiting >= most or start + CHUNK >= log.num_rows:
+                sink.commit(epoch, receipts)
+                receipts, waiting, number = [], 0, number + 1
 
     # -- by hand ----------------------------------------------------------------------------
 
@@ -258,11 +260,14 @@ class Bench:
         return costs[0]
 
 
+def _round_rows(sink: Sink) -> int:
+    return int(getattr(sink, "round_rows", sink.capabilities.round_rows))
+
+
 def main() -> None:
     """Run and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
-    parser.add_argument("--round", type=int, default=2_000_000, help="rows of one round")
     parser.add_argument("--percent", type=float, nargs="*", default=[1, 10, 100])
     parser.add_argument("--formats", nargs="*", default=["delta", "iceberg"])
     parser.add_argument("--heap", default="4g")
@@ -270,7 +275,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="changefeed-bench-lake-"))
     try:
         with SparkEngine(heap=words.heap, packs=words.formats) as engine:
-            bench = Bench(engine, folder, words.round)
+            bench = Bench(engine, folder)
             _run(bench, words.rows, words.percent, words.formats)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -61,7 +61,8 @@ class Capabilities:
             change log meanwhile. 0 is as soon as there is data. A sink object may have an
             attribute ``pace`` of its own, which goes before this one and may change.
         round_rows: a backlog is committed in rounds of about so many rows; 0 is after every
-            slice of the log. For sinks whose commit costs much whatever it holds (merges).
+            slice of the log. For sinks whose commit costs much whatever it holds (merges). A sink
+            object may have an attribute of this name, too, which is asked after each slice.
         spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
         resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` and
             to nothing else. Without it a mark covers all tables, so it waits for one that failed.

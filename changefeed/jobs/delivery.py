@@ -92,7 +92,7 @@ class Delivery:
             ChangefeedError: the source or the sink failed.
         """
         # Asked here, in the feed's thread: the sink is opened by it.
-        typed, wanted = self._outlet.takes_rows, self._outlet.round_rows
+        typed = self._outlet.takes_rows
         source = items(self._keeper, bounds, upto, _slice_bytes(feed))
         total = 0
         settled = False
@@ -110,7 +110,8 @@ class Delivery:
                     current = self._mark(feed, item, current, on_schema_change)
                 elif isinstance(item, Turn):
                     current.turn = item
-                    if ended or current.rows >= wanted or not current.rows or interrupted():
+                    full = current.rows >= self._outlet.round_rows
+                    if ended or full or not current.rows or interrupted():
                         self._commit(feed, current)
                         current = self._round(upto)
                         after_commit()

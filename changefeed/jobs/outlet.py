@@ -154,8 +154,9 @@ class Outlet:
 
     @property
     def round_rows(self) -> int:
-        """Rows after which a backlog is committed."""
-        return self.open().capabilities.round_rows
+        """Rows after which a backlog is committed; may change with each write."""
+        sink = self.open()
+        return int(getattr(sink, "round_rows", sink.capabilities.round_rows))
 
     @property
     def resolves(self) -> bool:

@@ -48,6 +48,9 @@ _PROPERTIES = {
     "delta.columnMapping.mode": "name",
     # A changed row costs its place in a bitmap, not the writing of its whole file again.
     "delta.enableDeletionVectors": "true",
+    # A checkpoint takes as long as some rounds, and rows wait for it. Each tenth commit is too
+    # often where a commit comes every few seconds; readers open this many small files at most.
+    "delta.checkpointInterval": "50",
 }
 
 

@@ -26,6 +26,12 @@ _PROPERTIES = {
     "write.delete.mode": "merge-on-read",
 }
 
+#: From so many rows on, what a MERGE writes is left in the tasks that made it. Below, it is
+#: brought together by file: that writes few files, but all rows that come into an unpartitioned
+#: table in one task.
+SPREAD_ROWS = 500_000
+_DISTRIBUTION = "spark.sql.iceberg.distribution-mode"
+
 #: Session setting that puts a property into the summary of the next snapshot.
 _SUMMARY = "spark.sql.iceberg.snapshot-property."
 
@@ -100,6 +106,17 @@ class IcebergTable(LakeTable):
         )
         if clusters:
             self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
+
+    def run(self, statement: str, rows: int = 0) -> None:
+        ordered = self.options.get("partition_by") or self.options.get("cluster_by")
+        if rows < SPREAD_ROWS or ordered:
+            super().run(statement, rows)
+            return
+        self.session.conf.set(_DISTRIBUTION, "none")
+        try:
+            super().run(statement, rows)
+        finally:
+            self.session.conf.unset(_DISTRIBUTION)
 
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")

@@ -58,8 +58,11 @@ if TYPE_CHECKING:
 REST = 1.0
 #: Seconds between two merges, least and most.
 PACES = (1.0, 30.0)
-#: A MERGE costs seconds whatever it holds, and this many rows fit in memory easily.
+#: Rows of a scan that are appended at a time.
 ROUND_ROWS = 2_000_000
+#: Of a backlog a round takes what fits, because a merge looks through the table whatever it
+#: brings: rows, bytes of their keys (which are held in memory), bytes of staged files.
+MOST_ROWS, MOST_KEY_BYTES, MOST_BYTES = 10_000_000, 128 << 20, 1 << 30
 #: The longest name of a table.
 NAME_LIMIT = 200
 #: Table with the resolved timestamp of each feed.
@@ -130,6 +133,13 @@ class LakeSink:
             except ChangefeedError as error:
                 keyless.append(error)
         return keyless + look.problems(self._place, self._layout, context.targets)
+
+    @property
+    def round_rows(self) -> int:
+        """See :class:`sinks.base.Capabilities`: none once the round has enough bytes."""
+        staged = self._staged.values()
+        keys, size = sum(file.keys.nbytes for file in staged), sum(file.bytes for file in staged)
+        return 0 if keys >= MOST_KEY_BYTES or size >= MOST_BYTES else MOST_ROWS
 
     def write(self, batch: Batch) -> Receipt:
         """Stage the rows that the target does not have."""
@@ -297,7 +307,8 @@ class LakeSink:
             upto = epoch.upto if whole else None
             with lake.commit_notes(self._opened.feed, upto, applied):
                 if not self._upserted(lake, schema, files):
-                    lake.run(self._statement(lake, schema, files))
+                    rows = sum(file.rows for file in files)
+                    lake.run(self._statement(lake, schema, files), rows)
             self._upkeep.after_commit(lake)
         self._floors[target.topic] = applied
 

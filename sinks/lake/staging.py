@@ -8,8 +8,10 @@ come. All of it works on whole columns.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,12 +142,11 @@ def settled(files: Sequence[Staged]) -> list[Staged]:
     if len(last) == everything.num_rows:
         return list(files)
     keep = pa.array(_mask(last, everything.num_rows))
-    out, start = [], 0
-    for file in files:
-        mask = keep.slice(start, file.rows)
-        start += file.rows
-        out += _kept(file, mask)
-    return out
+    ends = list(itertools.accumulate(file.rows for file in files))
+    masks = [keep.slice(end - file.rows, file.rows) for file, end in zip(files, ends, strict=True)]
+    # Arrow compresses one file in one thread.
+    with ThreadPoolExecutor(pa.cpu_count()) as threads:
+        return [kept for some in threads.map(_kept, files, masks) for kept in some]
 
 
 def _kept(file: Staged, mask: pa.Array) -> list[Staged]:
@@ -197,8 +198,14 @@ def read(session: SparkSession, files: Sequence[Staged]) -> DataFrame:
 def _write(table: pa.Table, path: Path) -> None:
     # A name that begins with a dot or _ is not read by Spark; the rename makes it whole.
     partial = path.with_name(f".{path.name}")
+    # A dictionary would cost as much again as the rest, and the file is read once.
     pq.write_table(
-        table, partial, compression="zstd", compression_level=1, row_group_size=ROW_GROUP
+        table,
+        partial,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        row_group_size=ROW_GROUP,
     )
     os.replace(partial, path)
 

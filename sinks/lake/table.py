@@ -253,8 +253,8 @@ class LakeTable(ABC):
             for name in settings:
                 self.session.conf.unset(name)
 
-    def run(self, statement: str) -> None:
-        """Run a statement that writes."""
+    def run(self, statement: str, rows: int = 0) -> None:
+        """Run a statement that writes about so many rows, 0: of no matter how many."""
         self.session.sql(statement).collect()
 
     def layout_columns(self, option: object, columns: Mapping[str, str]) -> list[str]:

@@ -11,8 +11,10 @@ import pytest
 
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, ScansBySpark, Sink, SinkContext
+from sinks.lake import iceberg
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from sinks.testing.rounds import run_random_rounds
 from tests.lake import Lake, unused_catalog
 
 pytestmark = pytest.mark.spark
@@ -100,3 +102,13 @@ def test_scans_by_spark(
     case: MergeCase, kind: str, tmp_path: Path, spark_engine: SparkEngine
 ) -> None:
     run_merge_case(case, BySpark(spark_engine, place(kind, tmp_path), tmp_path / "scratch"))
+
+
+@pytest.mark.slow
+def test_random_rounds(
+    tmp_path: Path, spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
+    monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
+    harness = LakeHarness(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
+    run_random_rounds(harness, 5, rounds=2)

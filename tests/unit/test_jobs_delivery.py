@@ -228,6 +228,19 @@ def test_a_round_is_as_large_as_the_sink_likes(bench: Bench) -> None:
     assert bench.commits == 2
 
 
+def test_a_sink_may_have_enough_after_any_slice(bench: Bench) -> None:
+    bench.outlet.round_rows = 1000
+    write = bench.outlet.write
+
+    def full(batch: Batch) -> Receipt:
+        bench.outlet.round_rows = 0
+        return write(batch)
+
+    bench.outlet.write = full  # type: ignore[method-assign]
+    bench.deliver(*THREE)
+    assert [c[1] for c in bench.outlet.done if c[0] == "commit"] == [2, 1, 2]
+
+
 def test_a_round_ends_where_something_else_waits(bench: Bench) -> None:
     bench.outlet.round_rows = 1000
     bench.deliver(*THREE, interrupted=lambda: True)

@@ -16,6 +16,7 @@ from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.uri import redact
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
+from sinks.lake import sink as lake_sink
 from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.merge import literal, quote
@@ -385,6 +386,27 @@ def test_the_pace_follows_what_a_merge_usually_takes() -> None:
         paces.append(sink.pace)
     # The first, cold one says nothing; a single slow one is taken for an exception.
     assert paces == [1.0, 4.0, 3.0, 3.0, 11.0, 11.0, 30.0, 1.0]
+
+
+def test_a_backlog_is_merged_in_rounds_of_what_fits(tmp_path: Path) -> None:
+    sink = open_sink("delta:///srv/lake", {})
+    assert isinstance(sink, LakeSink)
+    assert sink.round_rows == lake_sink.MOST_ROWS > sink.capabilities.round_rows
+    file = staged(tmp_path, "a", batch(("c", 1, 1, "x")))
+    assert file is not None
+    sink._staged["a"] = replace(file, bytes=lake_sink.MOST_BYTES)
+    assert sink.round_rows == 0, "bytes on disk"
+    keys = pa.table({"c0": pa.array(["x" * 1000] * (lake_sink.MOST_KEY_BYTES // 1000 + 1))})
+    sink._staged["a"] = replace(file, keys=keys)
+    assert sink.round_rows == 0, "keys in memory"
+    sink.abort(Epoch(1, Timestamp(1)), [])
+    assert sink.round_rows == lake_sink.MOST_ROWS
+
+
+def test_many_keys_are_joined_without_holding_them() -> None:
+    sizes = (1, delta_round.BROADCAST, delta_round.BROADCAST + 1, delta_round.HASHED + 1)
+    joins = [delta_round._join(size) for size in sizes]
+    assert joins == ["broadcast", "broadcast", "shuffle_hash", "merge"]
 
 
 class _File:
