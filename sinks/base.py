@@ -244,6 +244,18 @@ class Checks(Protocol):
 
 
 @runtime_checkable
+class Overlooks(Protocol):
+    """Optional: a sink whose :meth:`Checks.check` cannot look at everything at each target."""
+
+    def overlooked(self) -> str:
+        """What it does not look at, as a sentence for VALIDATE; empty when that is nothing.
+
+        Nothing is connected for this.
+        """
+        ...
+
+
+@runtime_checkable
 class WritesStreams(Protocol):
     """Optional: a sink that settles a whole executor task at once is faster than per batch."""
 

@@ -104,6 +104,7 @@ class Planner:
         self.around = around
         self.catalog = around.catalog
         self.problems: list[ChangefeedError] = []
+        self._overlooked: list[str] = []
 
     def plan(self) -> FeedPlan | None:
         """The plan; None (and problems) when too little is known to make one."""
@@ -141,7 +142,7 @@ class Planner:
             return
         topic_of = sink.topics(options)
         targets = {place.schema.table: place for place in found}
-        self.problems += probe(
+        problems, overlooked = probe(
             sink,
             options,
             [
@@ -149,6 +150,8 @@ class Planner:
                 for table, place in targets.items()
             ],
         )
+        self.problems += problems
+        self._overlooked += overlooked
 
     def _check_name(self) -> None:
         name = self.statement.name
@@ -257,7 +260,7 @@ class Planner:
                 self.statement.name, targets, connection.name, sink.written, options
             ),
             messages=messages,
-            notices=(*options.notes, *table_notices(tables, sink)),
+            notices=(*options.notes, *table_notices(tables, sink), *self._overlooked),
         )
 
     def _check_cursor(self, options: Options, source: str, found: Sequence[Found]) -> None:

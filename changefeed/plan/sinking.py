@@ -10,7 +10,7 @@ from changefeed.errors import ChangefeedError, Span
 from changefeed.options import FULL_TABLE_NAME, Options
 from changefeed.schema import TableName
 from sinks import registry
-from sinks.base import Capabilities, Checks, SinkContext, Target
+from sinks.base import Capabilities, Checks, Overlooks, SinkContext, Target
 
 #: Scheme of a feed without a sink, in the sink registry.
 SINKLESS = "sinkless"
@@ -80,22 +80,26 @@ def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
     return problems
 
 
-#: Connects to the target of a feed of these tables and says what is wrong there.
-Probe = Callable[[Sinking, Options, Sequence[Target]], list[ChangefeedError]]
+#: Connects to the target of a feed of these tables and says what is wrong there, and what it could
+#: not look at.
+Probe = Callable[[Sinking, Options, Sequence[Target]], tuple[list[ChangefeedError], list[str]]]
 
 
 def probe_of(catalog: Catalog) -> Probe:
     """Looks at the target itself, where the sink has a way; changes nothing there."""
 
-    def probe(sink: Sinking, options: Options, targets: Sequence[Target]) -> list[ChangefeedError]:
+    def probe(
+        sink: Sinking, options: Options, targets: Sequence[Target]
+    ) -> tuple[list[ChangefeedError], list[str]]:
         if sink.written is None:
-            return []
+            return [], []
         given: dict[str, object] = {**options, "state_url": catalog.url}
         context = SinkContext("validate", 0, tuple(targets), options=options)
         try:
             opened = registry.open_sink(sink.real, given)
         except ChangefeedError:
-            return []  # told already: it shows without connecting
+            return [], []  # told already: it shows without connecting
+        overlooked = opened.overlooked() if isinstance(opened, Overlooks) else ""
         try:
             problems = opened.check(context) if isinstance(opened, Checks) else []
         except ChangefeedError as error:
@@ -104,6 +108,6 @@ def probe_of(catalog: Catalog) -> Probe:
             opened.close()
         for problem in problems:
             problem.span = problem.span or sink.span
-        return problems
+        return problems, [overlooked] if overlooked else []
 
     return probe

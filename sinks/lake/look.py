@@ -2,15 +2,18 @@
 takes longer than a person likes to wait; it makes nothing.
 
 What only Spark can reach (other filesystems than a disk and S3, other databases than PostgreSQL,
-other logins of a REST catalog than tokens and OAuth clients) is not looked at.
+other logins of a REST catalog than tokens and OAuth clients) is not looked at, which
+:func:`overlooked` says. Of HDFS it is known whether there is a server at the NameNode's address.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,6 +40,20 @@ class Look(Protocol):
         Raises:
             ChangefeedError: CF5006, something else is in its way.
         """
+
+
+def overlooked(place: Place) -> str:
+    """What :func:`problems` cannot see at a place, as a sentence; empty when it sees all it
+    looks for."""
+    look = _look_at(place)
+    if look is None:
+        return f"{place.shown} was not looked at: only Spark can, when the feed runs"
+    if isinstance(look, HdfsLook):
+        return (
+            f"of {place.shown} only the NameNode's address was tried: rights and tables that are "
+            "there show when the feed runs"
+        )
+    return ""
 
 
 def problems(place: Place, layout: Layout, targets: Sequence[Target]) -> list[ChangefeedError]:
@@ -81,12 +98,44 @@ def _look_at(place: Place) -> Look | None:
     files = Files(settings)
     if kind == "rest":
         return RestLook(place, settings) if RestLook.knows(settings) else None
+    address = urlsplit(place.root)
+    if kind != "jdbc" and address.scheme.lower() == "hdfs" and address.port:
+        return HdfsLook(place, address.hostname or "", address.port)
     if not files.knows(place.root):
         return None
     if kind == "jdbc":
         known = settings["uri"].startswith("jdbc:postgresql:")
         return JdbcLook(place, settings, files) if known else None
     return DeltaLook(place, files) if place.format == "delta" else HadoopLook(place, files)
+
+
+# ------------------------------------------------------------------------------- HDFS
+
+#: Seconds for a connection to a NameNode.
+CONNECT_SECONDS = 5.0
+
+
+class HdfsLook:
+    """The NameNode's address. A name without a port may be one of a cluster's own configuration,
+    which Spark reads."""
+
+    def __init__(self, place: Place, host: str, port: int) -> None:
+        self._place = place
+        self._address = host, port
+
+    def reach(self) -> None:
+        try:
+            socket.create_connection(self._address, CONNECT_SECONDS).close()
+        except OSError as failure:
+            raise ChangefeedError(
+                "CF5001",
+                f"cannot reach {self._place.shown}",
+                detail=type(failure).__name__,
+                hint="the address is that of the NameNode's RPC (fs.defaultFS of its cluster).",
+            ) from None
+
+    def columns(self, name: str) -> None:
+        return None
 
 
 # ------------------------------------------------------------------------------ Delta

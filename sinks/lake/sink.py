@@ -141,6 +141,12 @@ class LakeSink:
         keys, size = sum(file.keys.nbytes for file in staged), sum(file.bytes for file in staged)
         return 0 if keys >= MOST_KEY_BYTES or size >= MOST_BYTES else MOST_ROWS
 
+    def overlooked(self) -> str:
+        """See :class:`sinks.base.Overlooks`."""
+        from sinks.lake import look
+
+        return look.overlooked(self._place)
+
     def write(self, batch: Batch) -> Receipt:
         """Stage the rows that the target does not have."""
         self._check_key(batch.schema)

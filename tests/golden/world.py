@@ -333,6 +333,7 @@ class World:
         self.session = Session()
         self.logs: dict[str, Timestamp] = {}
         self.target_troubles: list[str] = []
+        self.target_overlooked: list[str] = []
         self.probed: list[str] = []
         self.engine = Engine(
             self.catalog,
@@ -345,10 +346,11 @@ class World:
 
     def _probe(
         self, sink: Sinking, options: Options, targets: Sequence[Target]
-    ) -> list[ChangefeedError]:
+    ) -> tuple[list[ChangefeedError], list[str]]:
         """What the target answers: ``targets`` are the topics asked about."""
         self.probed = [target.topic for target in targets]
-        return [ChangefeedError("CF5001", why, span=sink.span) for why in self.target_troubles]
+        troubles = [ChangefeedError("CF5001", why, span=sink.span) for why in self.target_troubles]
+        return troubles, self.target_overlooked
 
     def open_source(self, name: str, uri: str) -> FakeSource:
         return self.sources.setdefault(name, FakeSource(name, uri, shop(name)))

@@ -192,6 +192,14 @@ def test_validate_looks_at_the_target_and_tells_everything(world: World) -> None
     assert world.catalog.jobs() == []
 
 
+def test_validate_says_what_of_the_target_it_did_not_look_at(world: World) -> None:
+    world.target_overlooked = ["hdfs://nn/lake was not looked at"]
+    rows = world.run("VALIDATE CREATE CHANGEFEED f FOR orders INTO 'null://'").rows
+    assert ("warning", "", "", "hdfs://nn/lake was not looked at", "") in rows
+    made = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    assert "hdfs://nn/lake was not looked at" not in made.notices
+
+
 def test_create_does_not_wait_for_the_target(world: World) -> None:
     world.target_troubles = ["cannot reach the broker"]
     world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:9092'")

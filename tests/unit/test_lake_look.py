@@ -16,6 +16,8 @@ import pytest
 from changefeed.errors import ChangefeedError
 from changefeed.schema import TableSchema
 from sinks.base import Checks, SinkContext, Target
+from sinks.lake.look import overlooked
+from sinks.lake.place import place_of
 from sinks.registry import open_sink
 from sinks.testing.rows import table_of
 
@@ -193,6 +195,7 @@ def test_a_store_that_is_not_there() -> None:
     "uri",
     [
         "delta:///gs://bucket/lake",
+        "delta:///hdfs://a-name-of-the-cluster-s-own/lake",
         "delta:///s3a://bucket/lake?fs.s3a.aws.credentials.provider=com.example.Login",
         "iceberg://c/n?type=jdbc&uri=jdbc:mysql://127.0.0.1:1/db&warehouse=/tmp",
         "iceberg://c/n?type=rest&uri=http://127.0.0.1:1&rest.sigv4-enabled=true",
@@ -200,6 +203,19 @@ def test_a_store_that_is_not_there() -> None:
 )
 def test_what_only_spark_can_reach_is_not_looked_at(uri: str) -> None:
     assert look(uri) == []
+    assert "was not looked at: only Spark can" in overlooked(place_of(uri))
+
+
+def test_of_hdfs_the_name_node_s_address_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"hdfs://127.0.0.1:{server.getsockname()[1]}/lake"
+        uris = [f"delta:///{place}", f"iceberg://c/n?type=hadoop&warehouse={place}"]
+        assert [look(uri) for uri in uris] == [[], []]
+    for uri in uris:
+        [problem] = look(uri)
+        assert codes([problem]) == ["CF5001"]
+        assert problem.message == f"cannot reach {place}"
+        assert "only the NameNode's address was tried" in overlooked(place_of(uri))
 
 
 def test_a_look_needs_no_spark(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 def codes(catalog: Catalog, uri: str | None) -> list[str]:
     sink = find_sink(catalog, uri, None)
-    problems = probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
+    problems, _ = probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
     return [problem.code.number for problem in problems]
 
 
@@ -56,5 +56,18 @@ def test_what_there_is_nothing_to_ask_of(catalog: Catalog, tmp_path: Path) -> No
 def test_the_problem_points_at_the_uri(catalog: Catalog) -> None:
     span = to_span(nodes.Span(5, 9))
     sink = find_sink(catalog, "elasticsearch://127.0.0.1:1/", span)
-    (problem,) = probe_of(catalog)(sink, Options.from_dict({}), ())
+    (problem,), _ = probe_of(catalog)(sink, Options.from_dict({}), ())
     assert problem.span == span
+
+
+def test_what_a_sink_does_not_look_at_is_said(catalog: Catalog, tmp_path: Path) -> None:
+    def overlooked(uri: str) -> list[str]:
+        sink = find_sink(catalog, uri, None)
+        problems, words = probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
+        assert problems == []
+        return words
+
+    (word,) = overlooked("delta:///gs://bucket/lake?fs.gs.auth.key=pa55word")
+    assert word.startswith("gs://bucket/lake was not looked at")
+    assert "pa55" not in word
+    assert overlooked(f"delta://{tmp_path}/lake") == overlooked("null://") == []
