@@ -37,6 +37,10 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     def test_encoding(spark_engine: SparkEngine) -> None:    # the run's one Spark; closing it
         spark_engine.session()                               # does nothing, so lend it to nodes
 
+    @pytest.mark.spark
+    def test_lake(hdfs: Hdfs, spark_engine: SparkEngine) -> None:    # shared; `own_hdfs` is yours
+        uri = hdfs.directory(spark_engine.session(), "name")         # to stop() and start()
+
     @pytest.mark.bigquery                                    # skips where it cannot be
     def test_load(bigquery: BigQueryEmulator) -> None:
         with bigquery.dataset() as name: ...                 # bigquery.uri(name), .query(sql)
@@ -76,6 +80,7 @@ from tests.services.cache import cache_root, server_folder
 from tests.services.clickhouse import ClickHouseServer
 from tests.services.elasticsearch import DEFAULT_MAJOR as ELASTICSEARCH_MAJOR
 from tests.services.elasticsearch import Elasticsearch, OpenSearch
+from tests.services.hdfs import Hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import MariaDB
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
@@ -277,6 +282,24 @@ def s3() -> Iterator[S3Server]:
     """The run's shared S3 server (moto); make a bucket or use a prefix of your own."""
     with server_folder("s3") as folder:
         server = S3Server(folder).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[Hdfs]:
+    """The run's shared HDFS; use a directory of your own, and do not stop it."""
+    with server_folder("hdfs") as folder:
+        server = Hdfs(folder).start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def own_hdfs() -> Iterator[Hdfs]:
+    """An HDFS for this test alone, to stop and start again."""
+    with server_folder("hdfs") as folder:
+        server = Hdfs(folder).start()
         yield server
         server.stop()
 

@@ -7,7 +7,6 @@ import json
 import string
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from changefeed.spark.session import SparkEngine
@@ -55,8 +54,11 @@ class Lake:
                     session.conf.set(setting, value)
                 if not session.catalog.tableExists(self.table(name)):
                     return []
-            elif not Path(place.root, name, "_delta_log").is_dir():
-                return []
+            else:
+                java: Any = session.sparkContext._jvm
+                tables = java.io.delta.tables.DeltaTable
+                if not tables.isDeltaTable(session._jsparkSession, f"{place.root}/{name}"):
+                    return []
             return [row.asDict() for row in session.table(self.table(name)).collect()]
 
     def columns(self, name: str) -> dict[str, str]:

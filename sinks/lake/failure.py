@@ -23,6 +23,10 @@ _UNREACHABLE = re.compile(
     r"ConnectException|UnknownHostException|SocketTimeoutException|NoRouteToHost|"
     r"ServiceUnavailable|ServiceFailureException|RESTException|ConnectTimeout"
 )
+#: A NameNode that answers reads only: after its start, when blocks are missing, or on command.
+_SAFE_MODE = re.compile(r"SafeModeException|[Nn]ame node is in safe mode")
+#: What answers there does not speak as a NameNode does: its page of HTTP, for example.
+_NO_NAMENODE = re.compile(r"RPC response exceeds maximum data length|RpcNoSuchProtocolException")
 #: Classes of Amazon's SDK that are not loaded.
 _NO_SDK = re.compile(r"NoClassDefFoundError: software[./]amazon")
 _REFUSED = re.compile(
@@ -60,6 +64,22 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
             f"{where} has its tables in S3, and Spark was not told so",
             detail=about,
             hint=f"give the URI io-impl={S3_FILES}, and the jars for it are loaded.",
+        )
+    if _SAFE_MODE.search(text):
+        return ChangefeedError(
+            "CF5004",
+            f"{where} takes no writes: its NameNode is in safe mode",
+            detail=about,
+            hint="it leaves it by itself when it knows its blocks; hdfs dfsadmin -safemode get "
+            "says whether.",
+        )
+    if _NO_NAMENODE.search(text):
+        return ChangefeedError(
+            "CF5001",
+            f"{where} does not answer as a NameNode",
+            detail=about,
+            hint="the address is that of the NameNode's RPC (fs.defaultFS of its cluster), not of "
+            "its web page.",
         )
     if _REFUSED.search(text):
         return ChangefeedError(

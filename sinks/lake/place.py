@@ -2,17 +2,19 @@
 
     delta:///srv/lake                       one Delta table a directory under it
     delta:///s3a://bucket/lake              on another filesystem Spark reaches
+    delta:///hdfs://namenode:8020/lake
     iceberg://CATALOG/NAMESPACE?type=hadoop&warehouse=/srv/lake
     iceberg://CATALOG/NAMESPACE?type=rest&uri=https://..&warehouse=..&token=..
     iceberg://CATALOG/NAMESPACE?type=jdbc&uri=jdbc:postgresql://..&warehouse=..&jdbc.user=..
 
-Parameters that begin with ``fs.`` are settings of Hadoop's filesystems.
+Parameters that begin with ``fs.``, ``dfs.`` or ``ipc.`` are settings of Hadoop's filesystems.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from changefeed.errors import ChangefeedError
 from changefeed.uri import SinkURL
@@ -22,6 +24,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 #: Filesystems that need more than PySpark brings.
 _PACKS = {"s3a": "hadoop-aws"}
+
+#: Names of settings of Hadoop's filesystems: all of them, HDFS, and how its servers are called.
+HADOOP = ("fs.", "dfs.", "ipc.")
+#: With its defaults the client of HDFS knocks for 15 minutes (45 times 20 seconds) on an address
+#: that does not answer, and waits two minutes for a NameNode that hangs, before it says so. Trying
+#: again is the feed's part. The names and defaults are those of Hadoop's ``core-default.xml``.
+_HDFS = {
+    "ipc.client.connect.timeout": "10000",
+    "ipc.client.connect.max.retries": "2",
+    "ipc.client.connect.max.retries.on.timeouts": "0",
+    "ipc.client.rpc-timeout.ms": "30000",
+}
 
 #: Databases that a JDBC catalog may be in, whose driver we bring.
 _DRIVERS = {"jdbc:postgresql:": "postgresql-jdbc"}
@@ -100,9 +114,10 @@ def _delta(url: SinkURL) -> Place:
             "a URI of delta has no host",
             hint="write three slashes: delta:///srv/lake or delta:///s3a://bucket/lake.",
         )
-    settings = url.take_prefixed("fs.")
+    settings = url.take_prefixed(*HADOOP)
     url.finish()
     root, scheme = _directory(url.path, "delta:///srv/lake")
+    settings = _of_hadoop(scheme) | settings
     return Place("delta", root, settings=tuple(settings.items()), packs=_packs("delta", scheme))
 
 
@@ -138,7 +153,8 @@ def _iceberg(url: SinkURL) -> Place:
         # Spark asks for views whenever it looks for a table; the older form has none and fails.
         own["jdbc.schema-version"] = "V1"
     own |= url.take_prefixed(*_CATALOG_SETTINGS)
-    own |= {f"hadoop.{name}": value for name, value in url.take_prefixed("fs.").items()}
+    hadoop = _of_hadoop(scheme) | url.take_prefixed(*HADOOP)
+    own |= {f"hadoop.{name}": value for name, value in hadoop.items()}
     url.finish()
     packs = _packs("iceberg", scheme) + _files(own, scheme)
     settings = [(name, value) for name, value in own.items() if value]
@@ -169,11 +185,23 @@ def _packs(own: str, scheme: str) -> tuple[str, ...]:
     return (own, more) if more else (own,)
 
 
+def _of_hadoop(scheme: str) -> dict[str, str]:
+    """What we set of a filesystem, unless the URI says otherwise."""
+    return dict(_HDFS) if scheme == "hdfs" else {}
+
+
 def _directory(path: str, example: str) -> tuple[str, str]:
     """A directory as Spark takes it, and the scheme of its filesystem."""
     path = path.rstrip("/")
     inner = path.lstrip("/")
     scheme = _scheme(inner)
+    if scheme == "hdfs" and "@" in urlsplit(inner).netloc:
+        # Hadoop's client passes over it without a word.
+        raise ChangefeedError(
+            "CF1201",
+            "an address of HDFS has no user",
+            hint="tables belong to the node's user, or to HADOOP_USER_NAME of its environment.",
+        )
     if scheme:
         return inner, scheme
     if not path.startswith("/"):

@@ -42,7 +42,7 @@ from sinks.base import (
     SparkAccess,
     Target,
 )
-from sinks.lake import delta, iceberg, merge
+from sinks.lake import delta, hdfs, iceberg, merge
 from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.place import place_of
@@ -118,6 +118,7 @@ class LakeSink:
         self._options |= context.options
         Path(context.scratch).mkdir(parents=True, exist_ok=True)
         with self._working() as session:
+            hdfs.reach(session, self._place)
             for target in context.targets:
                 self._table(session, target)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
@@ -14,12 +14,16 @@ import pytest
 
 from changefeed.clock import Timestamp
 from changefeed.faults import armed
+from changefeed.jobs import reading
 from changefeed.spark.session import SparkEngine
+from sinks.lake import look
+from sinks.lake.place import place_of
 from tests.e2e.feeds import running
 from tests.e2e.test_lake import Bench
 from tests.lake import Lake, unused_catalog
 from tests.services import iceberg_rest
 from tests.services.cache import server_folder
+from tests.services.hdfs import Hdfs
 from tests.services.iceberg_rest import Door, IcebergRest
 from tests.services.postgres import Database
 from tests.services.s3 import KEY, SECRET, S3Server
@@ -68,11 +72,27 @@ def in_a_database(database: Database, warehouse: Path) -> str:
     return f"iceberg://{unused_catalog()}/shop?{urlencode(settings)}"
 
 
-@pytest.fixture(params=["delta on s3a", "iceberg in jdbc"])
+def on_hdfs(table_format: str, folder: str) -> str:
+    """Tables in a directory of HDFS."""
+    if table_format == "delta":
+        return f"delta:///{folder}"
+    return f"iceberg://{unused_catalog()}/shop?{urlencode({'type': 'hadoop', 'warehouse': folder})}"
+
+
+@pytest.fixture(params=["delta on s3a", "delta on hdfs", "iceberg on hdfs", "iceberg in jdbc"])
 def bench(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
-    if request.param == "delta on s3a":
+    kind = request.param.split()
+    if kind[-1] == "hdfs":
+        monkeypatch.setattr(reading, "SMALL_ROWS", 0)  # the scan goes through Spark
+        hdfs: Hdfs = request.getfixturevalue("hdfs")
+        uri = on_hdfs(kind[0], f"{hdfs.directory(spark_engine.session(), postgres.name)}/lake")
+    elif kind[-1] == "s3a":
         uri = in_a_store(request.getfixturevalue("s3"), f"lake-{postgres.name}".replace("_", "-"))
     else:
         uri = in_a_database(postgres, tmp_path / "lake")
@@ -86,13 +106,32 @@ def bench(
 
 def validated(bench: Bench, target: str, uri: str = "") -> list[tuple[str, str, str]]:
     """What VALIDATE finds at the target: severity, code and problem."""
-    text = f"VALIDATE CREATE CHANGEFEED v FOR {target} INTO '{uri or bench.lake.uri}'"
-    rows = [(str(r[0]), str(r[1]), str(r[3])) for r in bench.feeds.execute(text).rows]
-    return [row for row in rows if row[0] != "warning"]
+    rows = bench.feeds.execute(_validate(bench, target, uri)).rows
+    return [(str(r[0]), str(r[1]), str(r[3])) for r in rows if r[0] != "warning"]
+
+
+def _validate(bench: Bench, target: str, uri: str = "") -> str:
+    return f"VALIDATE CREATE CHANGEFEED v FOR {target} INTO '{uri or bench.lake.uri}'"
+
+
+def fails(bench: Bench, name: str, uri: str) -> tuple[str, str]:
+    """The error of a feed into that place: its code, and all that is told of it."""
+    bench.feeds.execute(f"CREATE CHANGEFEED {name} FOR t INTO '{uri}'")
+    until(lambda: bench.feeds.catalog.job(name).error_code)
+    code = bench.feeds.catalog.job(name).error_code
+    shown = bench.feeds.execute(f"SHOW CHANGEFEED {name}").rows
+    bench.feeds.execute(f"DROP CHANGEFEED {name}")
+    return code or "", "\n".join(map(str, shown))
 
 
 def check_validate(bench: Bench) -> None:
-    """VALIDATE sees a table of a feed, whatever it is in."""
+    """VALIDATE sees a table of a feed, whatever it is in, or says that it does not."""
+    if place_of(bench.lake.uri).root.startswith("hdfs:"):
+        first, *others = bench.feeds.execute(_validate(bench, "t")).rows
+        assert first[0] == "ok"
+        said = [str(row[3]) for row in others if row[0] == "warning"]
+        assert any("only the NameNode's address was tried" in word for word in said)
+        return
     bench.db.execute("create table other (a text primary key, b text, _sequence_num int)")
     assert [row[:2] for row in validated(bench, "t")] == [("ok", "")]
     assert [row[:2] for row in validated(bench, "other (a, b) AS u")] == [("ok", "")]
@@ -120,6 +159,87 @@ def test_a_table_elsewhere_equals_the_source(bench: Bench) -> None:
     assert SECRET not in shown
 
 
+# -------------------------------------------------------------------------------- HDFS
+
+
+@pytest.fixture
+def on_own_hdfs(
+    tmp_path: Path, postgres: Database, spark_engine: SparkEngine, own_hdfs: Hdfs
+) -> Iterator[Bench]:
+    """Delta tables on a server of their own."""
+    folder = own_hdfs.directory(spark_engine.session(), "lake")
+    postgres.execute("create table t (a int primary key, b text); insert into t values (1, 'x')")
+    with running(tmp_path / "state", spark_engine) as feeds:
+        yield Bench(feeds, postgres, Lake(spark_engine, on_hdfs("delta", folder)))
+
+
+def test_hdfs_that_goes_away_and_comes_back(on_own_hdfs: Bench, own_hdfs: Hdfs) -> None:
+    bench, feeds = on_own_hdfs, on_own_hdfs.feeds
+    bench.create()
+    session = bench.lake.engine.session()
+    own_hdfs.read_only(session, enter=True)
+    bench.db.execute("insert into t values (2, 'y')")
+    until(lambda: feeds.catalog.job("f").error_code == "CF5004")
+    assert "safe mode" in str(feeds.execute("SHOW CHANGEFEED f").rows)
+    own_hdfs.read_only(session, enter=False)
+    bench.check()
+    own_hdfs.stop()
+    bench.db.execute("insert into t values (3, 'z'); delete from t where a = 1")
+    until(lambda: feeds.catalog.job("f").error_code == "CF5001")
+    assert f"cannot reach {own_hdfs.uri}/lake" in str(feeds.execute("SHOW CHANGEFEED f").rows)
+    own_hdfs.start()
+    bench.check()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_hdfs_that_refuses_or_does_not_answer(
+    table_format: str,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+    hdfs: Hdfs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(look, "CONNECT_SECONDS", 1.0)
+    postgres.execute("create table t (a int primary key, b text)")
+    with ExitStack() as stack:
+        feeds = stack.enter_context(running(tmp_path / "state", spark_engine))
+        bench = Bench(feeds, postgres, Lake(spark_engine, ""))
+        # The root belongs to somebody else.
+        code, shown = fails(bench, "refused", on_hdfs(table_format, f"{hdfs.uri}/not_ours"))
+        assert code == "CF5002"
+        assert f"{hdfs.uri}/not_ours refuses access" in shown
+        # Iceberg would wait as long for the silent one.
+        absent = silent() if table_format == "delta" else closed()
+        place = f"hdfs://127.0.0.1:{stack.enter_context(absent)}/lake"
+        [(_, code, problem)] = validated(bench, "t", on_hdfs(table_format, place))
+        assert (code, f"cannot reach {place}" in problem) == ("CF5001", True)
+        code, shown = fails(bench, "absent", on_hdfs(table_format, place))
+        assert code == "CF5001"
+        assert f"cannot reach {place}" in shown
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """A port that answers no more than a firewall does: its queue of connections is full."""
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def closed() -> Iterator[int]:
+    """A port that refuses connections."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    yield port
+
+
 # ------------------------------------------------------------------------ a REST catalog
 
 
@@ -140,13 +260,9 @@ class RestBench:
     def fails(self, name: str, uri: str) -> tuple[str, str]:
         """The error of a feed into that place: its code, and all that is told of it."""
         [(_, seen, problem)] = validated(self.bench, "t", uri)
-        self.bench.feeds.execute(f"CREATE CHANGEFEED {name} FOR t INTO '{uri}'")
-        until(lambda: self.bench.feeds.catalog.job(name).error_code)
-        code = self.bench.feeds.catalog.job(name).error_code
-        shown = self.bench.feeds.execute(f"SHOW CHANGEFEED {name}").rows
-        self.bench.feeds.execute(f"DROP CHANGEFEED {name}")
+        code, shown = fails(self.bench, name, uri)
         assert seen == code, "VALIDATE tells the same"
-        return code or "", "\n".join([problem, *map(str, shown)])
+        return code, f"{problem}\n{shown}"
 
 
 @pytest.fixture(params=["disk", "s3 by iceberg", "s3 by hadoop"])

@@ -66,9 +66,33 @@ def test_catalog_settings() -> None:
     assert "p'" not in repr(place)
 
 
+def test_settings_of_hdfs() -> None:
+    nobody_waits = {
+        "ipc.client.connect.timeout": "10000",
+        "ipc.client.connect.max.retries": "2",
+        "ipc.client.connect.max.retries.on.timeouts": "0",
+        "ipc.client.rpc-timeout.ms": "30000",
+    }
+    assert dict(place_of("delta:///hdfs://nn:8020/lake").settings) == nobody_waits
+    # A service of several NameNodes has a name that only settings tell.
+    place = place_of(
+        "iceberg://c/n?type=hadoop&warehouse=hdfs://east/lake&dfs.nameservices=east"
+        "&dfs.ha.namenodes.east=a,b&ipc.client.rpc-timeout.ms=60000"
+    )
+    assert dict(place.settings) == {
+        "type": "hadoop",
+        "warehouse": "hdfs://east/lake",
+        **{f"hadoop.{name}": value for name, value in nobody_waits.items()},
+        "hadoop.ipc.client.rpc-timeout.ms": "60000",
+        "hadoop.dfs.nameservices": "east",
+        "hadoop.dfs.ha.namenodes.east": "a,b",
+    }
+
+
 @pytest.mark.parametrize(
     ("uri", "code", "says"),
     [
+        ("delta:///hdfs://me:pw@nn:8020/lake", "CF1201", "HDFS has no user"),
         ("delta://host/lake", "CF1201", "no host"),
         ("delta:///lake?optmize=1h", "CF1202", "optmize"),
         ("delta:relative", "CF1201", "absolute"),
@@ -149,6 +173,10 @@ def test_what_failures_of_a_catalog_are_told_as() -> None:
     assert error(gone) == ("CF5001", "cannot reach https://h/api target t")
     lacking = "java.lang.NoClassDefFoundError: software/amazon/awssdk/services/s3/S3Client"
     assert error(lacking)[0] == "CF4003"
+    waits = "RemoteException(org.apache.hadoop.hdfs.server.namenode.SafeModeException): Cannot .."
+    assert error(waits)[0] == "CF5004"
+    page = "org.apache.hadoop.ipc.RpcException: RPC response exceeds maximum data length"
+    assert error(page) == ("CF5001", "https://h/api does not answer as a NameNode target t")
     assert told(RuntimeError("something else"), "t", "https://h/api") is None
 
 
