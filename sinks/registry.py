@@ -100,7 +100,7 @@ BUILT_IN: dict[str, Entry] = {
     "azure": Entry(
         _FILES,
         "the same in Azure Blob Storage",
-        "azure://container/prefix?AZURE_ACCOUNT_NAME=N&AZURE_ACCOUNT_KEY=K",
+        "azure://container/prefix?AZURE_ACCOUNT_NAME=N&AZURE_ACCOUNT_KEY=S0VZ",
     ),
     "azure-blob": Entry(_FILES, "the same as azure", "", hidden=True),
     "azure-storage": Entry(_FILES, "the same as azure", "", hidden=True),

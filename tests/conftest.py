@@ -57,6 +57,10 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     def test_commits(spanner: SpannerServer) -> None:
         with spanner.database() as name: ...                 # spanner.uri(name), .query(name, sql)
 
+    @pytest.mark.parametrize("store", ["s3", "gcs", "azure"], indirect=True)
+    def test_put(store: ObjectStore) -> None:                # object stores, each also a fixture
+        store.bucket("mine")                                 # store.uri("mine/x"), .download(..)
+
 `secure_kafka` is a shared broker with TLS and SASL listeners (see tests/services/kafka.py),
 `own_postgres_factory(major, **settings)` makes servers with settings of your choice, `java`
 is the path of a java program. Types are in `tests.services.postgres` and `.kafka`.
@@ -75,11 +79,13 @@ import pytest
 
 from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
+from tests.services.azure import AzureServer
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
 from tests.services.clickhouse import ClickHouseServer
 from tests.services.elasticsearch import DEFAULT_MAJOR as ELASTICSEARCH_MAJOR
 from tests.services.elasticsearch import Elasticsearch, OpenSearch
+from tests.services.gcs import GcsServer
 from tests.services.hdfs import Hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import MariaDB
@@ -89,6 +95,7 @@ from tests.services.registry import FakeRegistry, Registry
 from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
 from tests.services.spanner import SpannerServer
+from tests.services.stores import ObjectStore
 
 PostgresFactory = Callable[..., PostgresCluster]
 ElasticsearchFactory = Callable[[int], Elasticsearch]
@@ -302,6 +309,39 @@ def own_hdfs() -> Iterator[Hdfs]:
         server = Hdfs(folder).start()
         yield server
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsServer]:
+    """The run's shared Google Cloud Storage (fake-gcs-server); make a bucket of your own."""
+    with server_folder("gcs") as folder:
+        try:
+            server = GcsServer(folder)
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[AzureServer]:
+    """The run's shared Azure Blob Storage (Azurite); make a container of your own."""
+    with server_folder("azure") as folder:
+        try:
+            server = AzureServer(folder)
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    """One of ``s3``, ``gcs`` and ``azure``, by indirect parametrization."""
+    found: ObjectStore = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,8 @@ class FilesSink:
     def _reset(self) -> None:
         self._stage = Stage()
         self._number = itertools.count()
-        self._place: Place = open_place(self.settings.place)
+        settings = self.settings
+        self._place: Place = open_place(settings.place, lists=settings.manifests)
         self._closer: Closer | None = None
 
     def __getstate__(self) -> dict[str, Any]:

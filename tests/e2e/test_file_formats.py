@@ -16,7 +16,8 @@ from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
-from tests.services.s3 import SECRET, Proxy, S3Server
+from tests.services.proxy import Proxy
+from tests.services.s3 import SECRET, S3Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 

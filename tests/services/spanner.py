@@ -9,11 +9,8 @@ Go out of a wheel.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -36,11 +33,10 @@ from google.cloud.spanner_v1.services.spanner import SpannerClient
 from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTransport
 
 from changefeed.embedded.server import free_port
-from tests.services.cache import cache_root, made_once
-from tests.services.python import PythonServer, Unavailable, our_python, packages
+from tests.services.golang import built
+from tests.services.python import PythonServer, Unavailable
 
 PROJECT, INSTANCE = "local", "shop-instance"
-_LOCK = Path(__file__).with_name("go.lock")
 _SOURCES = Path(__file__).with_name("spanner_server")
 
 
@@ -59,33 +55,12 @@ def emulator() -> Path:
 
 
 def fake() -> Path:
-    """Our program around the fake, built once for each content of its sources."""
-    content = b"".join(p.read_bytes() for p in (*sorted(_SOURCES.iterdir()), _LOCK))
-    digest = hashlib.sha256(content).hexdigest()[:12]
-    return made_once(cache_root() / f"spanner-fake-{digest}", _build) / "server"
+    """Our program around the fake, built once for each content of its sources.
 
-
-def _build(folder: Path) -> None:
-    """With modules and objects in a folder that goes again: they are ten times the program."""
-    go = packages(_LOCK, our_python()) / "go"
-    work = folder / "work"
-    variables = {
-        **{name: value for name, value in os.environ.items() if name != "GOROOT"},
-        "CGO_ENABLED": "0",
-        "GOCACHE": str(work / "objects"),
-        "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
-        "GOPATH": str(work / "modules"),
-        "GOTOOLCHAIN": "local",
-    }
-    # Without optimising: the program is quick enough, and the build takes half the time.
-    command: list[str | Path] = [go / "bin" / "go", "build", "-trimpath", "-ldflags=-s -w"]
-    command += ["-gcflags=all=-N -l -dwarf=false", "-o", folder / "server", "."]
-    run = subprocess.run(
-        command, cwd=_SOURCES, env=variables, capture_output=True, text=True, timeout=900
-    )
-    if run.returncode != 0:
-        raise RuntimeError(f"go failed\n{run.stdout[-2000:]}{run.stderr[-3000:]}")
-    shutil.rmtree(work)
+    Raises:
+        Unavailable: its modules cannot be fetched.
+    """
+    return built("spanner-fake", _SOURCES)
 
 
 class SpannerServer(PythonServer):

@@ -87,20 +87,31 @@ class Place(Protocol):
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
-#: Words of the stores' own names for errors, in the texts of ``pyarrow.fs``.
+#: How the stores call an error, in the texts of ``pyarrow.fs``: S3, Azure, Google.
 _STORE_ERROR = re.compile(
-    r"AWS Error (\w+)|Error code: (\w+)|\b(PERMISSION_DENIED|NOT_FOUND|"
-    r"UNAUTHENTICATED|INVALID_ARGUMENT|RESOURCE_EXHAUSTED|UNAVAILABLE)\b"
+    r"AWS Error (\w+)|Azure Error: \[(\w+)\]|google::cloud::Status\(([A-Z_]+)"
 )
-_STORE_HTTP = re.compile(r"HTTP status (\d{3})|status code:? ?(\d{3})", re.IGNORECASE)
+_STORE_HTTP = re.compile(
+    r"HTTP status (\d{3})|Azure Error: \[\w*\] (\d{3})\b|http_status_code=(\d{3})"
+)
+_NO_ANSWER = re.compile(
+    r"curlCode: \d+, ([\w' ]+)|CURL error \[\d+\]=([\w' ]+?)(?: error_info|[^\w' ]|$)|"
+    r"(Fail to get a new connection)"
+)
 _LOGIN_WORDS = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN|"
     r"UNRECOGNIZED_CLIENT|PERMISSION_DENIED|UNAUTHENTICATED|AUTHENTICATION|AUTHORIZATION|"
-    r"INVALID_SIGNATURE|MISSING_AUTHENTICATION|OPT_IN_REQUIRED",
+    r"INVALID_SIGNATURE|MISSING_AUTHENTICATION|OPT_IN_REQUIRED|INSUFFICIENTACCOUNTPERMISSIONS|"
+    r"ACCOUNTISDISABLED|\b40[13]\b",
     re.IGNORECASE,
 )
-_MISSING_WORDS = re.compile(r"NO_SUCH_BUCKET|ContainerNotFound|NOT_FOUND", re.IGNORECASE)
-_BUSY_WORDS = re.compile(r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED|ServerBusy", re.IGNORECASE)
+_MISSING_WORDS = re.compile(
+    r"NO_SUCH_BUCKET|ContainerNotFound|FilesystemNotFound|ResourceNotFound|NOT_FOUND",
+    re.IGNORECASE,
+)
+_BUSY_WORDS = re.compile(
+    r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED|ServerBusy|\b429\b", re.IGNORECASE
+)
 
 
 @contextmanager
@@ -124,13 +135,13 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
             f"no room for {shown}: {os.strerror(error.errno)}",
             hint="free space on that filesystem; the feed goes on by itself.",
         )
-    if error.errno in _REFUSED:
+    said = _said(error)
+    if error.errno in _REFUSED and not said:  # stores' errors have such numbers, too
         return ChangefeedError(
             "CF5002",
             f"{shown} cannot be written: {os.strerror(error.errno)}",
             hint="check the owner and rights of the directory, then RESUME.",
         )
-    said = _said(error)
     if error.errno and not said:
         return ChangefeedError("CF5001", f"{shown} cannot be written: {os.strerror(error.errno)}")
     if _BUSY_WORDS.search(said):
@@ -152,10 +163,6 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
 
 def _said(error: OSError) -> str:
     """What the store calls the error, without the rest of the text, which may hold anything."""
-    text = str(error)
-    found = _STORE_ERROR.search(text)
-    name = next((group for group in found.groups() if group), "") if found else ""
-    status = _STORE_HTTP.search(text)
-    number = next((group for group in status.groups() if group), "") if status else ""
-    reason = re.search(r"curlCode: \d+, ([\w' ]+)", text)
-    return ", ".join(part for part in (name, number, reason[1] if reason else "") if part)
+    parts = (pattern.search(str(error)) for pattern in (_STORE_ERROR, _STORE_HTTP, _NO_ANSWER))
+    said = (next((group for group in part.groups() if group), "") for part in parts if part)
+    return ", ".join(part for part in said if part)

@@ -1,7 +1,11 @@
 """Object stores and HDFS, by ``pyarrow.fs``: S3, Google Cloud Storage, Azure, HDFS.
 
-On the three stores an object appears when its upload is complete. HDFS shows a file while it is
-being written, so there it is written below ``.tmp`` and renamed.
+In S3 and Google's store an object appears when its upload is complete. HDFS and the client of
+Azure show a file while it is being written (Azure's begins with an empty blob), so there it is
+written below ``.tmp`` and then renamed, or copied by the store, which shows the copy as a whole.
+
+Google's client lists no folder that has no object of its own, so where buckets are to be found
+again each folder gets one (an empty object whose name ends in ``/``, as its console makes them).
 """
 
 from __future__ import annotations
@@ -27,9 +31,24 @@ CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 1800.0
 """Half of what Google gives a token."""
 
+GOOGLE_SECONDS = 10
+"""How long Google's client repeats a request by itself; the feed goes on with longer pauses."""
+
+ORPHAN_SECONDS = 3600.0
+"""Age at which a file below ``.tmp`` is nobody's any more: no upload takes that long."""
+
+TEMPORARY = ".tmp"
+
+PUT, COPY, MOVE = "put", "copy", "move"
+
+_WAYS = {
+    "azure": COPY,  # the client moves files only in accounts with a hierarchical namespace
+    "hdfs": MOVE,
+}
+
 
 class ObjectPlace:
-    """A bucket and prefix; or with ``renames`` a folder of a filesystem that has a rename."""
+    """A bucket and prefix, or a folder of HDFS."""
 
     staging = None
 
@@ -39,17 +58,22 @@ class ObjectPlace:
         root: str,
         address: str,
         *,
-        renames: bool = False,
+        way: str = PUT,
+        marks: bool = False,
         lifetime: float = math.inf,
     ) -> None:
         """``root`` is the path in the filesystem, ``address`` what stands before names in URLs.
 
-        ``connect`` is called again after ``lifetime`` seconds, for logins that end.
+        ``way`` says how a file gets its name: ``PUT``, or from ``.tmp`` by ``COPY`` or ``MOVE``.
+        ``marks``: folders need an object of their own to be found. ``connect`` is called again
+        after ``lifetime`` seconds, for logins that end.
         """
         self._connect = connect
         self._root = root
         self._address = address
-        self._renames = renames
+        self._way = way
+        self._marks = marks
+        self._marked: set[str] = set()
         self._lifetime = lifetime
         self._lock = threading.Lock()
         self._connected: tuple[fs.FileSystem, float] | None = None
@@ -63,9 +87,29 @@ class ObjectPlace:
 
     def prepare(self, job: int, session: str) -> None:
         """Put and remove a hidden file: a key that may write may not be allowed to look."""
-        name = f"{PROBE}-{job}-{session}"
-        self.put(name, b"")
-        self.remove([name])
+        if self._way == COPY:
+            self._forget(self._temporary(pa.py_buffer(b"")))
+        else:
+            name = f"{PROBE}-{job}-{session}"
+            self.put(name, b"")
+            self.remove([name])
+        if self._way != PUT:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what a crash left below ``.tmp``; an upload that is swept by mistake fails and
+        is tried again."""
+        selector = fs.FileSelector(
+            f"{self._root}/{TEMPORARY}", recursive=True, allow_not_found=True
+        )
+        try:
+            found = self._system.get_file_info(selector)
+        except OSError:
+            return  # the key may not look: what is left does no harm
+        for info in found:
+            age = time.time() - (info.mtime_ns or math.inf) / 1e9
+            if info.type == fs.FileType.File and age > ORPHAN_SECONDS:
+                self._forget(info.path)
 
     def publish(self, moves: Sequence[Move]) -> None:
         remote.publish(moves, self._put)
@@ -75,14 +119,63 @@ class ObjectPlace:
 
     def _put(self, name: str, content: pa.Buffer) -> None:
         path = f"{self._root}/{name}"
-        if not self._renames:
+        if self._marks and "/" in name:
+            self._mark(name.rpartition("/")[0])
+        if self._way == PUT:
             self._upload(path, content)
             return
-        temporary = f"{self._root}/.tmp/{secrets.token_hex(8)}"
-        for folder in (temporary, path):
-            self._system.create_dir(folder.rpartition("/")[0], recursive=True)
-        self._upload(temporary, content)
-        self._system.move(temporary, path)
+        temporary = self._temporary(content)
+        if self._way == MOVE:
+            self._system.create_dir(path.rpartition("/")[0], recursive=True)
+            self._system.move(temporary, path)
+        else:
+            self._system.copy_file(temporary, path)
+            self._forget(temporary)
+
+    def _temporary(self, content: pa.Buffer) -> str:
+        """The path of a new file below ``.tmp``; for Azure in a folder of its own."""
+        folder = f"{self._root}/{TEMPORARY}"
+        path = f"{folder}/{secrets.token_hex(8)}"
+        if self._way == MOVE:
+            self._system.create_dir(folder, recursive=True)
+        else:
+            path += "/part"
+        self._upload(path, content)
+        return path
+
+    def _forget(self, temporary: str) -> None:
+        """Remove a file below ``.tmp``, where that is possible.
+
+        Azure's client takes a lease on a file that it removes, gives it back when the file is
+        gone, and then waits for seconds; and it leaves an object for the folder. It removes
+        folders without either.
+        """
+        try:
+            if self._way == COPY:
+                self._system.delete_dir(temporary.rpartition("/")[0])
+            else:
+                self._system.delete_file(temporary)
+        except OSError:
+            return  # away, or the key may only write: swept later
+
+    def _mark(self, folder: str) -> None:
+        """Make the objects that stand for the folder and those it is in, outermost first, before
+        anything is in it: a crash leaves no file that is not found."""
+        if folder in self._marked:
+            return
+        parts = f"{self._root}/{folder}".split("/")
+        for end in range(2, len(parts) + 1):  # one by one: else it would make a bucket, too
+            path = "/".join(parts[:end])
+            try:
+                self._system.create_dir(path, recursive=False)
+            except OSError as error:
+                if "conflicts with an existing file" not in str(error):
+                    raise
+                # Another program made the folder above, without the client's own sign on it.
+                self._system.create_dir(path, recursive=True)
+        if len(self._marked) > 1000:
+            self._marked.clear()
+        self._marked.add(folder)
 
     def _upload(self, path: str, content: pa.Buffer) -> None:
         # One write of the whole: an upload that breaks off is never completed, because closing
@@ -120,13 +213,17 @@ class ObjectPlace:
         """The client keeps its connections for the next use."""
 
 
-def open_objects(spec: PlaceSpec) -> ObjectPlace:
-    """The place of a checked URI; it connects at its first use."""
+def open_objects(spec: PlaceSpec, *, lists: bool = False) -> ObjectPlace:
+    """The place of a checked URI; it connects at its first use.
+
+    ``lists``: what is put there has to be found by :meth:`ObjectPlace.folders`.
+    """
     return ObjectPlace(
         lambda: _SYSTEMS[spec.scheme](dict(spec.arguments)),
         spec.root,
         spec.shown,
-        renames=spec.scheme == "hdfs",
+        way=_WAYS.get(spec.scheme, PUT),
+        marks=lists and spec.scheme == "gs",
         lifetime=TOKEN_SECONDS if "service_account" in spec.arguments else math.inf,
     )
 
@@ -142,7 +239,7 @@ def _gs(arguments: dict[str, Any]) -> fs.FileSystem:
     elif "access_token" in arguments:
         # Its end is not known; the client asks for one.
         arguments["credential_token_expiration"] = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
-    return fs.GcsFileSystem(retry_time_limit=dt.timedelta(seconds=30), **arguments)
+    return fs.GcsFileSystem(retry_time_limit=dt.timedelta(seconds=GOOGLE_SECONDS), **arguments)
 
 
 def _google_token(key: Mapping[str, Any]) -> dict[str, Any]:

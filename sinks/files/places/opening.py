@@ -9,14 +9,14 @@ from sinks.files.places.local import LocalPlace
 from sinks.files.places.spec import LOCAL, OBJECTS, PlaceSpec
 
 
-def open_place(spec: PlaceSpec) -> Place:
-    """The place of ``spec``, not yet connected."""
+def open_place(spec: PlaceSpec, *, lists: bool) -> Place:
+    """The place of ``spec``, not yet connected; ``lists``: its files are looked for later."""
     if spec.kind == LOCAL:
         return LocalPlace(Path(spec.root))
     if spec.kind == OBJECTS:
         from sinks.files.places.objects import open_objects
 
-        return open_objects(spec)
+        return open_objects(spec, lists=lists)
     from sinks.files.places.web import WebPlace
 
     return WebPlace(spec)

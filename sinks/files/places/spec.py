@@ -6,6 +6,7 @@ Parameters are those CockroachDB's cloud storage takes, as far as the client lib
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,16 @@ class _Taker:
     def text(self, name: str) -> str | None:
         return self._parameters.text(name) or None
 
+    def address(self, name: str) -> tuple[str, str] | None:
+        """Scheme and ``host[:port]`` of a server; https unless it says otherwise."""
+        text = self.text(name)
+        if text is None:
+            return None
+        scheme, mark, host = text.rpartition("://")
+        if mark and scheme not in ("http", "https"):
+            self.problem(f"param {name} must be an http or https address")
+        return scheme if mark else "https", host.rstrip("/")
+
     def implicit(self, *needed: str) -> bool:
         """``AUTH``: false when the URI holds the login, which then needs these parameters."""
         url = self._parameters.url
@@ -116,12 +127,9 @@ def _s3(url: SinkURL, taker: _Taker) -> PlaceSpec:
         taker.problem("ASSUME_ROLE needs AUTH=implicit: the key of the machine takes the role")
     arguments: dict[str, Any] = {} if implicit else login
     arguments |= {"role_arn": role, "region": taker.text("AWS_REGION")}
-    endpoint = taker.text("AWS_ENDPOINT")
+    endpoint = taker.address("AWS_ENDPOINT")
     if endpoint is not None:
-        scheme, mark, host = endpoint.rpartition("://")
-        arguments |= {"endpoint_override": host.rstrip("/"), "scheme": scheme if mark else "https"}
-        if mark and scheme not in ("http", "https"):
-            taker.problem("param AWS_ENDPOINT must be an http or https address")
+        arguments |= {"endpoint_override": endpoint[1], "scheme": endpoint[0]}
     return PlaceSpec(OBJECTS, url.scheme, root, shown, _given(arguments))
 
 
@@ -148,6 +156,9 @@ def _gs(url: SinkURL, taker: _Taker) -> PlaceSpec:
         "access_token": token,
         "target_service_account": taker.text("ASSUME_ROLE"),
     }
+    endpoint = taker.address("GCS_ENDPOINT")
+    if endpoint is not None:
+        arguments |= {"endpoint_override": endpoint[1], "scheme": endpoint[0]}
     return PlaceSpec(OBJECTS, "gs", root, shown, _given(arguments))
 
 
@@ -167,7 +178,27 @@ def _azure(url: SinkURL, taker: _Taker) -> PlaceSpec:
         taker.problem("param AZURE_ACCOUNT_NAME must be provided")
     if implicit and any(value for name, value in arguments.items() if name != "account_name"):
         taker.problem("AUTH=implicit does not go with a key in the URI")
+    if not _is_base64(arguments["account_key"] or ""):
+        taker.problem(
+            "param AZURE_ACCOUNT_KEY must be base 64",
+            "copy the key as the portal shows it, with + as %2B.",
+        )
+    endpoint = taker.address("AZURE_ENDPOINT")
+    if endpoint is not None:
+        # Where accounts have no host of their own, their name begins the path; the client adds it.
+        scheme, authority = endpoint[0], endpoint[1].removesuffix(f"/{arguments['account_name']}")
+        for service in ("blob", "dfs"):
+            arguments[f"{service}_storage_scheme"] = scheme
+            arguments[f"{service}_storage_authority"] = authority
     return PlaceSpec(OBJECTS, "azure", root, shown, _given(arguments))
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _hdfs(url: SinkURL, taker: _Taker) -> PlaceSpec:
