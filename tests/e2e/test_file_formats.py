@@ -1,4 +1,4 @@
-"""PostgreSQL -> typed files, on a disk and in S3, through real statements."""
+"""PostgreSQL -> typed files, on a disk and in object stores, through real statements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fastavro
 import pyarrow.parquet as pq
@@ -17,7 +18,8 @@ from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
 from tests.services.proxy import Proxy
-from tests.services.s3 import SECRET, S3Server
+from tests.services.s3 import S3Server
+from tests.services.stores import ObjectStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 
@@ -70,15 +72,24 @@ def truth(db: Database) -> dict[int, tuple[Any, ...]]:
     return {a: (b, price, at) for a, b, price, at in rows}
 
 
-@pytest.mark.parametrize("place", ["file", "s3"])
-@pytest.mark.parametrize("form", ["avro", "parquet"])
+PLACES = [("avro", "file"), ("parquet", "file"), ("avro", "s3"), ("parquet", "s3")]
+PLACES += [("avro", "gcs"), ("parquet", "azure")]
+
+
+@pytest.mark.parametrize(("form", "place"), PLACES)
 def test_typed_files(
-    form: str, place: str, feeds: Feeds, postgres: Database, s3: S3Server, tmp_path: Path
+    form: str,
+    place: str,
+    feeds: Feeds,
+    postgres: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "out"
     uri = f"file://{folder}"
-    if place == "s3":
-        uri = f"s3://{s3.bucket('typed')}/{form}?{s3.parameters()}"
+    if place != "file":
+        store: ObjectStore = request.getfixturevalue(place)
+        uri = store.uri(f"{store.bucket(f'typed-{form}')}/deep")
     feeds.execute(
         f"CREATE CHANGEFEED f FOR t INTO '{uri}'"
         f" WITH format = '{form}', updated, resolved = '200ms', compression = 'gzip'"
@@ -88,10 +99,11 @@ def test_typed_files(
     postgres.execute("delete from t where a = 11; insert into t values (9000, null, null, null)")
     feeds.sync("f")
     feeds.execute("PAUSE CHANGEFEED f")
-    if place == "s3":
-        s3.download("typed", form, folder)
+    if place != "file":
+        store.download(f"typed-{form}", "deep", folder)
         shown = repr(feeds.execute("SHOW CHANGEFEEDS").rows)
-        assert SECRET not in shown and "redacted" in shown
+        assert store.secret not in shown and quote(store.secret, safe="") not in shown
+        assert "redacted" in shown
     paths = visible_files(folder)
     data = [path for path in paths if path.suffix == f".{form}"]
     rows = [row for path in data for row in READERS[form](path)]
