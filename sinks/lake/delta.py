@@ -9,6 +9,7 @@ readers, with the timestamp.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,6 +53,11 @@ _PROPERTIES = {
     # often where a commit comes every few seconds; readers open this many small files at most.
     "delta.checkpointInterval": "50",
 }
+
+#: How long files of removed rows stay, 7 days by default, and how long versions can be read, 30
+#: days: Delta takes no log that is shorter than those. And as we set them.
+_RETENTION = ("delta.deletedFileRetentionDuration", "delta.logRetentionDuration")
+_OURS = re.compile(r"interval \d+ seconds")
 
 
 class DeltaTable(LakeTable):
@@ -135,7 +141,18 @@ class DeltaTable(LakeTable):
         self.run(f"OPTIMIZE {self.ident}")
 
     def expire(self, older_than: float) -> None:
+        self._expire_log(older_than)
         self.run(f"VACUUM {self.ident} RETAIN {older_than / 3600:.6f} HOURS")
+
+    def _expire_log(self, older_than: float) -> None:
+        """Let checkpoints remove the log of versions whose files go: each commit leaves two files
+        there, thousands a day, and on most filesystems every commit lists them all."""
+        wanted = dict.fromkeys(_RETENTION, f"interval {max(1, int(older_than))} seconds")
+        present = {name: self.setting(name) for name in wanted}
+        # Written otherwise, it is somebody else's wish.
+        free = all(text is None or _OURS.fullmatch(text) for text in present.values())
+        if free and present != wanted:
+            self.session.sql(f"ALTER TABLE {self.ident} SET {properties_sql(wanted)}")
 
     def _before_widening(self) -> None:
         self.session.sql(

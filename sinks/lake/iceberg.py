@@ -24,6 +24,8 @@ _PROPERTIES = {
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
+    # Each commit writes a metadata file with all versions in it; the last 100 of them stay.
+    "write.metadata.delete-after-commit.enabled": "true",
 }
 
 #: From so many rows on, what a MERGE writes is left in the tasks that made it. Below, it is

@@ -117,6 +117,10 @@ class LakeSink:
         self._context = context
         self._options |= context.options
         Path(context.scratch).mkdir(parents=True, exist_ok=True)
+        # A scan that broke off comes again as a whole, and at the same timestamp where nothing
+        # was committed since: what is there of it is then old.
+        self._scans.clear()
+        self._new.clear()
         with self._working() as session:
             hdfs.reach(session, self._place)
             for target in context.targets:

@@ -111,4 +111,4 @@ def test_random_rounds(
     """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
     monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
     harness = LakeHarness(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
-    run_random_rounds(harness, 5, rounds=2)
+    run_random_rounds(harness, 11, rounds=2)

@@ -184,6 +184,12 @@ def test_partitions_notes_resolved_and_upkeep(bench: Bench, kind: str) -> None:
     )
     operations = {str(value) for row in bench.lake.query(history) for value in row}
     assert {"OPTIMIZE", "replace"} & operations
+    properties = dict(bench.lake.query("show tblproperties {t}"))
+    if kind == "delta":
+        assert properties["delta.logRetentionDuration"] == "interval 1 seconds"
+        assert properties["delta.checkpointInterval"] == "50"
+    else:
+        assert properties["write.metadata.delete-after-commit.enabled"] == "true"
     # What was applied outlives the upkeep.
     bench.sink.close()
     bench.sink.open(bench._context)
