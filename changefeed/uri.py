@@ -28,7 +28,7 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]*(?:%[\w.~%-]+)?\]|[^:@\[\]\s]*)(?::\d{0,
 _SECRET = re.compile(
     r"pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
     r"|^sig$|^code$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$"
-    r"|^header\.|sse\.key$",
+    r"|^header\.|sse\.key$|\.sas\.",
     re.IGNORECASE,
 )
 _PUBLIC = frozenset({"sasl_token_url"})

@@ -62,7 +62,8 @@ class Capabilities:
             attribute ``pace`` of its own, which goes before this one and may change.
         round_rows: a backlog is committed in rounds of about so many rows; 0 is after every
             slice of the log. For sinks whose commit costs much whatever it holds (merges). A sink
-            object may have an attribute of this name, too, which is asked after each slice.
+            object may have an attribute of this name, too, which is asked after each slice of a
+            backlog, not in scans.
         spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
         resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` and
             to nothing else. Without it a mark covers all tables, so it waits for one that failed.

@@ -99,8 +99,9 @@ def probe_of(catalog: Catalog) -> Probe:
             opened = registry.open_sink(sink.real, given)
         except ChangefeedError:
             return [], []  # told already: it shows without connecting
-        overlooked = opened.overlooked() if isinstance(opened, Overlooks) else ""
+        overlooked = ""
         try:
+            overlooked = opened.overlooked() if isinstance(opened, Overlooks) else ""
             problems = opened.check(context) if isinstance(opened, Checks) else []
         except ChangefeedError as error:
             problems = [error]

@@ -31,9 +31,9 @@ log = logging.getLogger("changefeed.sinks.lake")
 
 #: Fewer rows than this go into one file, so that readers have fewer to open.
 ONE_FILE = 131_072
-#: Bytes of keys that each executor is handed whole; of more, the join shuffles both sides, and of
-#: more still it sorts them, which is slower but needs no memory for them.
-BROADCAST, HASHED = 32 << 20, 64 << 20
+#: Bytes of keys and rows that each executor is handed whole; of more, the join shuffles both sides,
+#: and of more still it sorts them, which is slower but needs no memory for them.
+BROADCAST, HASHED = (32 << 20, 2_000_000), (64 << 20, 4_000_000)
 #: Tables that say more of a change than which row stands where: MERGE knows how.
 _NEEDS_MERGE = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 #: Settings of a session: the application and its number that a commit notes.
@@ -227,7 +227,7 @@ class _Commit:
             F.col("_metadata.row_index").alias(_ROW),
         )
         come = self._rows.frame.select(OPERATION, VERSION, *names)
-        come = come.hint(_join(self._rows.key_bytes))
+        come = come.hint(_join(self._rows.key_bytes, self._rows.count))
         same = [here[f"t{number}"] == come[f"c{number}"] for number in schema.key]
         return here.join(come, same, "inner")
 
@@ -339,11 +339,12 @@ class _Commit:
         return self._java.scala.collection.mutable.ArrayBuffer()
 
 
-def _join(key_bytes: int) -> str:
-    """How rows with so many bytes of keys meet the table, as a hint of Spark's."""
-    if key_bytes <= BROADCAST:
-        return "broadcast"
-    return "shuffle_hash" if key_bytes <= HASHED else "merge"
+def _join(key_bytes: int, rows: int) -> str:
+    """How so many rows with so many bytes of keys meet the table, as a hint of Spark's."""
+    for hint, (most_bytes, most_rows) in (("broadcast", BROADCAST), ("shuffle_hash", HASHED)):
+        if key_bytes <= most_bytes and rows <= most_rows:
+            return hint
+    return "merge"
 
 
 def _newer() -> Column:

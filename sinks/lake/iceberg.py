@@ -24,15 +24,19 @@ _PROPERTIES = {
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
-    # Each commit writes a metadata file with all versions in it; the last 100 of them stay.
-    "write.metadata.delete-after-commit.enabled": "true",
 }
+#: Each commit writes a metadata file with all versions in it; the last 100 of them stay. Not in a
+#: hadoop catalog: a session that is further behind finds its way by them, one after the other.
+_EXPIRES = {"write.metadata.delete-after-commit.enabled": "true"}
 
 #: From so many rows on, what a MERGE writes is left in the tasks that made it. Below, it is
 #: brought together by file: that writes few files, but all rows that come into an unpartitioned
 #: table in one task.
 SPREAD_ROWS = 500_000
+#: And where at most so many tasks run at a time.
+SPREAD_TASKS = 8
 _DISTRIBUTION = "spark.sql.iceberg.distribution-mode"
+_DISTRIBUTIONS = ("write.distribution-mode", "write.merge.distribution-mode")
 
 #: Session setting that puts a property into the summary of the next snapshot.
 _SUMMARY = "spark.sql.iceberg.snapshot-property."
@@ -102,16 +106,17 @@ class IcebergTable(LakeTable):
         partitions = self.layout_columns(self.options.get("partition_by"), columns)
         clusters = self.layout_columns(self.options.get("cluster_by"), columns)
         order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
+        hadoop = dict(self.place.settings).get("type") == "hadoop"
+        own = _PROPERTIES if hadoop else _PROPERTIES | _EXPIRES
         self.session.sql(
             f"CREATE TABLE IF NOT EXISTS {self.ident} ({columns_sql(columns)}) USING iceberg"
-            f"{order} {properties_sql({**_PROPERTIES, **properties})}"
+            f"{order} {properties_sql({**own, **properties})}"
         )
         if clusters:
             self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
 
     def run(self, statement: str, rows: int = 0) -> None:
-        ordered = self.options.get("partition_by") or self.options.get("cluster_by")
-        if rows < SPREAD_ROWS or ordered:
+        if rows < SPREAD_ROWS or not self._spreads():
             super().run(statement, rows)
             return
         self.session.conf.set(_DISTRIBUTION, "none")
@@ -119,6 +124,16 @@ class IcebergTable(LakeTable):
             super().run(statement, rows)
         finally:
             self.session.conf.unset(_DISTRIBUTION)
+
+    def _spreads(self) -> bool:
+        """Few tasks, and a table without an order of its own: else each task would write a file a
+        partition, and one of deletes a file. The setting goes before the table's properties."""
+        table = self._table()
+        plain = table.spec().isUnpartitioned() and table.sortOrder().isUnsorted()
+        own = any(name in table.properties() for name in _DISTRIBUTIONS)
+        known: bool = table.operations().current().formatVersion() == 2
+        few = self.session.sparkContext.defaultParallelism <= SPREAD_TASKS
+        return few and plain and known and not own
 
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")

@@ -190,12 +190,23 @@ def _of_hadoop(scheme: str) -> dict[str, str]:
     return dict(_HDFS) if scheme == "hdfs" else {}
 
 
+def _check_address(directory: str) -> None:
+    try:
+        _ = urlsplit(directory).port
+    except ValueError:  # which repeats the address
+        raise ChangefeedError(
+            "CF1201",
+            "the address of the tables' directory has a host or a port that is none",
+            hint="write it as in hdfs://namenode:8020/directory.",
+        ) from None
+
+
 def _directory(path: str, example: str) -> tuple[str, str]:
     """A directory as Spark takes it, and the scheme of its filesystem."""
     path = path.rstrip("/")
     inner = path.lstrip("/")
     scheme = _scheme(inner)
-    if scheme == "hdfs" and "@" in urlsplit(inner).netloc:
+    if scheme == "hdfs" and "@" in inner.partition("//")[2].partition("/")[0]:
         # Hadoop's client passes over it without a word.
         raise ChangefeedError(
             "CF1201",
@@ -203,6 +214,7 @@ def _directory(path: str, example: str) -> tuple[str, str]:
             hint="tables belong to the node's user, or to HADOOP_USER_NAME of its environment.",
         )
     if scheme:
+        _check_address(inner)
         return inner, scheme
     if not path.startswith("/"):
         raise ChangefeedError("CF1201", f"the directory must be absolute, as in {example}")

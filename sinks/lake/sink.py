@@ -62,7 +62,7 @@ PACES = (1.0, 30.0)
 ROUND_ROWS = 2_000_000
 #: Of a backlog a round takes what fits, because a merge looks through the table whatever it
 #: brings: rows, bytes of their keys (which are held in memory), bytes of staged files.
-MOST_ROWS, MOST_KEY_BYTES, MOST_BYTES = 10_000_000, 128 << 20, 1 << 30
+MOST_ROWS, MOST_KEY_BYTES, MOST_BYTES = 10_000_000, 96 << 20, 1 << 30
 #: The longest name of a table.
 NAME_LIMIT = 200
 #: Table with the resolved timestamp of each feed.
@@ -183,8 +183,8 @@ class LakeSink:
         return Delivery.DURABLE
 
     def _rest(self, took: float) -> None:
-        """Set the pace by the shorter of the last two merges: each tenth commit of Delta's sums up
-        its log, too, and takes several times as long."""
+        """Set the pace by the shorter of the last two merges: now and then a commit of Delta's sums
+        up its log, too, and takes several times as long."""
         least, most = PACES
         # The first merge loads and compiles what the others run: it says nothing of them.
         if self._merges:

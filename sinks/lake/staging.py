@@ -144,8 +144,8 @@ def settled(files: Sequence[Staged]) -> list[Staged]:
     keep = pa.array(_mask(last, everything.num_rows))
     ends = list(itertools.accumulate(file.rows for file in files))
     masks = [keep.slice(end - file.rows, file.rows) for file, end in zip(files, ends, strict=True)]
-    # Arrow compresses one file in one thread.
-    with ThreadPoolExecutor(pa.cpu_count()) as threads:
+    # Arrow compresses one file in one thread; each holds a file.
+    with ThreadPoolExecutor(min(4, pa.cpu_count())) as threads:
         return [kept for some in threads.map(_kept, files, masks) for kept in some]
 
 

@@ -110,5 +110,13 @@ def test_random_rounds(
 ) -> None:
     """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
     monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
+    asked, spread = iceberg.IcebergTable._spreads, []
+
+    def spreads(table: iceberg.IcebergTable) -> bool:
+        spread.append(asked(table))
+        return spread[-1]
+
+    monkeypatch.setattr(iceberg.IcebergTable, "_spreads", spreads)
     harness = LakeHarness(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
     run_random_rounds(harness, 11, rounds=2)
+    assert spread and all(spread)

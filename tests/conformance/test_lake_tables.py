@@ -188,8 +188,6 @@ def test_partitions_notes_resolved_and_upkeep(bench: Bench, kind: str) -> None:
     if kind == "delta":
         assert properties["delta.logRetentionDuration"] == "interval 1 seconds"
         assert properties["delta.checkpointInterval"] == "50"
-    else:
-        assert properties["write.metadata.delete-after-commit.enabled"] == "true"
     # What was applied outlives the upkeep.
     bench.sink.close()
     bench.sink.open(bench._context)

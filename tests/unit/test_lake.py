@@ -99,6 +99,9 @@ def test_settings_of_hdfs() -> None:
         ("iceberg://c/n?warehouse=/w", "CF1207", "type must be"),
         ("iceberg://c/n?type=hive&warehouse=/w", "CF1207", "type must be one of"),
         ("iceberg://c?type=hadoop&warehouse=/w", "CF1201", "namespace"),
+        ("delta:///hdfs://nn:abc/lake", "CF1201", "a port that is none"),
+        ("delta:///hdfs://[::1/lake", "CF1201", "a port that is none"),
+        ("iceberg://c/n?type=hadoop&warehouse=hdfs://nn:99999/w", "CF1201", "a port that is none"),
         ("iceberg://c/n?type=hadoop", "CF1207", "warehouse"),
         ("iceberg://c/n?type=rest", "CF1207", "uri"),
         ("iceberg://c/n?type=hadoop&warehouse=/w&uri=x", "CF1207", "has no uri"),
@@ -432,9 +435,13 @@ def test_a_backlog_is_merged_in_rounds_of_what_fits(tmp_path: Path) -> None:
 
 
 def test_many_keys_are_joined_without_holding_them() -> None:
-    sizes = (1, delta_round.BROADCAST, delta_round.BROADCAST + 1, delta_round.HASHED + 1)
-    joins = [delta_round._join(size) for size in sizes]
-    assert joins == ["broadcast", "broadcast", "shuffle_hash", "merge"]
+    (few_bytes, few_rows), (more_bytes, more_rows) = delta_round.BROADCAST, delta_round.HASHED
+    rounds = [
+        (1, 1), (few_bytes, few_rows), (few_bytes + 1, 1), (1, few_rows + 1),
+        (more_bytes, more_rows), (more_bytes + 1, 1), (1, more_rows + 1),
+    ]  # fmt: skip
+    joins = [delta_round._join(size, rows) for size, rows in rounds]
+    assert joins == ["broadcast"] * 2 + ["shuffle_hash"] * 3 + ["merge"] * 2
 
 
 class _File:
