@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from changefeed.errors import ChangefeedError, Problems
 from sinks.files.options import parse
-from sinks.files.places.base import explain
-from sinks.files.places.objects import open_objects
+from sinks.files.places.base import explain, explained
+from sinks.files.places.objects import COPY, MOVE, ObjectPlace, open_objects
 from sinks.registry import check, sink_location
 
 KEYS = "AWS_ACCESS_KEY_ID=AKIA&AWS_SECRET_ACCESS_KEY=a%2Fb+c"
@@ -180,6 +184,14 @@ def test_clients_are_made_without_connecting() -> None:
             "google::cloud::Status(UNAVAILABLE: CURL error [7]=Could not connect error_info=",
             "CF5001",
         ),
+        (
+            "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of "
+            "secret error_info={reason=rateLimitExceeded, domain=usageLimits, "
+            "metadata={http_status_code=403}})",
+            "CF5004",
+        ),
+        ("AWS Error REQUEST_TIME_TOO_SKEWED during PutObject operation: secret", "CF5001"),
+        ("AWS Error REQUEST_TIME_TOO_SKEWED (HTTP status 403): with a secret", "CF5001"),
         ("UploadFrom failed for 'x'. Azure Error: [AuthenticationFailed] 403 secret", "CF5002"),
         ("HNS support on 'x' failed. Azure Error: [] 403 secret", "CF5002"),
         ("UploadFrom failed for 'x'. Azure Error: [ContainerNotFound] 404 secret", "CF5002"),
@@ -192,3 +204,84 @@ def test_texts_of_the_stores(text: str, code: str) -> None:
     error = explain("s3://bucket", OSError(text))
     assert error.code.number == code, error.message
     assert "with a secret" not in error.message
+
+
+@pytest.mark.parametrize("name", ["Azure::Core::Credentials::", "N5Azure4Core11Credentials23"])
+@pytest.mark.parametrize(
+    ("text", "code", "shown"),
+    [
+        (
+            'error response: 401 Unauthorized {"x": "AADSTS7000215: secret"}',
+            "CF5002",
+            "AADSTS7000215",
+        ),
+        ("error response: 400 Bad Request connection secret", "CF5002", "refused the login: 400"),
+        ("error response: 429 Too Many Requests secret", "CF5004", "429"),
+        ("error response: 503 secret", "CF5001", "503"),
+        ("Fail to get a new connection for: https://secret. Could not connect", "CF5001", "reach"),
+        ("Failed to get token from DefaultAzureCredential. secret", "CF5002", "refused the login"),
+    ],
+)
+def test_a_login_that_entra_refuses(name: str, text: str, code: str, shown: str) -> None:
+    """The client's error is no OSError, and says only in its text what it is."""
+    error = pa.ArrowException(
+        f"Unknown error: x: {name}AuthenticationExceptionE: GetToken(): {text}"
+    )
+    with pytest.raises(ChangefeedError) as caught, explained("azure://box"):
+        raise error
+    assert caught.value.code.number == code and shown in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+class LoginEnds:
+    """A filesystem, as far as the place uses it, that copies and then lets nobody in."""
+
+    def __init__(self) -> None:
+        self.copied: list[str] = []
+
+    def open_output_stream(self, path: str, compression: None) -> pa.NativeFile:
+        return pa.BufferOutputStream()
+
+    def copy_file(self, source: str, target: str) -> None:
+        self.copied.append(target)
+
+    def refuse(self, *_: object) -> Any:
+        raise pa.ArrowException("Credentials::AuthenticationException")
+
+    get_file_info = delete_dir = delete_file = refuse
+
+
+def test_what_is_only_tidiness_never_fails() -> None:
+    """A file that has its name would be written again, under another."""
+    client = LoginEnds()
+    place = ObjectPlace(lambda: client, "box/x", "azure://box/x", way=COPY)
+    place.prepare(1, "s")
+    place.put("a", b"1")
+    place.remove(["a", "b"])
+    assert client.copied == ["box/x/a"]
+
+
+@pytest.mark.parametrize("way", [COPY, MOVE])
+def test_only_our_own_leftovers_are_swept(way: str, tmp_path: Path) -> None:
+    """``.tmp`` is a name that other programs take, too."""
+    place = ObjectPlace(fs.LocalFileSystem, str(tmp_path), "hdfs://nn", way=way)
+    if way == MOVE:
+        made = place._temporary(pa.py_buffer(b"x"))
+    else:
+        made = f"{tmp_path}/.tmp/{'a' * 16}/part"
+    ours = Path(made).relative_to(tmp_path).as_posix()
+    other = f".tmp/{'c' * 16}/part" if way == MOVE else f".tmp/{'c' * 16}"
+    foreign = {
+        ".tmp/theirs", ".tmp/other/part", f".tmp/other/{'a' * 16}", f".tmp/other/{'a' * 16}x/part",
+        f".tmp/{'b' * 16}/part", f".tmp/{'b' * 16}/more", f".tmp/{'A' * 16}", other,
+    }  # fmt: skip
+    young = ".tmp/" + "d" * 16 + ("/part" if way == COPY else "")
+    for name in (ours, young, *foreign):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+        if name != young:
+            os.utime(path, (1.0, 1.0))
+    place._sweep()
+    left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == foreign | {young}

@@ -94,6 +94,8 @@ _STORE_ERROR = re.compile(
 _STORE_HTTP = re.compile(
     r"HTTP status (\d{3})|Azure Error: \[\w*\] (\d{3})\b|http_status_code=(\d{3})"
 )
+#: Google's own word for an error, finer than the status: its 403 is also "too many requests".
+_STORE_REASON = re.compile(r"error_info=\{reason=(\w+)")
 _NO_ANSWER = re.compile(
     r"curlCode: \d+, ([\w' ]+)|CURL error \[\d+\]=([\w' ]+?)(?: error_info|[^\w' ]|$)|"
     r"(Fail to get a new connection)"
@@ -110,7 +112,18 @@ _MISSING_WORDS = re.compile(
     re.IGNORECASE,
 )
 _BUSY_WORDS = re.compile(
-    r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED|ServerBusy|\b429\b", re.IGNORECASE
+    r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED|ServerBusy|(?:user)?RateLimitExceeded|\b429\b",
+    re.IGNORECASE,
+)
+_CLOCK_WORDS = re.compile(r"REQUEST_?TIME_?TOO_?SKEWED", re.IGNORECASE)
+
+#: Azure's client failed at the login server, as C++ or its compiler writes the name. ``pyarrow``
+#: raises that as a plain ArrowException.
+_ENTRA = re.compile(r"Credentials(?:::|\d+)AuthenticationException")
+_ENTRA_HTTP = re.compile(r"error response: (\d{3})\b")
+_ENTRA_REASON = re.compile(r"\b(AADSTS\d+)\b")
+_ENTRA_AWAY = re.compile(
+    r"connection|connect to|resolve|time[d ]*-?out|socket|transport", re.IGNORECASE
 )
 
 
@@ -122,6 +135,8 @@ def explained(shown: str) -> Iterator[None]:
     except OSError as error:
         raise explain(shown, error) from error
     except pa.ArrowException as error:
+        if _ENTRA.search(str(error)):
+            raise _explain_entra(shown, str(error)) from error
         # Of a client that knows no better; its text may repeat anything.
         text = f"{shown} cannot be written: {type(error).__name__}"
         raise ChangefeedError("CF5001", text) from error
@@ -135,6 +150,8 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
             f"no room for {shown}: {os.strerror(error.errno)}",
             hint="free space on that filesystem; the feed goes on by itself.",
         )
+    if _ENTRA.search(str(error)):
+        return _explain_entra(shown, str(error))
     said = _said(error)
     if error.errno in _REFUSED and not said:  # stores' errors have such numbers, too
         return ChangefeedError(
@@ -146,6 +163,12 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
         return ChangefeedError("CF5001", f"{shown} cannot be written: {os.strerror(error.errno)}")
     if _BUSY_WORDS.search(said):
         return ChangefeedError("CF5004", f"{shown} is busy: {said}")
+    if _CLOCK_WORDS.search(said):  # before the status, which is that of a wrong key
+        return ChangefeedError(
+            "CF5001",
+            f"{shown} cannot be written: {said}",
+            hint="set this machine's clock; the feed goes on by itself.",
+        )
     if _LOGIN_WORDS.search(said):
         return ChangefeedError(
             "CF5002",
@@ -161,8 +184,27 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
     return ChangefeedError("CF5001", f"{shown} cannot be written: {said or type(error).__name__}")
 
 
+def _explain_entra(shown: str, text: str) -> ChangefeedError:
+    """A login that failed before the store was asked: refused, unless nobody answered."""
+    status = _ENTRA_HTTP.search(text)
+    reason = _ENTRA_REASON.search(text)
+    said = ", ".join(found.group(1) for found in (reason, status) if found)
+    if status and status.group(1) == "429":
+        return ChangefeedError("CF5004", f"the login server of {shown} is busy: {said}")
+    if status and status.group(1).startswith("5"):
+        return ChangefeedError("CF5001", f"the login server of {shown} failed: {said}")
+    if not status and _ENTRA_AWAY.search(text):
+        return ChangefeedError("CF5001", f"cannot reach the login server of {shown}")
+    return ChangefeedError(
+        "CF5002",
+        f"{shown} refused the login: {said or 'AuthenticationException'}",
+        hint="check the tenant, client and secret in the URI, then RESUME.",
+    )
+
+
 def _said(error: OSError) -> str:
     """What the store calls the error, without the rest of the text, which may hold anything."""
-    parts = (pattern.search(str(error)) for pattern in (_STORE_ERROR, _STORE_HTTP, _NO_ANSWER))
+    patterns = (_STORE_ERROR, _STORE_HTTP, _STORE_REASON, _NO_ANSWER)
+    parts = (pattern.search(str(error)) for pattern in patterns)
     said = (next((group for group in part.groups() if group), "") for part in parts if part)
     return ", ".join(part for part in said if part)

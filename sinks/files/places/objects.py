@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,12 +41,18 @@ ORPHAN_SECONDS = 3600.0
 
 TEMPORARY = ".tmp"
 
+_FAILED = (OSError, pa.ArrowException)
+"""What clients raise; Azure's a plain ArrowException where a login fails."""
+
 PUT, COPY, MOVE = "put", "copy", "move"
 
 _WAYS = {
     "azure": COPY,  # the client moves files only in accounts with a hierarchical namespace
     "hdfs": MOVE,
 }
+
+_OURS = {COPY: re.compile(r"([0-9a-f]{16})/part"), MOVE: re.compile(r"([0-9a-f]{16})")}
+"""What :meth:`ObjectPlace._temporary` calls its files, below ``.tmp``."""
 
 
 class ObjectPlace:
@@ -97,18 +105,29 @@ class ObjectPlace:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what a crash left below ``.tmp``; an upload that is swept by mistake fails and
-        is tried again."""
+        """Remove what a crash left below ``.tmp``, and nothing that has not our form of name.
+
+        An upload that is swept by mistake fails and is tried again.
+        """
         selector = fs.FileSelector(
             f"{self._root}/{TEMPORARY}", recursive=True, allow_not_found=True
         )
         try:
             found = self._system.get_file_info(selector)
-        except OSError:
+        except _FAILED:
             return  # the key may not look: what is left does no harm
-        for info in found:
+        folder = f"{self._root.rstrip('/')}/{TEMPORARY}/"
+        below = [
+            (info, info.path.partition(folder)[2])
+            for info in found
+            if info.type == fs.FileType.File
+        ]
+        # Azure's folder goes as a whole: not where another's file is in it.
+        shared = Counter(name.partition("/")[0] for _, name in below)
+        for info, name in below:
             age = time.time() - (info.mtime_ns or math.inf) / 1e9
-            if info.type == fs.FileType.File and age > ORPHAN_SECONDS:
+            ours = _OURS[self._way].fullmatch(name)
+            if ours and shared[ours.group(1)] == 1 and age > ORPHAN_SECONDS:
                 self._forget(info.path)
 
     def publish(self, moves: Sequence[Move]) -> None:
@@ -144,7 +163,8 @@ class ObjectPlace:
         return path
 
     def _forget(self, temporary: str) -> None:
-        """Remove a file below ``.tmp``, where that is possible.
+        """Remove a file that :meth:`_temporary` made, where that is possible; never raises,
+        because a file that has its name by now would be written again.
 
         Azure's client takes a lease on a file that it removes, gives it back when the file is
         gone, and then waits for seconds; and it leaves an object for the folder. It removes
@@ -155,7 +175,7 @@ class ObjectPlace:
                 self._system.delete_dir(temporary.rpartition("/")[0])
             else:
                 self._system.delete_file(temporary)
-        except OSError:
+        except (*_FAILED, ChangefeedError):
             return  # away, or the key may only write: swept later
 
     def _mark(self, folder: str) -> None:
@@ -189,7 +209,7 @@ class ObjectPlace:
                 self._system.delete_file(f"{self._root}/{name}")
             except FileNotFoundError:
                 continue
-            except (OSError, ChangefeedError):
+            except (*_FAILED, ChangefeedError):
                 return  # away, or the key may only write: the files do no harm
 
     def folders(self, folder: str) -> list[str]:
