@@ -108,16 +108,19 @@ def test_what_a_table_has_newer_stays(bench: Bench) -> None:
     assert ways(bench) == ["round"] * 3
 
 
-@pytest.mark.parametrize("broadcast", [0, delta_round.BROADCAST])
+JOINS = ("broadcast", "shuffle_hash", "merge")
+
+
+@pytest.mark.parametrize("join", JOINS)
 @pytest.mark.parametrize("new", [(), (("c", (3, "c", None)),)])
 def test_a_round_in_which_nothing_is_newer_leaves_no_second_row(
-    bench: Bench, new: tuple[Any, ...], broadcast: int, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, new: tuple[Any, ...], join: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark sees that no row is to be marked, and may then not count the rows that came late."""
     bench.round(SCHEMA, 10, ("c", (1, "old", None)), ("c", (2, "old", None)))
     table = bench.lake.table("t")
     bench.lake.query(f"update {table} set v0 = 'theirs', _sequence_num = 99 where id = 1")
-    monkeypatch.setattr(delta_round, "BROADCAST", broadcast)
+    monkeypatch.setattr(delta_round, "_join", lambda *_: join)
     bench.round(SCHEMA, 20, ("u", (1, "late", None)), *new)
     here = {(1, "theirs", 99), (2, "old", 10)} | ({(3, "c", 20)} if new else set())
     assert rows(bench, "id, v0, _sequence_num") == here
@@ -155,8 +158,8 @@ def test_two_texts_of_one_key_are_a_merges_error(bench: Bench) -> None:
 def test_any_changes_give_the_same_as_a_dictionary(
     bench: Bench, seed: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every other version's list of files is lost, so Delta's log is read; and of every third
-    round the keys are too large to be handed to everybody."""
+    """Every other version's list of files is lost, so Delta's log is read; and each way to join
+    has its turn."""
     chance = random.Random(seed)
     model: dict[tuple[str, int], tuple[str | None, int]] = {}
     folder = Path(place_of(bench.lake.uri).root) / "t" / "_delta_log"
@@ -171,7 +174,7 @@ def test_any_changes_give_the_same_as_a_dictionary(
                 del model[key]
             else:
                 model[key] = (value, number * 10)
-        monkeypatch.setattr(delta_round, "BROADCAST", 0 if number % 3 == 0 else 1 << 20)
+        monkeypatch.setattr(delta_round, "_join", lambda *_, way=JOINS[number % 3]: way)
         bench.round(TWO_KEYS, number * 10, *changes)
         if number % 2:
             for file in folder.glob("*.crc"):
