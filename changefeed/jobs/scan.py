@@ -128,6 +128,9 @@ class Scan(threading.Thread):
             self._runner.wake()
             fault_point("scan.after_snapshot")
             self.placed.wait()
+            # Again: the image may have waited long for open transactions, and has the columns
+            # that came meanwhile. One that came since then is not in the image, and told by it.
+            described = self._describe()
             reading = Reading(self._runner, self.at, self.fence, self._group, self._stopping.is_set)
             for table in described:
                 if self._stopping.is_set():
@@ -139,6 +142,8 @@ class Scan(threading.Thread):
         """Find each table's present shape; one that is gone fails alone."""
         found = []
         for table in self.tables.values():
+            if table.error is not None:
+                continue
             try:
                 shape = self._runner.keeper.source.describe(table.name.schema, table.name.name)
                 self._runner.recognise(shape)

@@ -132,6 +132,26 @@ def test_a_column_with_a_default_is_backfilled(bench: Bench) -> None:
     until(lambda: bench.table("f") == want)
 
 
+def test_a_column_that_comes_while_a_backfill_waits_for_its_image(bench: Bench) -> None:
+    """A transaction that stays open holds up the image: it shows columns that came meanwhile."""
+    bench.create("f", "t")
+    bench.feeds.sync("f")
+    waiting = "select 1 from pg_stat_activity where query like 'CREATE_REPLICATION_SLOT%'"
+    with bench.db.connect(autocommit=False) as held:
+        held.execute("select pg_current_xact_id()")
+        bench.db.execute("alter table t add column c int default 7")
+        bench.db.execute("update t set b = 'after' where a = 1")
+        until(lambda: bench.db.execute(f"{waiting} and wait_event = 'transactionid'"))
+        bench.db.execute("alter table t add column d int default 8")
+        bench.db.execute("update t set b = 'later' where a = 2")
+        held.commit()
+    bench.feeds.sync("f")
+    rows = bench.db.execute("select a, b, c, d from t")
+    assert {row[2:] for row in rows} == {(7, 8)}
+    want = {f"[{a}]": {"a": a, "b": b, "c": c, "d": d} for a, b, c, d in rows}
+    assert bench.table("f") == want
+
+
 def test_schema_change_policy_stop(bench: Bench) -> None:
     bench.create("f", "t", "schema_change_policy = 'stop', schema_change_events = 'column_changes'")
     bench.feeds.sync("f")
