@@ -18,6 +18,7 @@ from changefeed.events import Resolved
 from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, SinkContext, Target
+from sinks.lake import iceberg
 from sinks.lake.sink import LakeSink
 from sinks.registry import open_sink
 from tests.conformance.test_lake import place
@@ -231,3 +232,23 @@ def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
         (3, "newer"),
         (4, "new"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["iceberg"])
+def test_a_large_round_keeps_to_the_order_somebody_gave_a_table(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
+    asked, spread = iceberg.IcebergTable._spreads, []
+
+    def spreads(table: iceberg.IcebergTable) -> bool:
+        spread.append(asked(table))
+        return spread[-1]
+
+    monkeypatch.setattr(iceberg.IcebergTable, "_spreads", spreads)
+    schema = schema_of(("text", "string"))
+    bench.round(schema, 5, ("c", (1, "x")))
+    bench.lake.query(f"alter table {bench.lake.table('t')} add partition field v0")
+    bench.round(schema, 6, ("u", (1, "y")), ("c", (2, "x")))
+    assert spread == [True, False]
+    assert sorted(bench.lake.query("select id, v0 from {t}")) == [(1, "y"), (2, "x")]
