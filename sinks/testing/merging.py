@@ -108,9 +108,10 @@ def _keyless(name: str = "t") -> TableSchema:
     return table_of(name, a="int32", b="text")
 
 
-def _feed(
+def feed_of(
     harness: MergeHarness, source: Source, options: Mapping[str, object] | None = None
 ) -> RowFeed:
+    """Delivers ``source`` to sinks of the harness."""
     return RowFeed(
         source,
         harness.topic,
@@ -137,7 +138,7 @@ def _check(harness: MergeHarness, source: Source, *tables: str) -> None:
 def merges(harness: MergeHarness) -> None:
     """Inserts, updates and deletes over many rounds, several of a key in one round."""
     source = Source(_keyed())
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for step in range(1, 7):
         source.commit(*(insert("t", a=step * 10 + i, b=f"new {step}") for i in range(3)))
@@ -152,7 +153,7 @@ def merges_changed_keys(harness: MergeHarness) -> None:
     """A key that changes, again and again (0 to 1 to 2), in one transaction and over several."""
     source = Source(_keyed())
     source.commit(insert("t", a=0, b="alice"), insert("t", a=7, b="other"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     source.commit(update("t", {"a": 0}, a=1))
@@ -170,7 +171,7 @@ def merges_swapped_keys(harness: MergeHarness) -> None:
     """Two rows change keys with each other in one transaction."""
     source = Source(_keyed())
     source.commit(insert("t", a=1, b="one"), insert("t", a=2, b="two"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     swap = (update("t", {"b": "one"}, a=3), update("t", {"b": "two"}, a=1))
@@ -185,7 +186,7 @@ def merges_swapped_keys(harness: MergeHarness) -> None:
 def merges_reused_keys(harness: MergeHarness) -> None:
     """A row is deleted and its key inserted again: in one transaction, one round, over rounds."""
     source = Source(_keyed())
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="first"), insert("t", a=2, b="kept"))
     feed.deliver(sink)
@@ -212,7 +213,7 @@ def merges_wide_keys(harness: MergeHarness) -> None:
     source.commit(insert("t", a="x", b="1", c=1), insert("t", a="y", b="2", c=1))
     source.commit(insert("t", a="x", b="3", c=2), update("t", {"b": "2"}, b="4"))
     source.commit(update("t", {"b": "1"}, a="z"), delete("t", a="x", c=2))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     _check(harness, source)
@@ -225,7 +226,7 @@ def merges_awkward_text(harness: MergeHarness) -> None:
     texts = [None, "", '"', "'", "\\", "a,b", "line\nbreak", "\ttab", "\U0001f600 ☃", "NULL", "\\N"]
     source.commit(*(insert("t", a=i, b=text) for i, text in enumerate(texts)))
     source.commit(insert("t", a=99, b="x" * 100_000))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     _check(harness, source)
@@ -237,7 +238,7 @@ def merges_several_tables(harness: MergeHarness) -> None:
     source = Source(_keyed("t"), _keyed("u"), _keyless("v"))
     source.commit(insert("t", a=1, b="t"), insert("u", a=1, b="u"), insert("v", a=1, b="v"))
     source.commit(update("t", {"a": 1}, b="t2"), delete("u", a=1), insert("v", a=1, b="v"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     _check(harness, source)
@@ -247,7 +248,7 @@ def merges_several_tables(harness: MergeHarness) -> None:
 def commits_nothing(harness: MergeHarness) -> None:
     """A round without rows is legal, and a resolved timestamp may follow it."""
     source = Source(_keyed())
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     sink.resolved(Resolved(source.now()), b"")
@@ -264,7 +265,7 @@ def commits_nothing(harness: MergeHarness) -> None:
 def replays_a_round(harness: MergeHarness) -> None:
     """Every round comes twice, the second time from another run: nothing changes."""
     source = Source(_keyed(), _keyless("v"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     rounds: list[tuple[Change, ...]] = [
         (insert("t", a=0, b="alice"), insert("v", a=1, b="x"), insert("v", a=1, b="x")),
         (update("t", {"a": 0}, a=1), update("v", {"a": 1}, b="y")),
@@ -286,7 +287,7 @@ def replays_a_round(harness: MergeHarness) -> None:
 def replays_old_rounds(harness: MergeHarness) -> None:
     """The whole log comes again after everything was applied, in one piece and in small ones."""
     source = Source(_keyed(), _keyless("v"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for step in range(4):
         source.commit(insert("t", a=step, b="x"), insert("v", a=7, b="same"))
@@ -307,7 +308,7 @@ def replays_old_rounds(harness: MergeHarness) -> None:
 def never_resurrects(harness: MergeHarness) -> None:
     """The insert of a row that was deleted since comes again: it stays deleted."""
     source = Source(_keyed())
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
     first = len(source.log)
@@ -327,7 +328,7 @@ def survives_crash_before_commit(harness: MergeHarness) -> None:
     """A run dies between write and commit; the next one begins the round anew, longer."""
     source = Source(_keyed(), _keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     first = feed.open(harness.sink())
     feed.write(first, 0, len(source.log))
     first.close()
@@ -342,7 +343,7 @@ def aborts(harness: MergeHarness) -> None:
     """After ``abort`` the round comes again, longer, to the same sink object."""
     source = Source(_keyed(), _keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     epoch, receipts = feed.write(sink, 0, len(source.log))
     sink.abort(epoch, receipts)
@@ -355,7 +356,7 @@ def aborts(harness: MergeHarness) -> None:
 def opens_again(harness: MergeHarness) -> None:
     """``open`` is idempotent, and takes tables that joined later."""
     source = Source(_keyed(), _keyed("u"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.open(sink)
     source.commit(insert("t", a=1, b="x"))
@@ -377,7 +378,7 @@ def checks(harness: MergeHarness) -> None:
         looking.close()
         assert visible(harness.rows(harness.topic("t"))) == source.rows("t")
         source.commit(insert("t", a=len(source.log), b="x"))
-        feed = _feed(harness, source)
+        feed = feed_of(harness, source)
         sink = feed.open(harness.sink())
         feed.deliver(sink)
         sink.close()
@@ -390,7 +391,7 @@ def checks(harness: MergeHarness) -> None:
 def truncates(harness: MergeHarness) -> None:
     """A TRUNCATE between transactions and inside one; replayed, it removes nothing newer."""
     source = Source(_keyed(), _keyless("v"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="x"), insert("v", a=1, b="x"))
     source.commit(truncate("t"), truncate("v"))
@@ -415,7 +416,7 @@ def scans(harness: MergeHarness) -> None:
     source = Source(_keyed(), _keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(5)])
     source.load("v", [{"a": i // 2, "b": None} for i in range(5)])
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for table in ("t", "v"):
         feed.open(sink)
@@ -434,7 +435,7 @@ def scans_anew(harness: MergeHarness) -> None:
     source = Source(_keyed(), _keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(6)])
     source.load("v", [{"a": 1, "b": "x"} for _ in range(3)] + [{"a": 2, "b": "y"}])
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     for table in ("t", "v"):
         first = feed.open(harness.sink())
         feed.scan(first, table, upto=3, end=False)
@@ -457,7 +458,7 @@ def scans_over_leftovers(harness: MergeHarness) -> None:
     """The target has rows of earlier, deleted at the source while nobody watched."""
     source = Source(_keyed(), _keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="gone"), insert("v", a=1, b="gone"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     source.commit(delete("t", a=2), delete("v", a=1), insert("v", a=2, b="new"))
@@ -475,7 +476,7 @@ def scans_over_leftovers(harness: MergeHarness) -> None:
 def counts_duplicates(harness: MergeHarness) -> None:
     """A table without a key: as many copies of each row as the source has."""
     source = Source(_keyless())
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(*(insert("t", a=1, b="x") for _ in range(4)), insert("t", a=None, b=None))
     source.commit(insert("t", a=None, b=None), insert("t", a=2, b=None))
@@ -495,7 +496,7 @@ def keeps_unsent_values(harness: MergeHarness) -> None:
     """A column whose value the source did not send keeps what it has."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     source = Source(schema)
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x", c="large"), insert("t", a=2, b="x", c="large"))
     feed.deliver(sink)
@@ -514,7 +515,7 @@ def evolves(harness: MergeHarness) -> None:
     """Columns are added, renamed, widened and dropped in order with the rows; and all again."""
     source = Source(_keyed())
     old = source.schemas["t"]
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"))
     a, b = old.columns
@@ -540,7 +541,7 @@ def keeps_dropped_columns(harness: MergeHarness) -> None:
     """A dropped column stays, new rows have no value in it; one of its name may come again."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     source = Source(schema)
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x", c="old"))
     source.alter("t", replace(schema, columns=schema.columns[:2]))
@@ -561,7 +562,7 @@ def refuses_other_shapes(harness: MergeHarness) -> None:
     """A change of shape it cannot follow stops the table, with the reason; the rows stay."""
     source = Source(_keyed())
     old = source.schemas["t"]
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"))
     feed.deliver(sink)
@@ -582,7 +583,7 @@ def leaves_dropped_tables(harness: MergeHarness) -> None:
     """A table dropped at the source stays, and goes with ``on_drop = 'drop'``."""
     for options, left in (({}, 1), ({"on_drop": "drop"}, 0)):
         source = Source(_keyed())
-        feed = _feed(harness, source, options)
+        feed = feed_of(harness, source, options)
         source.commit(insert("t", a=1, b="x"))
         sink = feed.open(harness.sink(options))
         feed.deliver(sink, 0)
@@ -600,7 +601,7 @@ def deletes_softly(harness: MergeHarness) -> None:
     """``deletes = 'soft'``: a deleted row stays, marked; it can come back."""
     options = {"deletes": "soft"}
     source = Source(_keyed())
-    feed = _feed(harness, source, options)
+    feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"), insert("t", a=3, b="z"))
     feed.deliver(sink)
@@ -619,7 +620,7 @@ def keeps_versions(harness: MergeHarness) -> None:
     options = {"history": "scd2"}
     source = Source(_keyed())
     source.load("t", [{"a": 1, "b": "scanned"}, {"a": 2, "b": "scanned"}])
-    feed = _feed(harness, source, options)
+    feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
     feed.scan(sink, "t")
     source.commit(update("t", {"a": 1}, b="second"))
@@ -645,7 +646,7 @@ def appends_changes(harness: MergeHarness) -> None:
     """``history = 'append'``: a row for each change, none twice."""
     options = {"history": "append"}
     source = Source(_keyed())
-    feed = _feed(harness, source, options)
+    feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
     source.commit(insert("t", a=1, b="x"))
     source.commit(update("t", {"a": 1}, b="y"), insert("t", a=2, b="x"))
@@ -664,7 +665,7 @@ def keeps_sequence_beside(harness: MergeHarness) -> None:
     source = Source(_keyed(), _keyless("v"))
     source.load("t", [{"a": i, "b": "old"} for i in range(4)])
     source.load("v", [{"a": 1, "b": "old"}, {"a": 1, "b": "old"}])
-    feed = _feed(harness, source, options)
+    feed = feed_of(harness, source, options)
     first = feed.open(harness.sink(options))
     feed.scan(first, "t", upto=3, end=False)
     first.close()
@@ -686,7 +687,7 @@ def hides_secrets(harness: MergeHarness) -> None:
     """Nothing a sink says of itself, and nothing it writes, holds the password of its URI."""
     source = Source(_keyed())
     source.commit(insert("t", a=1, b="x"))
-    feed = _feed(harness, source)
+    feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     assert harness.secret not in repr(sink) + str(sink)

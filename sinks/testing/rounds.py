@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from sinks.base import Sink
-from sinks.testing.merging import MergeHarness, visible
+from sinks.testing.merging import MergeHarness, feed_of, visible
 from sinks.testing.rows import Change, RowFeed, Source, delete, insert, table_of, truncate, update
 
 #: Deliver the log from a place to its end through a sink, and end the sink's process after some
@@ -48,13 +48,7 @@ def run_random_rounds(
     rng = random.Random(seed)
     keyless = [] if options else [table_of("v", a="int32", b="text")]
     source = Source(table_of("t", key=("a",), a="int32", b="text", c="text"), *keyless)
-    feed = RowFeed(
-        source,
-        harness.topic,
-        options=options,
-        write_scan=harness.write_scan,
-        context=harness.context,
-    )
+    feed = feed_of(harness, source, options)
     for number in range(rounds):
         for _ in range(rng.randint(1, 6)):
             changes = keyed_changes(rng, source, sends_all="history" in options)

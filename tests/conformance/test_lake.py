@@ -58,6 +58,19 @@ class BySpark(LakeHarness):
         assert receipt.rows == batch.rows.num_rows
 
 
+def every_round_is_large(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Have Iceberg's tables take each round for a large one; whether they spread it, by round."""
+    asked, spread = iceberg.IcebergTable._spreads, []
+
+    def spreads(table: iceberg.IcebergTable) -> bool:
+        spread.append(asked(table))
+        return spread[-1]
+
+    monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
+    monkeypatch.setattr(iceberg.IcebergTable, "_spreads", spreads)
+    return spread
+
+
 def place(kind: str, folder: Path) -> str:
     """A sink URI of its own."""
     if kind == "delta":
@@ -109,14 +122,7 @@ def test_random_rounds(
     tmp_path: Path, spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
-    monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
-    asked, spread = iceberg.IcebergTable._spreads, []
-
-    def spreads(table: iceberg.IcebergTable) -> bool:
-        spread.append(asked(table))
-        return spread[-1]
-
-    monkeypatch.setattr(iceberg.IcebergTable, "_spreads", spreads)
+    spread = every_round_is_large(monkeypatch)
     harness = LakeHarness(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
     run_random_rounds(harness, 11, rounds=2)
     assert spread and all(spread)

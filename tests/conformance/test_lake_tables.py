@@ -18,10 +18,9 @@ from changefeed.events import Resolved
 from changefeed.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, SinkContext, Target
-from sinks.lake import iceberg
 from sinks.lake.sink import LakeSink
 from sinks.registry import open_sink
-from tests.conformance.test_lake import place
+from tests.conformance.test_lake import every_round_is_large, place
 from tests.lake import Lake
 
 pytestmark = pytest.mark.spark
@@ -238,14 +237,7 @@ def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
 def test_a_large_round_keeps_to_the_order_somebody_gave_a_table(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
-    asked, spread = iceberg.IcebergTable._spreads, []
-
-    def spreads(table: iceberg.IcebergTable) -> bool:
-        spread.append(asked(table))
-        return spread[-1]
-
-    monkeypatch.setattr(iceberg.IcebergTable, "_spreads", spreads)
+    spread = every_round_is_large(monkeypatch)
     schema = schema_of(("text", "string"))
     bench.round(schema, 5, ("c", (1, "x")))
     bench.lake.query(f"alter table {bench.lake.table('t')} add partition field v0")
