@@ -74,6 +74,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -99,6 +100,7 @@ from tests.services.stores import ObjectStore
 
 PostgresFactory = Callable[..., PostgresCluster]
 ElasticsearchFactory = Callable[[int], Elasticsearch]
+Server = TypeVar("Server")
 
 # Jars of Spark's packs are downloaded once, into the cache of the tests.
 os.environ.setdefault("CHANGEFEED_JARS", str(cache_root() / "spark-jars"))
@@ -192,14 +194,19 @@ def own_kafka() -> Iterator[KafkaBroker]:
         broker.kill()
 
 
+def or_skip(make: Callable[[], Server]) -> Server:
+    """A server; where its packages cannot be had, the tests that want it are skipped."""
+    try:
+        return make()
+    except Unavailable as missing:
+        pytest.skip(str(missing))
+
+
 @pytest.fixture(scope="session")
 def bigquery() -> Iterator[BigQueryEmulator]:
     """The run's shared BigQuery emulator."""
     with server_folder("bigquery") as folder:
-        try:
-            emulator = BigQueryEmulator(folder)
-        except Unavailable as reason:
-            pytest.skip(str(reason))
+        emulator = or_skip(lambda: BigQueryEmulator(folder))
         emulator.start()
         yield emulator
         emulator.stop()
@@ -229,10 +236,7 @@ def clickhouse() -> Iterator[ClickHouseServer]:
 def spanner(request: pytest.FixtureRequest) -> Iterator[SpannerServer]:
     """The run's shared Spanner: Google's emulator, where there is one, and the fake."""
     with server_folder("spanner") as folder:
-        try:
-            server = SpannerServer(folder, real=request.param == "emulator")
-        except Unavailable as missing:
-            pytest.skip(str(missing))
+        server = or_skip(lambda: SpannerServer(folder, real=request.param == "emulator"))
         server.start()
         yield server
         server.stop()
@@ -315,10 +319,7 @@ def own_hdfs() -> Iterator[Hdfs]:
 def gcs() -> Iterator[GcsServer]:
     """The run's shared Google Cloud Storage (fake-gcs-server); make a bucket of your own."""
     with server_folder("gcs") as folder:
-        try:
-            server = GcsServer(folder)
-        except Unavailable as missing:
-            pytest.skip(str(missing))
+        server = or_skip(lambda: GcsServer(folder))
         server.start()
         yield server
         server.stop()
@@ -328,10 +329,7 @@ def gcs() -> Iterator[GcsServer]:
 def azure() -> Iterator[AzureServer]:
     """The run's shared Azure Blob Storage (Azurite); make a container of your own."""
     with server_folder("azure") as folder:
-        try:
-            server = AzureServer(folder)
-        except Unavailable as missing:
-            pytest.skip(str(missing))
+        server = or_skip(lambda: AzureServer(folder))
         server.start()
         yield server
         server.stop()
