@@ -23,7 +23,7 @@ install: $(VENV)/.installed ## make .venv with everything in it, a Java too when
 $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module)" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) install --quiet setuptools
+	$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # pyspark comes as a source archive
 	$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
