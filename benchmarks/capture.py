@@ -33,10 +33,10 @@ import psutil
 import psycopg
 
 from benchmarks.workload import WORKLOADS
-from changefeed.clock import Timestamp
-from changefeed.events import ChangeBatch, Flush, Frontier
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import ChangeBatch, Flush, Frontier
+from changefeed.core.schema import TableSchema
 from changefeed.log import LogWriter
-from changefeed.schema import TableSchema
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, position_of
 from changefeed.sources.postgres.pgoutput import Inbox

@@ -2,7 +2,7 @@
 
 All make key and value of every row, of a narrow and of a wide table:
 
-* ``arrow``: what feeds do (:mod:`changefeed.messages`), the log having said that no text needs
+* ``arrow``: what feeds do (:mod:`changefeed.encoding`), the log having said that no text needs
   escaping; ``arrow looks``: it has not said so; ``arrow escapes``: a tenth of the texts need it;
   ``arrow 1,000`` and ``arrow 100``: so many rows a call, as small deliveries are;
 * ``json``: one row after the other with ``json.dumps``, from Python values that are there already
@@ -31,9 +31,9 @@ from benchmarks.encoding import (
     stamps_of,
     table_of,
 )
-from changefeed.messages.encode import encode_messages, text_inputs
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Form, TableSchema
+from changefeed.core.schema import Form, TableSchema
+from changefeed.encoding.encode import encode_messages, text_inputs
+from changefeed.encoding.plan import MessagePlan
 
 
 def with_escapes(table: pa.Table, schema: TableSchema) -> pa.Table:

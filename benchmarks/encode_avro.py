@@ -3,7 +3,7 @@
 All make key and value in Confluent's wire format, of the tables of ``benchmarks/encoding.py``, and
 the bytes are compared:
 
-* ``arrow``: what feeds do (:mod:`changefeed.messages`); ``arrow 1,000`` and ``arrow 100``: so
+* ``arrow``: what feeds do (:mod:`changefeed.encoding`); ``arrow 1,000`` and ``arrow 100``: so
   many rows a call, as small deliveries are;
 * ``fastavro``: one row after the other with ``schemaless_writer``, from Python values that are
   of their types already; ``fastavro typed``: the same from what the log has, that is with the
@@ -24,10 +24,10 @@ import fastavro
 import pyarrow as pa
 
 from benchmarks.encoding import Messages, Row, compare_registered, main, moment_of, stamps_of
-from changefeed.formats.avro import key_schema, value_schema
-from changefeed.formats.wire import header
-from changefeed.messages.plan import MessagePlan
-from changefeed.shapes import Format
+from changefeed.core.shapes import Format
+from changefeed.encoding.avro.schema import key_schema, value_schema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.registry_header import header
 
 
 class Peer:

@@ -3,7 +3,7 @@
 All make key and value in Confluent's wire format, of the tables of ``benchmarks/encoding.py``, and
 what they say is compared:
 
-* ``arrow``: what feeds do (:mod:`changefeed.messages`); ``arrow 1,000`` and ``arrow 100``: so
+* ``arrow``: what feeds do (:mod:`changefeed.encoding`); ``arrow 1,000`` and ``arrow 100``: so
   many rows a call, as small deliveries are;
 * ``protobuf``: one row after the other with ``SerializeToString`` of Google's runtime, which is
   C, from Python values that are of their types already; ``protobuf typed``: the same from what
@@ -20,9 +20,9 @@ import pyarrow as pa
 from google.protobuf.internal import api_implementation
 
 from benchmarks.encoding import Messages, Row, compare_registered, main, moment_of, stamps_of
-from changefeed.formats.protobuf import key_proto, message_header, value_proto
-from changefeed.messages.plan import MessagePlan
-from changefeed.shapes import Format
+from changefeed.core.shapes import Format
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.protobuf.schema import key_proto, message_header, value_proto
 from tests.proto_reader import message_class
 
 

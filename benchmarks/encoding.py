@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.measure import Meter
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan, Registered
-from changefeed.schema import Column, Form, TableName, TableSchema
-from changefeed.shapes import Format
+from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.shapes import Format
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan, Registered
 
 Row = dict[str, Any]
 #: Keys and values.

@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.measure import Meter
 from benchmarks.ours import Ours
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from tests.services.cache import server_folder
 from tests.services.postgres import PostgresCluster
 

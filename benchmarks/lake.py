@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.measure import Cost, Meter
-from changefeed.clock import Timestamp
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.registry import open_sink

@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from changefeed.clock import Timestamp
-from changefeed.events import ChangeBatch, Commits, Flush, Frontier
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter
-from changefeed.schema import Column, Form, Identity, TableName, TableSchema
 
 _BASE = 1_800_000_000_000_000_000
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from changefeed.api import Engine, Result, Session
 from changefeed.catalog import Catalog
+from changefeed.core.state import StateLayout
+from changefeed.core.telemetry import log_to
 from changefeed.embedded.child import spawn
-from changefeed.jobs.node import Node
-from changefeed.state import StateLayout
-from changefeed.telemetry import log_to
+from changefeed.node.node import Node
 
 
 class Ours:

@@ -8,7 +8,7 @@
     engine.execute("USE shop", session)
     result = engine.execute("SHOW CHANGEFEEDS", session)
 
-Every error a user can meet is a :class:`~changefeed.errors.ChangefeedError`, tied to the place
+Every error a user can meet is a :class:`~changefeed.core.errors.ChangefeedError`, tied to the place
 in the text. Thread-safe as long as each client has its own :class:`Session`.
 """
 
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from changefeed.catalog import Catalog, Job, Status, TableState
-from changefeed.clock import Clock, SystemClock
-from changefeed.errors import ChangefeedError, Problems, Span
+from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.errors import ChangefeedError, Problems, Span
+from changefeed.core.schema import TableSchema
 from changefeed.options import mask_statement
 from changefeed.plan.names import scheme_of, source_connections
-from changefeed.plan.sinking import Probe, probe_of
+from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
-from changefeed.schema import TableSchema
 from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
@@ -160,7 +160,7 @@ class Engine:
         Raises:
             ChangefeedError: CF1001 for a text that is no statement; else what the statement
                 says. Several problems come together as
-                :class:`~changefeed.errors.Problems`.
+                :class:`~changefeed.core.errors.Problems`.
         """
         # What errors echo: the same offsets, no secret.
         text = mask_statement(statement if isinstance(statement, str) else to_sql(statement))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from changefeed.api import Engine, FeedPlan, StreamRow
 from changefeed.catalog import Catalog
-from changefeed.errors import ChangefeedError
-from changefeed.state import StateLayout
-from changefeed.telemetry import log, log_to
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.state import StateLayout
+from changefeed.core.telemetry import log, log_to
 
 if TYPE_CHECKING:
-    from changefeed.jobs.node import Node
     from changefeed.monitor import MonitorServer
+    from changefeed.node.node import Node
     from changefeed.spark.session import SparkEngine
 
 
@@ -106,7 +106,7 @@ class Application:
         return MonitorServer(host, port, Monitor(self.engine, self.check_node))
 
     def _made(self) -> Node:
-        from changefeed.jobs.node import Node
+        from changefeed.node.node import Node
         from changefeed.spark.session import SparkEngine
 
         with self._lock:

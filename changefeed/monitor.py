@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 
 from changefeed.api import Engine, Session
 from changefeed.catalog import Job, Status, TableState
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, Options
 from changefeed.statements.listing import lag
-from changefeed.telemetry import log
 
 _LABELS = ("job_id", "feed", "source")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from changefeed import __version__
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from shell.exits import Exit, exit_status
 from shell.render.formats import Format
 

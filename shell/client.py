@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from grammar import nodes
 from shell.backend import Backend
 from shell.diagnostics import Diagnostics

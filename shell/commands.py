@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from grammar.spelling import did_you_mean
 from shell import helps
 from shell.backend import LOOKS

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from changefeed.api import Result, Session
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 if TYPE_CHECKING:
     from shell.client import Client

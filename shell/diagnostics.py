@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from changefeed.errors import ChangefeedError, Problems
+from changefeed.core.errors import ChangefeedError, Problems
 from grammar.problems import point
 
 _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"

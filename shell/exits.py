@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 
 class Exit(IntEnum):

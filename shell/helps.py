@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from changefeed.errors import ChangefeedError
-from changefeed.option_docs import OptionHelp, listing
+from changefeed.core.errors import ChangefeedError
+from changefeed.options.docs import OptionHelp, listing
 from grammar.help import HEADINGS, HelpTopic, help_for, topics
 from grammar.spelling import did_you_mean
 from shell.settings import TABLE, Settings

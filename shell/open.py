@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from shell.backend import Backend
 from shell.client import Client
 from shell.diagnostics import Diagnostics

@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack
 from types import FrameType
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from shell.exits import Exit
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from grammar.spelling import did_you_mean
 from shell.render.formats import Format
 

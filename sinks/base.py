@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.events import Resolved, SchemaChange, Truncate
-from changefeed.schema import TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from changefeed.errors import ChangefeedError
+    from changefeed.core.errors import ChangefeedError
 
 
 class Accepts(StrEnum):
     """What the batches of a sink hold."""
 
     MESSAGES = "messages"
-    """Rows of :data:`changefeed.events.MESSAGE_SCHEMA`: key and value as finished bytes."""
+    """Rows of :data:`changefeed.core.events.MESSAGE_SCHEMA`: key and value as finished bytes."""
     ROWS = "rows"
     """Rows of the table's log schema: for sinks that merge typed columns."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from changefeed.errors import ChangefeedError, raise_all
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.uri import SinkURL
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import redact
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import redact
 from sinks.base import Capabilities, Sink
 
 GROUP = "changefeed.sinks"

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, Truncate
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
 ROWS = 10_000

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Column, Form
-from changefeed.shapes import Envelope
+from changefeed.core.schema import Column, Form
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.plan import MessagePlan
 from tests.message_model import Row, shown_columns
 
 #: Type name -> (physical, form, logical), as the PostgreSQL source has them.

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from changefeed.clock import Timestamp
-from changefeed.events import Event, Flush, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Event, Flush, Truncate
 from changefeed.log import LogSettings, LogWriter
 from tests.log_samples import Row, batch, flush, narrow, wide
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.events import ChangeBatch, Commits, Event, Flush, Frontier
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import ChangeBatch, Commits, Event, Flush, Frontier
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 from changefeed.log import LogWriter
-from changefeed.schema import Column, Form, Identity, TableName, TableSchema
 
 SOURCE = "shop"
 

@@ -1,6 +1,6 @@
 """What messages must look like, said again in plain Python: the oracle of the tests.
 
-Shares nothing with :mod:`changefeed.messages` but the plan. A row is a dict of log columns
+Shares nothing with :mod:`changefeed.encoding` but the plan. A row is a dict of log columns
 (``op``, ``wall``, ``a0``, ``b0``, ...), as ``pa.Table.to_pylist`` gives it.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Column, Form, Identity, TableName, TableSchema
-from changefeed.shapes import Deletes, Envelope
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.shapes import Deletes, Envelope
+from changefeed.encoding.plan import MessagePlan
 
 Row = dict[str, Any]
 

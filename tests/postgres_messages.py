@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from changefeed.schema import Identity
+from changefeed.core.schema import Identity
 from changefeed.sources.postgres.types import BUILTIN, ColumnInfo, TableDetails, spelled
 
 _EPOCH_US: Final = 946_684_800_000_000

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Change, ChangeBatch, Event, Flush, Frontier
-from changefeed.schema import TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Change, ChangeBatch, Event, Flush, Frontier
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.postgres.connect import connect
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lsn import parse_lsn, position_of

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import psutil
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 BATCHES = 3
 

@@ -15,6 +15,7 @@ from changefeed.catalog.database import Database
 from changefeed.catalog.history import History
 from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import NODE_TTL, Leases
+from changefeed.catalog.model import Job, JobSpec, Status, TableProgress, TableState, Wanted
 from changefeed.catalog.progress import Progress
 from changefeed.catalog.rows import (
     Connection,
@@ -26,8 +27,7 @@ from changefeed.catalog.rows import (
 )
 from changefeed.catalog.schemas import Schemas
 from changefeed.catalog.sources import Sources
-from changefeed.clock import Clock, SystemClock
-from changefeed.jobs.model import Job, JobSpec, Status, TableProgress, TableState, Wanted
+from changefeed.core.clock import Clock, SystemClock
 
 __all__ = [
     "Catalog",

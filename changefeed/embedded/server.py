@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from changefeed.core.errors import ChangefeedError
 from changefeed.embedded.account import Account, server_account
 from changefeed.embedded.binaries import readable_by, wheel_installation
 from changefeed.embedded.child import spawn
-from changefeed.errors import ChangefeedError
 
 #: What logical decoding needs, and nothing that reaches out of this machine.
 SETTINGS: Mapping[str, str] = {

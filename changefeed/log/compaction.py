@@ -19,8 +19,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from changefeed import faults
-from changefeed.events import SchemaChange, Truncate
+from changefeed.core import faults
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import TableName
 from changefeed.log.draft import COMMIT_GROUP, Draft, commit_batch
 from changefeed.log.frame import (
     NEW,
@@ -41,7 +42,6 @@ from changefeed.log.rows import Measure
 from changefeed.log.segment import SegmentWriter, group_size
 from changefeed.log.settings import LogSettings
 from changefeed.log.store import Store
-from changefeed.schema import TableName
 
 #: A frame of a merged journal is closed when its body has this many bytes.
 _FRAME_BYTES: Final = 8 * 1024 * 1024

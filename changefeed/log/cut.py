@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from changefeed.core.schema import TableName
 from changefeed.log.frame import Entry, Mark, Run, Unit, stamp_of
 from changefeed.log.rows import Stamp, rows_upto, stamps
 from changefeed.log.store import Store
-from changefeed.schema import TableName
 
 #: Exclusive lower bound of each table a feed reads.
 Bounds = Mapping[TableName, Stamp]

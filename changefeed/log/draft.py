@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from changefeed.events import ChangeBatch, Commits, Event, Frontier, SchemaChange, Truncate
+from changefeed.core.events import ChangeBatch, Commits, Event, Frontier, SchemaChange, Truncate
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.frame import (
     BOTH,
     COMMIT_SCHEMA,
@@ -25,7 +26,6 @@ from changefeed.log.journal import Frame, encode_frame, segment_name
 from changefeed.log.rows import Measure, Shape, Stamp, measure, pack
 from changefeed.log.segment import SegmentWriter, group_size
 from changefeed.log.settings import LogSettings
-from changefeed.schema import TableName, TableSchema
 
 #: Up to this many commits are written as JSON in the header, more as a batch in the body.
 _FEW_COMMITS: Final = 16

@@ -33,11 +33,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.events import Frontier, Position, SchemaChange, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Frontier, Position, SchemaChange, Truncate
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.journal import Frame
 from changefeed.log.rows import Extent, Measure, Shape, Stamp
-from changefeed.schema import TableName, TableSchema
 
 COMMIT_SCHEMA: Final = pa.schema(
     [

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 MAGIC: Final = b"CFLOG\x00\x00\x01"
 SYNC_LENGTH: Final = 8

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed import faults
-from changefeed.events import Frontier
+from changefeed.core import faults
+from changefeed.core.events import Frontier
 from changefeed.log.frame import decode_frontier, encode_frontier
 from changefeed.log.journal import damaged
 from changefeed.log.rows import Stamp

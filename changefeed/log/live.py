@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed import faults
-from changefeed.errors import ChangefeedError
-from changefeed.events import Frontier
+from changefeed.core import faults
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Frontier
 from changefeed.log.draft import Declared, Draft
 from changefeed.log.frame import UnitReader, frame_extents, frame_segments
 from changefeed.log.journal import (

@@ -11,9 +11,10 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Frontier, Position
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Frontier, Position
+from changefeed.core.schema import TableName
 from changefeed.log.cut import Part, last_fitting, select
 from changefeed.log.frame import (
     Run,
@@ -29,7 +30,6 @@ from changefeed.log.ledger import HEAD_NAME, HEAD_SIZE, Head, Ledger, read_ledge
 from changefeed.log.rows import Stamp
 from changefeed.log.slice import Assembly, Piece, Slice, load_parts
 from changefeed.log.store import Store
-from changefeed.schema import TableName
 
 T = TypeVar("T")
 

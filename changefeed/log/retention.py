@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from changefeed.log.frame import stamp_of
 from changefeed.log.ledger import Garbage, Sealed
 from changefeed.log.settings import LogSettings

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.schema import METADATA, Form, TableSchema
 from changefeed.log.journal import damaged, padded
-from changefeed.schema import METADATA, Form, TableSchema
 
 #: A commit timestamp as (wall, logical): tuples compare fast.
 Stamp = tuple[int, int]

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from changefeed import faults
+from changefeed.core import faults
 from changefeed.log.frame import RowGroup
 from changefeed.log.journal import damaged
 from changefeed.log.rows import Measure, Shape

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.events import SchemaChange, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.cut import Part
 from changefeed.log.frame import Mark, RowGroup
 from changefeed.log.settings import LogSettings
 from changefeed.log.store import Store
-from changefeed.schema import TableName, TableSchema
 
 _LIMITS = LogSettings()
 

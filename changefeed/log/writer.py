@@ -23,10 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed import faults
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Flush, Frontier
+from changefeed.core import faults
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Flush, Frontier
+from changefeed.core.schema import TableName
 from changefeed.log.compaction import Merge, plan
 from changefeed.log.draft import Draft
 from changefeed.log.frame import stamp_of
@@ -46,7 +47,6 @@ from changefeed.log.live import LiveJournal
 from changefeed.log.retention import Upkeep, expendable, swept
 from changefeed.log.rows import Stamp
 from changefeed.log.settings import LogSettings
-from changefeed.schema import TableName
 
 LOCK_NAME: Final = "LOCK"
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Job
-from changefeed.errors import ChangefeedError, raise_all
-from changefeed.events import Position
-from changefeed.jobs.model import Status, TableProgress
+from changefeed.catalog.model import Status, TableProgress
+from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName
 from changefeed.options import (
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
@@ -35,11 +36,9 @@ from changefeed.plan.build import (
     table_notices,
     table_stages,
 )
-from changefeed.plan.expand import job_options
-from changefeed.plan.sinking import Sinking, check_sink, find_sink
+from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
 from changefeed.plan.targets import Found, matching, parse_targets, target_text
-from changefeed.schema import TableName
 from changefeed.sources.base import Source, Watch
 from grammar import nodes
 from sinks import registry

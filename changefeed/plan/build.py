@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from changefeed.catalog import Catalog, Connection, SourceState
-from changefeed.clock import Clock
-from changefeed.errors import ChangefeedError, Problems, Span, raise_all
-from changefeed.events import Position
-from changefeed.jobs.model import TableProgress
+from changefeed.catalog.model import TableProgress
+from changefeed.core.clock import Clock
+from changefeed.core.errors import ChangefeedError, Problems, Span, raise_all
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.encoding.compile import source_members, table_messages
 from changefeed.options import (
     CURSOR,
     HEADERS_JSON_COLUMN_NAME,
@@ -25,9 +27,8 @@ from changefeed.options import (
     parse_options,
     to_span,
 )
-from changefeed.plan.message import source_members, table_messages
 from changefeed.plan.names import choose_source
-from changefeed.plan.sinking import Probe, Sinking, check_sink, find_sink
+from changefeed.plan.sink_resolution import Probe, Sinking, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
 from changefeed.plan.targets import (
     Found,
@@ -37,7 +38,6 @@ from changefeed.plan.targets import (
     target_text,
     wishes,
 )
-from changefeed.schema import TableName, TableSchema
 from changefeed.sources.base import Source, TableInfo, Watch
 from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes

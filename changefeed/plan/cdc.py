@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
-from changefeed.cdc_dialect import CdcOptions, parse_cdc_options
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
+from changefeed.plan.cdc_options import CdcOptions, parse_cdc_options
 from grammar import nodes
 
 #: ``INTO`` of the dialect -> URI scheme.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.uri import redact
 from changefeed.plan.stages import FeedPlan
-from changefeed.uri import redact
 
 #: Columns of VALIDATE's answer.
 COLUMNS = ("severity", "code", "where", "problem", "hint")

@@ -1,6 +1,6 @@
 """A message as EXPLAIN shows it: the real shape with made-up values.
 
-The members and their order are those of :mod:`changefeed.messages.envelope`, which makes the
+The members and their order are those of :mod:`changefeed.encoding.json_envelope`, which makes the
 real ones; a test compares the two.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from changefeed.formats.shape import Leaf, Origin, Record, key_shape, value_shape
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Column, Form
-from changefeed.shapes import Envelope, Format
+from changefeed.core.schema import Column, Form
+from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.record_shape import Leaf, Origin, Record, key_shape, value_shape
 
 #: Made-up values by logical type, as JSON.
 _VALUES = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from changefeed.catalog import Catalog, Connection
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
 from changefeed.sources.registry import schemes
 from grammar import nodes

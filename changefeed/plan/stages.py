@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from changefeed.clock import Timestamp
-from changefeed.events import Position
-from changefeed.formats.protobuf import key_proto, value_proto
-from changefeed.jobs.model import JobSpec, TableProgress
-from changefeed.messages.plan import MessagePlan
+from changefeed.catalog.model import JobSpec, TableProgress
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Position
+from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Format
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.protobuf.schema import key_proto, value_proto
 from changefeed.options import (
     DELETES,
     DIFF,
@@ -37,8 +39,6 @@ from changefeed.options import (
 )
 from changefeed.plan.example import example
 from changefeed.plan.words import duration_text, names_text, size_text
-from changefeed.schema import TableSchema
-from changefeed.shapes import Format
 from sinks.base import Capabilities
 
 #: EXPLAIN shows this many tables and topics one by one.

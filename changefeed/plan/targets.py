@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
-from changefeed.schema import TableName, TableSchema
 from changefeed.sources.base import PartitionInfo, Partitions, Source, Watch
 from grammar import nodes
 from grammar.parser import parse

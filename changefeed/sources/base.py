@@ -23,10 +23,10 @@ from typing import Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError, Span
-from changefeed.events import Flush, Frontier, Position
-from changefeed.partition import Partition
-from changefeed.schema import Identity, TableName, TableSchema
+from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.events import Flush, Frontier, Position
+from changefeed.core.partition import Partition
+from changefeed.core.schema import Identity, TableName, TableSchema
 
 #: How many bytes of table one scan part should hold.
 DEFAULT_PART_BYTES = 64 << 20
@@ -251,7 +251,7 @@ class NumbersTables(Protocol):
 
     def sight(self, tables: Sequence[TableName], numbers: Sequence[int]) -> Sighting:
         """Look where tables are, by name and by number
-        (:attr:`~changefeed.schema.TableSchema.oid`). Cheap: asked every few seconds.
+        (:attr:`~changefeed.core.schema.TableSchema.oid`). Cheap: asked every few seconds.
         """
         ...
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.failure import pack
 
 
@@ -22,7 +22,7 @@ class Deliver(Protocol):
     """What takes the finished messages of one part; must pickle.
 
     Called once for a part (again when its task is tried again) with batches of the
-    plan's :func:`~changefeed.formats.columns.message_schema`; returns rows and bytes, durably
+    plan's :func:`~changefeed.encoding.arrow_schema.message_schema`; returns rows and bytes, durably
     delivered. ``close`` is called in the same process after the last part.
     """
 

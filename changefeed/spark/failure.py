@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 #: Java versions Spark 4.1 runs on; 17 and 21 are the ones with long support.
 SUPPORTED = range(17, 24)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.java import Java
 
 #: What Spark reaches into (org.apache.spark.launcher.JavaModuleOptions), without

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.ivy import download
 
 #: Names the folder of the jars.

@@ -30,12 +30,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.telemetry import log
 from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import Gateway, Jvm, Launch, launch_jvm, spark_jars
 from changefeed.spark.packs import Pack, cached, pack, paths
-from changefeed.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

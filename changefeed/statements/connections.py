@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from changefeed.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Span
 from changefeed.options import to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.sources.registry import schemes as source_schemes

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Protocol
 
 from changefeed.catalog import Catalog, Connection, Job
-from changefeed.clock import Clock, Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Position
+from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.state import StateLayout
 from changefeed.options import to_span
 from changefeed.plan.build import OpenSource, Surroundings
-from changefeed.plan.sinking import Probe
+from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source
-from changefeed.state import StateLayout
 from changefeed.statements.values import Cell
 from grammar import nodes
 from grammar.spelling import did_you_mean

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from changefeed.catalog import Job, SourceState, Status, Wanted
-from changefeed.errors import CODES, ChangefeedError, raise_all
+from changefeed.core.errors import CODES, ChangefeedError, raise_all
+from changefeed.core.schema import TableName
+from changefeed.core.state import StateLayout
 from changefeed.options import to_span
 from changefeed.plan import cdc
 from changefeed.plan.alter import plan_alter
@@ -23,9 +25,7 @@ from changefeed.plan.check import problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
 from changefeed.plan.stages import FeedPlan, TableStage
-from changefeed.schema import TableName
 from changefeed.sources.base import Warns, Watch
-from changefeed.state import StateLayout
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Cell
 from grammar import nodes

@@ -10,9 +10,9 @@ from functools import cmp_to_key
 from typing import Any
 
 from changefeed.catalog import Job, Status, TableProgress
-from changefeed.errors import ChangefeedError
-from changefeed.option_types import parse_duration, parse_size
+from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
+from changefeed.options.types import parse_duration, parse_size
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes

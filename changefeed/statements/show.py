@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
-from changefeed.errors import CODES
+from changefeed.core.errors import CODES
 from changefeed.options import Options
 from changefeed.plan.build import feed_sql
 from changefeed.statements import listing

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from math import inf
 
 from changefeed.catalog import Job, Status, TableState
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.option_types import parse_duration
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
+from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
 from changefeed.statements.context import Context, Result
 from changefeed.statements.listing import lag

@@ -11,8 +11,8 @@ from typing import Protocol
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from changefeed.option_docs import listing
 from changefeed.options import OPTIONS
+from changefeed.options.docs import listing
 from grammar.help import topics
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS

@@ -6,8 +6,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from changefeed import __version__
-from changefeed.errors import ChangefeedError
-from changefeed.uri import redact
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import redact
 from shell.client import Client
 from shell.exits import Exit, Failed, Leave
 from shell.places import history_file

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from shell.backend import Backend
 
 T = TypeVar("T")

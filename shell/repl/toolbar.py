@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from grammar.split import is_complete
 from shell.backend import Backend
 from shell.render.widths import clip, width

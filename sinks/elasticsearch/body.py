@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.schema import Column, Form, TableSchema
+from changefeed.core.schema import Column, Form, TableSchema
 
 MAX_ID_BYTES = 512
 """Elasticsearch's limit of ``_id``, in bytes of UTF-8."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.base import Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes

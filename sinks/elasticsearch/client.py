@@ -31,7 +31,7 @@ from elastic_transport import (
     TransportError,
 )
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.elasticsearch.options import Settings
 
 # Without a handler of its own Python would print warnings on the terminal.

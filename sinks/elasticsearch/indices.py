@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from changefeed.errors import Action, ChangefeedError
-from changefeed.schema import TableName, TableSchema
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
 from sinks.base import Target
 from sinks.elasticsearch import mapping
 from sinks.elasticsearch.client import Answer, Cluster, path_of

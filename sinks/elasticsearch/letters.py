@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.elasticsearch import body
 from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import Part, Refused, counted

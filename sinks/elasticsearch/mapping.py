@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from changefeed.schema import Column, TableSchema
+from changefeed.core.schema import Column, TableSchema
 
 Field = dict[str, Any]
 

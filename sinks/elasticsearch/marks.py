@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.base import Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.bulk import Bulk

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from changefeed.errors import ChangefeedError
-from changefeed.option_types import parse_duration, parse_size
+from changefeed.core.errors import ChangefeedError
+from changefeed.options.types import parse_duration, parse_size
 from sinks.elasticsearch.names import index_name
 from sinks.parameters import Parameters
 

@@ -23,7 +23,7 @@ import datetime as dt
 import re
 from dataclasses import dataclass
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.naming import kafka_topic_name
 
 

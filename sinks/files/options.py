@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from changefeed.errors import ChangefeedError, raise_all
-from changefeed.option_types import parse_size
+from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.options.types import parse_size
 from sinks.files.names import PARTITION_FORMATS, Buckets
 from sinks.files.places.spec import PlaceSpec, place_of
 from sinks.files.writers import EXTENSIONS, PACKINGS

@@ -73,7 +73,7 @@ class AvroWriter:
 
     def __init__(self, raw: Any, field: pa.Field, compression: str) -> None:
         # Most feeds write lines, and this loads a schema parser.
-        from changefeed.formats.columns import SYNC_SIZE, avro_block, avro_header
+        from changefeed.encoding.arrow_schema import SYNC_SIZE, avro_block, avro_header
 
         self._raw, self._compression, self._block = raw, compression, avro_block
         self._sync = secrets.token_bytes(SYNC_SIZE)

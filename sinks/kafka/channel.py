@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.kafka.errors import Reasons, explain_name
 
 Headers = Sequence[tuple[str, bytes]]

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.kafka.channel import UNASSIGNED, Failure, Headers, Patience
 from sinks.kafka.errors import Reasons, explain_name
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from changefeed.errors import ChangefeedError
-from changefeed.formats.registry import parse_registry
-from changefeed.option_types import parse_duration
-from changefeed.sink_config import KafkaSinkConfig
+from changefeed.core.errors import ChangefeedError
+from changefeed.encoding.registry import parse_registry
+from changefeed.options.sink_config import KafkaSinkConfig
+from changefeed.options.types import parse_duration
 from sinks.naming import kafka_topic_name
 from sinks.parameters import Parameters
 

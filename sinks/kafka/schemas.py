@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 
-from changefeed.clock import Timestamp
-from changefeed.schema import Column, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import Column, TableSchema
 from sinks.base import SinkContext, Target
 
 #: What worker processes have told, by (run of the node, job, table): a worker opens the sink for

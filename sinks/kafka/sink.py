@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, SchemaChange, Truncate
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.kafka.channel import (
     STALL_SECONDS,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.kafka.errors import Reasons, explain, explain_name
 
 if TYPE_CHECKING:

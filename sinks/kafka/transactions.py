@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from sinks.base import SinkContext
 from sinks.kafka.channel import Channel, Patience
 from sinks.kafka.errors import Reasons, explain

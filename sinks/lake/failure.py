@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.lake.place import S3_FILES
 
 #: Conditions of Spark that mean: a value does not fit its column.

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 _S3 = ("s3", "s3a", "s3n")
 #: Names of the same setting: Hadoop's, and Iceberg's own.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.base import Target
 from sinks.lake.files import Files
 from sinks.lake.look_catalogs import JdbcLook, RestLook

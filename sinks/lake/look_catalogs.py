@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.lake.files import Files
 from sinks.lake.metadata import columns_of, metadata_of
 from sinks.lake.place import Place

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from changefeed.schema import Column, TableSchema
+from changefeed.core.schema import Column, TableSchema
 from sinks.lake.staging import COMMITTED, MISSING, OPERATION, ORDER, VERSION
 from sinks.lake.types import spark_type, typed
 

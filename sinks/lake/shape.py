@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
 from sinks.lake.merge import Layout
 from sinks.lake.types import spark_type, widens
 

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, SchemaChange, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.schema import TableSchema
 from changefeed.options import (
     DELETES,
     EXPIRE,
@@ -30,7 +31,6 @@ from changefeed.options import (
     History,
     OnDrop,
 )
-from changefeed.schema import TableSchema
 from sinks.base import (
     Accepts,
     Batch,

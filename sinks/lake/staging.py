@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from changefeed.schema import TableSchema
+from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Target
 from sinks.lake.applied import Applied
 

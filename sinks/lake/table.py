@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from changefeed.clock import Timestamp
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableSchema
 from sinks.lake.applied import Applied
 from sinks.lake.merge import Layout, literal, quote
 from sinks.lake.place import Place

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 _ARRAY = re.compile(r"array<(.+)>\Z")

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from changefeed.events import Resolved, Truncate
-from changefeed.uri import SinkURL
+from changefeed.core.events import Resolved, Truncate
+from changefeed.core.uri import SinkURL
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
 PREFIX = "experimental-sql:///"

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from sinks.base import KeepsProgress, Sink, write_all
 from sinks.testing.feed import Feed, Write, at, delete, put
 from sinks.testing.messages import Message

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, Truncate
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.testing.messages import Row
 
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import Resolved
-from changefeed.schema import TableSchema
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import Resolved
+from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Checks, LeavesTables, Sink, SinkContext
 from sinks.testing.rows import (
     Change,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 
 Row = Mapping[str, Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from changefeed.clock import Clock
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.clock import Clock
+from changefeed.core.errors import Action, ChangefeedError
 
 T = TypeVar("T")
 

@@ -1,10 +1,10 @@
 """A source without a database, for sinks of typed rows: transactions in, rows of the log out.
 
 :class:`Source` keeps tables, takes transactions, and writes the log rows that capture would
-write (``changefeed/schema.py``): a changed key is a delete and an insert, ``last`` is false where
-a later change of the key in the transaction supersedes one. :class:`RowFeed` delivers its log to
-a sink in the engine's order of calls, from any place, as often as a test likes; the tables of the
-source are the truth to compare with.
+write (``changefeed/core/schema.py``): a changed key is a delete and an insert, ``last`` is false
+where a later change of the key in the transaction supersedes one. :class:`RowFeed` delivers its
+log to a sink in the engine's order of calls, from any place, as often as a test likes; the tables
+of the source are the truth to compare with.
 
     source = Source(table_of("t", a="int32", b="text", key=("a",)))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.events import SchemaChange, Truncate
-from changefeed.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 from sinks.base import (
     Batch,
     Delivery,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.testing.history import History
 from sinks.testing.messages import Message, Row
 

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
 
 #: Seconds between rounds: 960 load jobs a day and table.

@@ -26,7 +26,7 @@ from google.cloud.bigquery.job.load import ColumnNameCharacterMap
 from google.cloud.bigquery.retry import DEFAULT_RETRY
 from google.oauth2 import service_account
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.warehouse.bigquery_errors import sorted_out, translated
 from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
 from sinks.warehouse.dialect import Statement, Warehouse

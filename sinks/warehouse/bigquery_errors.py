@@ -14,7 +14,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from google.resumable_media import common as upload
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 #: Not now: quotas, a conflict of two transactions, trouble inside of BigQuery.
 _BUSY = frozenset(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 #: Digits before and behind the point.

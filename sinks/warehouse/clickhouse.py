@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.clickhouse_keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.staging import Shape

@@ -29,9 +29,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.clock import Timestamp
-from changefeed.events import SchemaChange
-from changefeed.schema import Column, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import Column, TableSchema
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import clickhouse_rows as rows
 from sinks.warehouse import evolution

@@ -5,7 +5,7 @@ A target is written in three small pieces:
 * a :class:`Dialect`: SQL text only, no connection, so it is tested as text. The methods here
   write what most databases understand; override those whose spelling differs.
 * a :class:`Warehouse`: connects, runs statements, loads an Arrow table. Its errors are
-  :class:`~changefeed.errors.ChangefeedError` sorted by what to do: CF5001 and CF5004 are tried
+  :class:`~changefeed.core.errors.ChangefeedError` sorted by what to do: CF5001 and CF5004 are tried
   again (gone, busy, conflict), CF5006 stops the one table (a value or a change of shape the
   target cannot take; name it by the statement's ``topic``), CF5002 and CF5003 stop the feed.
 * a subclass of :class:`~sinks.warehouse.sink.WarehouseSink` whose constructor reads the URI.
@@ -20,8 +20,8 @@ How a batch travels, with the tables involved (``language.md`` 4.1)::
             diff of the batch: latest change per key, typed ──► <table>
             _changefeed_applied moves, _staging_<table> is emptied of the batch
 
-Staging columns hold values in **log form** (``changefeed/schema.py``): booleans and integers as
-themselves, everything else as text. :class:`TypeRule` says how the text becomes the target's
+Staging columns hold values in **log form** (``changefeed/core/schema.py``): booleans and integers
+as themselves, everything else as text. :class:`TypeRule` says how the text becomes the target's
 type inside the diff query, and which texts the type cannot hold (checked in Arrow before loading,
 so a refused value is reported by table and column, never by a database's message).
 """
@@ -37,7 +37,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 
 #: Texts of all logical types, where a target has nothing better.
 ANY = ""
@@ -94,8 +94,8 @@ class Dialect:
 
     Attributes:
         name: for messages and documentation.
-        types: logical type (``changefeed.schema.Column.logical``) -> rule. ``decimal(p,s)`` and
-            ``array<..>`` go to :meth:`decimal` and :meth:`array`. Must have ``other``.
+        types: logical type (``changefeed.core.schema.Column.logical``) -> rule. ``decimal(p,s)``
+            and ``array<..>`` go to :meth:`decimal` and :meth:`array`. Must have ``other``.
         staging_types: physical type in the log -> type of a staging column.
         key_text: a text type that can be a key.
         max_name: longest identifier; longer ones are cut and end in a digest.

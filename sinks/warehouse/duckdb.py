@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,

@@ -23,9 +23,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import SchemaChange
-from changefeed.schema import Column, TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import Column, TableSchema
 from sinks.warehouse.tables import Table
 
 _DROPPED = "_dropped_"

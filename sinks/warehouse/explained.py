@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 
 @contextmanager

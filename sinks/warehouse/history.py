@@ -13,7 +13,7 @@ rewritten at the source.
 
 from __future__ import annotations
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.warehouse.merge import typed, unapplied
 from sinks.warehouse.staging import BEFORE, OPERATION, ORDER, SEQUENCE, Shape
 from sinks.warehouse.tables import (

@@ -11,7 +11,7 @@ target's place in one step when the scan has ended.
 
 from __future__ import annotations
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
 from sinks.warehouse.staging import BEFORE, OPERATION, SEQUENCE, Shape

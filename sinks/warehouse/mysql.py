@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,

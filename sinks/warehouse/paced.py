@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from changefeed.events import Resolved
-from changefeed.uri import SinkURL
+from changefeed.core.events import Resolved
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.sink import WarehouseSink
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from pyarrow import csv
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
 from sinks.warehouse.explained import explained
 from sinks.warehouse.replace import delete_insert

@@ -17,8 +17,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,

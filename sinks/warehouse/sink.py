@@ -17,10 +17,10 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.clock import Timestamp
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import Resolved, SchemaChange, Truncate
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.schema import TableSchema
 from sinks.base import Accepts, Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse

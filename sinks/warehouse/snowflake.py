@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
 
 #: Seconds between rounds: a virtual warehouse is billed a minute for each time it wakes.

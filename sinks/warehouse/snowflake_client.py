@@ -22,7 +22,7 @@ import snowflake.connector
 from cryptography.hazmat.primitives import serialization
 from snowflake.connector import errors as snow
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.snowflake_sql import DROP, TEMPORARY, SnowflakeDialect, folded

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, SchemaChange, Truncate
-from changefeed.schema import Column, TableSchema
-from changefeed.uri import SinkURL
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.schema import Column, TableSchema
+from changefeed.core.uri import SinkURL
 from sinks.base import Capabilities, Delivery, Epoch, Receipt, Target
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution

@@ -31,7 +31,7 @@ from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTrans
 from google.oauth2 import service_account
 from google.rpc import error_details_pb2
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.spanner_rows import Key, TooLarge, Value
 from sinks.warehouse.spanner_sql import SpannerDialect

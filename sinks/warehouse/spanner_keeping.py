@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.events import SchemaChange
-from changefeed.schema import TableSchema
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import TableSchema
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import Applied

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column
 from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import ORDER, SEQUENCE, Shape
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 #: Digits of NUMERIC before and behind the point.

@@ -21,8 +21,8 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column, TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, TableSchema
 from sinks.warehouse.dialect import Dialect, TypeRule
 
 BATCH, SEQUENCE, ORDER, OPERATION, MISSING = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from changefeed.clock import Timestamp
-from changefeed.events import SchemaChange
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import TableSchema
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution, history, keyless
 from sinks.warehouse.applied import Applied

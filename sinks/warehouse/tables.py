@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
 from sinks.warehouse.applied import Applied
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.staging import BATCH, BEFORE, META, OPERATION, ORDER, SEQUENCE, Shape

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import pyarrow as pa
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from sinks.webhook.options import Tls, WebhookSettings
 
 SIGNATURE = "X-Changefeed-Signature"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
-from changefeed.errors import ChangefeedError, raise_all
-from changefeed.sink_config import Retry, WebhookSinkConfig
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.uri import SinkURL
+from changefeed.options.sink_config import Retry, WebhookSinkConfig
 from sinks.parameters import Parameters
 
 MAX_MESSAGES = 1_000

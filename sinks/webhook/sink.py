@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved, Truncate
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.naming import kafka_topic_name
 from sinks.webhook.body import Parcel, batch_key, body, by_lane, count, halves

@@ -9,7 +9,7 @@ import pytest
 
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
-from changefeed.errors import ChangefeedError, Problems
+from changefeed.core.errors import ChangefeedError, Problems
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres

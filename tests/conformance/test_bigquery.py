@@ -9,7 +9,7 @@ import pytest
 from google.api_core.exceptions import NotFound
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case

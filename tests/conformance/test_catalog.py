@@ -16,10 +16,10 @@ import pytest
 from changefeed.catalog import NODE_TTL, Catalog, LeaseLost
 from changefeed.catalog.history import KEPT_EVENTS
 from changefeed.catalog.jobs import KEPT_DROPPED
-from changefeed.clock import ManualClock, Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import JobSpec, Status, TableProgress, TableState, Wanted
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.catalog.model import JobSpec, Status, TableProgress, TableState, Wanted
+from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 
 URI = "postgresql://app:s3cret@127.0.0.1:5432/shop"
 ORDERS = TableName("shop", "public", "orders")
@@ -166,7 +166,7 @@ def test_many_threads_and_two_catalogs_lose_nothing(state: State) -> None:
 _WRITER = """
 import sys
 from changefeed.catalog import Catalog
-from changefeed.jobs.model import JobSpec
+from changefeed.catalog.model import JobSpec
 catalog = Catalog.open(sys.argv[1])
 for number in range(10):
     catalog.create_job(JobSpec("shop", (), (), sink_uri="null://"))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import Resolved
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import Resolved
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible

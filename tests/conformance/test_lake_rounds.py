@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.messages.encode import STRETCH_ROWS, encode_messages
-from changefeed.messages.plan import (
-    MessagePlan,
-    mark_payload,
-)
-from changefeed.schema import Column, Form, Identity
-from changefeed.shapes import Deletes, Envelope, Format
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Form, Identity
+from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
+from changefeed.encoding.plan import MessagePlan, mark_payload
 from tests.message_model import change, column, log_table, messages, table
 
 T = table([column("a", "int4", nullable=False), column("b", "text")], identity=Identity.FULL)

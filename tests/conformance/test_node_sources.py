@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import JobSpec, TableProgress, TableState
-from changefeed.schema import TableName
+from changefeed.core.schema import TableName
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
 from tests.nemesis.service import until
@@ -86,8 +86,8 @@ def bench(
     spark_engine: SparkEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
-    monkeypatch.setattr("changefeed.jobs.watching.LOOK_SECONDS", 0.3)
-    monkeypatch.setattr("changefeed.jobs.watching.EXPAND_SECONDS", 0.3)
+    monkeypatch.setattr("changefeed.capture.reconciler.LOOK_SECONDS", 0.3)
+    monkeypatch.setattr("changefeed.capture.reconciler.EXPAND_SECONDS", 0.3)
     with running(tmp_path / "state", spark_engine) as feeds:
         yield Bench(feeds, postgres, tmp_path / "out")
 

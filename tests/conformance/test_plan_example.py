@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changefeed.jobs.model import TableProgress
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan
+from changefeed.catalog.model import TableProgress
+from changefeed.core.schema import Identity, TableName, TableSchema
+from changefeed.encoding.compile import source_members, table_messages
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan
 from changefeed.options import parse_options
 from changefeed.plan.example import example
-from changefeed.plan.message import source_members, table_messages
-from changefeed.schema import Identity, TableName, TableSchema
 from grammar import nodes
 from grammar.parser import parse
 from tests.golden.world import shape

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from changefeed.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Span
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource
 from tests.conformance.conftest import ALL

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.errors import ChangefeedError, Problems
-from changefeed.schema import Identity, TableName
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.schema import Identity, TableName
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource
 from tests.conformance.conftest import ALL

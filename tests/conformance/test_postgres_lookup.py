@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from changefeed.schema import TableSchema
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres import PostgresSource
 from changefeed.sources.postgres.lookup import KEYS_AT_ONCE, Lookup, source_text
 from tests.conformance.conftest import ALL

@@ -7,15 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.messages.plan import MessagePlan
-from changefeed.messages.select import wanted_rows
-from changefeed.partition import Partition
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.log_rows import scan_rows
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableSchema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.select import wanted_rows
 from changefeed.sources.base import Partitions
 from changefeed.sources.postgres.source import PostgresSource
-from changefeed.spark.scan import scan_rows
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.events import ChangeBatch, Frontier, Position
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import ChangeBatch, Frontier, Position
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres import PostgresSource
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database

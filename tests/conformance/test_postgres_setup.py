@@ -10,8 +10,8 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableName
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
 from changefeed.sources.postgres import PostgresSource, setup
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.base import KeyRange, Watch
 from changefeed.sources.postgres import PostgresSource, copyout
 from changefeed.sources.postgres.connect import SESSION

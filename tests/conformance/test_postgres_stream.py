@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
-from changefeed.schema import Identity
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
+from changefeed.core.schema import Identity
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.wire import ReplicationConnection
 from tests.conformance.conftest import ALL

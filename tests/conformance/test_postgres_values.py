@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changefeed.schema import Column, Form, TableSchema
+from changefeed.core.schema import Column, Form, TableSchema
 from changefeed.sources.postgres.connect import connect
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.types import schema_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.postgres.connect import SESSION
 from changefeed.sources.postgres.wire import ReplicationConnection
 from tests.services.certificates import write_certificates

@@ -20,10 +20,10 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA, Resolved, Truncate
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import MESSAGE_SCHEMA, Resolved, Truncate
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, Sink, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
 from sinks.registry import open_sink

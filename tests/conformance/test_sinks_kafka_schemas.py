@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from changefeed.events import SchemaChange
+from changefeed.core.events import SchemaChange
 from sinks.kafka.sink import KafkaSink
 from sinks.testing.feed import Feed, at, put, table_schema
 from tests.services.kafka import KafkaBroker

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import sinks.kafka.native
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Resolved
-from changefeed.schema import TableName
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved
+from changefeed.core.schema import TableName
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import open_sink
@@ -172,7 +172,7 @@ def test_progress_behind_another_feeds_open_transaction_is_waited_for(
     ],
 )
 def test_what_cannot_be_exactly_once(uri: str, options: Mapping[str, object], says: str) -> None:
-    from changefeed.sink_config import kafka_sink_config
+    from changefeed.options.sink_config import kafka_sink_config
 
     config = options.get("kafka_sink_config")
     given: dict[str, object] = {"delivery": "exactly_once"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from sinks.base import Sink
 from sinks.files.places import objects
 from sinks.registry import open_sink

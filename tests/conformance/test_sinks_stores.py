@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pyarrow import fs
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from sinks.base import Sink
 from sinks.files.places import objects
 from sinks.registry import open_sink

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import pytest
 
-from changefeed.errors import Action, ChangefeedError
-from changefeed.sink_config import webhook_sink_config
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from google.api_core import exceptions as api
 
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import Resolved
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import Resolved
 from sinks.base import Batch, Epoch, Sink
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible

@@ -10,12 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Identity
-from changefeed.shapes import Envelope, Format
-from changefeed.spark.scan import run_scan, scan_rows
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.log_rows import scan_rows
+from changefeed.core.schema import Identity
+from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.plan import MessagePlan
+from changefeed.scan.spark import run_scan
 from changefeed.spark.session import SparkEngine
 from tests import message_model as model
 from tests.spark_parts import MadePart, ToFiles, delivered

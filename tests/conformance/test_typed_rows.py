@@ -9,13 +9,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.rows import RowPlan
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Column, Form, Identity, TableSchema
-from changefeed.shapes import Deletes
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Form, Identity, TableSchema
+from changefeed.core.shapes import Deletes
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan
+from changefeed.feeds.typed_rows import RowPlan
 from tests import message_model as model
 
 KEYS: dict[str, tuple[Column, list[object], list[str]]] = {

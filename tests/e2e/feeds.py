@@ -8,7 +8,7 @@ from pathlib import Path
 
 from changefeed.api import Engine, Result, Session
 from changefeed.catalog import Catalog
-from changefeed.jobs.node import Node
+from changefeed.node.node import Node
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
 

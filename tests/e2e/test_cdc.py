@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import running
 from tests.services.kafka import KafkaBroker

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from sinks.testing.messages import Message
 from sinks.testing.readers import read_files

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.faults import armed
-from changefeed.jobs import reading
+from changefeed.core.clock import Timestamp
+from changefeed.core.faults import armed
+from changefeed.scan import table as reading
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
 from tests.lake import Lake, unused_catalog

@@ -12,9 +12,9 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.faults import armed
-from changefeed.jobs import reading
+from changefeed.core.clock import Timestamp
+from changefeed.core.faults import armed
+from changefeed.scan import table as reading
 from changefeed.spark.session import SparkEngine
 from sinks.lake import look
 from sinks.lake.place import place_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.faults import armed
-from changefeed.jobs import reading
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import armed
+from changefeed.scan import table as reading
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
@@ -164,7 +164,7 @@ def test_a_table_that_cannot_follow_fails_alone(bench: Bench) -> None:
 
 
 def test_a_backlog_is_committed_in_rounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("changefeed.jobs.chunks.SLICE_ROWS", 100)
+    monkeypatch.setattr("changefeed.feeds.chunks.SLICE_ROWS", 100)
     store = bench.create("f", uri="?rounds")
     bench.feeds.sync("f")
     bench.feeds.execute("PAUSE CHANGEFEED f")

@@ -11,7 +11,7 @@ import duckdb
 import psycopg
 import pytest
 
-from changefeed.faults import armed
+from changefeed.core.faults import armed
 from changefeed.spark.session import SparkEngine
 from sinks.warehouse import sink
 from tests.e2e.feeds import Feeds, running

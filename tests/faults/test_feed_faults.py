@@ -19,9 +19,9 @@ import psycopg
 import pytest
 
 from changefeed.catalog import Job, Status, Wanted
-from changefeed.errors import ChangefeedError
-from changefeed.faults import VARIABLE
-from changefeed.jobs.node import Node
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import VARIABLE
+from changefeed.node.node import Node
 from changefeed.spark.session import SparkEngine
 from sinks.testing.messages import Message
 from sinks.testing.readers import read_files

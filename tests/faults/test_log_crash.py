@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from changefeed import faults
-from changefeed.clock import Timestamp
+from changefeed.core import faults
+from changefeed.core.clock import Timestamp
 from changefeed.log import LogReader, LogWriter
 from tests.log_child import LARGE, SETTINGS, SMALL, expected, flushes, moment, run
 from tests.log_samples import drop_process, keys
@@ -83,7 +83,7 @@ def test_killed_at_a_point(tmp_path: Path, point: str, hit: int) -> None:
 @pytest.mark.parametrize("action", ["error", "full"])
 def test_append_fails_at_a_point(tmp_path: Path, point: str, action: str) -> None:
     """An append that failed is either not there at all, or the writer says: open me again."""
-    from changefeed.errors import ChangefeedError
+    from changefeed.core.errors import ChangefeedError
 
     run(tmp_path, 8)
     writer = LogWriter(tmp_path, SETTINGS)
@@ -106,7 +106,7 @@ def test_append_fails_at_a_point(tmp_path: Path, point: str, action: str) -> Non
 
 def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
     """Every write fails for a time; afterwards the same large transaction is stored once."""
-    from changefeed.errors import ChangefeedError
+    from changefeed.core.errors import ChangefeedError
 
     run(tmp_path, 4)
     with LogWriter(tmp_path, SETTINGS) as writer:

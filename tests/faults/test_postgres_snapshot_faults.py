@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import psycopg
 import pytest
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from changefeed.sources.postgres import PostgresSource, scan, snapshot
 from changefeed.sources.postgres.scan import READERS, PostgresPart
 from changefeed.sources.postgres.snapshot import PostgresSnapshot

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.fence import Fence
-from changefeed.jobs.reading import InWorker
-from changefeed.messages.plan import MessagePlan
-from changefeed.spark.scan import run_scan
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.encoding.plan import MessagePlan
+from changefeed.scan.barrier import Fence
+from changefeed.scan.spark import run_scan
+from changefeed.scan.table import InWorker
 from changefeed.spark.session import SparkEngine
 from sinks.base import Epoch, SinkContext, Target
 from tests import message_model as model

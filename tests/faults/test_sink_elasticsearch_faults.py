@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 import sinks.elasticsearch.bulk
-from changefeed.clock import Timestamp
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA, Truncate
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import MESSAGE_SCHEMA, Truncate
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
 from tests.services.elasticsearch import MAJORS, MAX_CONTENT_BYTES, Elasticsearch

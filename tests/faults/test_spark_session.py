@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine, default_heap, worker_path
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from changefeed import option_docs
-from changefeed.clock import ManualClock
-from changefeed.errors import ChangefeedError, Problems
+from changefeed.core.clock import ManualClock
+from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.options import OPTIONS, Options, parse_options
+from changefeed.options import docs as option_docs
 from grammar import help as grammar_help
 from grammar.help import help_for
 from grammar.nodes import CreateChangefeed

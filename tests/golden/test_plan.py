@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from tests.golden import runner
 from tests.golden.world import World
 

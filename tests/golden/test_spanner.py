@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
 from sinks.registry import open_sink
 from sinks.testing.rows import (
     RowFeed,

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.events import SchemaChange
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import TableSchema
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.bigquery_sql import BigQueryDialect
 from sinks.warehouse.clickhouse_keeping import ClickHouseStrategy

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from changefeed.api import Engine, FeedPlan, Result, Session
 from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
-from changefeed.clock import ManualClock, Timestamp
-from changefeed.errors import ChangefeedError, Problems
-from changefeed.events import Frontier, Position
+from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.events import Frontier, Position
+from changefeed.core.partition import Interval, Partition
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.uri import mask
 from changefeed.options import Options
-from changefeed.partition import Interval, Partition
-from changefeed.plan.sinking import Sinking
-from changefeed.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.plan.sink_resolution import Sinking
 from changefeed.sources.base import (
     PartitionInfo,
     Prepared,
@@ -26,7 +27,6 @@ from changefeed.sources.base import (
     TableInfo,
     Watch,
 )
-from changefeed.uri import mask
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
 from sinks.base import Target

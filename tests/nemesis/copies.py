@@ -19,7 +19,7 @@ import duckdb
 import psycopg
 from psycopg import sql
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from changefeed.spark.session import SparkEngine
 from tests.lake import Lake, unused_catalog
 from tests.nemesis.ends import End, Trouble

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from tests.nemesis.ledger import Ledger, Row, Rows, Table
 
 #: Rows of a table that a failure shows, and characters of one.

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.testing.messages import Message
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.nemesis.ledger import Cause, Ledger, Row, Rows, Table, Version, normal

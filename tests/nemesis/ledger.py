@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 
 Row = Mapping[str, Any]
 Rows = dict[str, Row]

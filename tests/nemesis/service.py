@@ -14,8 +14,8 @@ import psutil
 
 from changefeed.api import Engine, Result, Session
 from changefeed.catalog import Catalog, Job
-from changefeed.faults import VARIABLE
-from changefeed.state import StateLayout
+from changefeed.core.faults import VARIABLE
+from changefeed.core.state import StateLayout
 
 #: Spark's start and a first scan on a busy machine of two cores.
 PATIENCE = 150.0
@@ -46,7 +46,7 @@ class Service:
     # -- the process ----------------------------------------------------------------------
 
     def start(self, faults: str = "") -> None:
-        """Start the node; ``faults`` arms it and the captures it starts (see changefeed.faults)."""
+        """Start the node; ``faults`` arms it and its captures (see changefeed.core.faults)."""
         environment = {**os.environ, VARIABLE: faults}
         command = [sys.executable, "-m", "shell", "start", "--state", str(self.state)]
         with self._output.open("ab") as output:
@@ -96,7 +96,7 @@ class Service:
 
     def kill_child(self, part: str) -> bool:
         """kill -9 of the ``capture`` or the ``jvm``; whether there was one."""
-        word = {"capture": "changefeed.jobs.capture", "jvm": "org.apache.spark"}[part]
+        word = {"capture": "changefeed.capture.process", "jvm": "org.apache.spark"}[part]
         for child in self._children():
             try:
                 if word in " ".join(child.cmdline()):

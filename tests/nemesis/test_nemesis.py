@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Status
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from tests.conftest import PostgresFactory
 from tests.nemesis.copies import (
     Copy,

@@ -19,14 +19,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from changefeed import faults
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import ChangeBatch, Event, Flush, SchemaChange, Truncate
+from changefeed.core import faults
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import ChangeBatch, Event, Flush, SchemaChange, Truncate
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter, Piece
 from changefeed.log.journal import FIRST_FRAME, journal_name
 from changefeed.log.ledger import HEAD_NAME
-from changefeed.schema import TableName, TableSchema
 from tests.log_samples import Row, batch, drop_process, flush, keys, narrow, position
 
 SECOND = 1_000_000_000

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import Identity, TableSchema
-from changefeed.shapes import Deletes, Envelope
+from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.shapes import Deletes, Envelope
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan
 from tests.message_model import KINDS, Row, change, column, json_string, log_table, messages, table
 
 EXAMPLES = int(os.environ.get("CHANGEFEED_TEST_EXAMPLES", "200"))

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changefeed.errors import ChangefeedError
-from changefeed.formats.avro import key_schema, value_schema
-from changefeed.formats.columns import parquet_rows
-from changefeed.formats.names import identifier
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan, Registered
-from changefeed.schema import Identity, TableSchema
-from changefeed.shapes import Deletes, Envelope, Format
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.encoding.arrow_schema import parquet_rows
+from changefeed.encoding.avro.schema import key_schema, value_schema
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.names import identifier
+from changefeed.encoding.plan import MessagePlan, Registered
 from tests.avro_model import KINDS, column, key_of, value_of
 from tests.message_model import Row, _before, change, is_message, log_table, table
 

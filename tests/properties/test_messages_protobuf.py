@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.errors import ChangefeedError
-from changefeed.formats.protobuf import NUMBERS, key_proto, value_proto
-from changefeed.formats.shape import META
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan
-from changefeed.schema import TableSchema
-from changefeed.shapes import Envelope, Format
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.protobuf.schema import NUMBERS, key_proto, value_proto
+from changefeed.encoding.record_shape import META
 from tests.avro_model import column, key_of, moment, value_of
 from tests.message_model import Row, change, is_message, log_table, table
 from tests.properties.test_messages_avro import EXAMPLES, NOW, QUIET, plans, rows_of, schemas

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import ChangeBatch, Flush, Frontier
-from changefeed.schema import Identity, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import ChangeBatch, Flush, Frontier
+from changefeed.core.schema import Identity, TableSchema
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
 from changefeed.sources.postgres.pgoutput import Inbox

@@ -8,8 +8,8 @@ from urllib.parse import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL, mask, redact
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL, mask, redact
 
 #: A mark no other part of a generated URI holds.
 SECRET = "Zq9"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.spanner_client import Spanner, Transaction
 from tests.services.spanner import INSTANCE, PROJECT, SpannerServer

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from changefeed.api import Engine, NoHost, Session
+from changefeed.capture.expand import expand_job
 from changefeed.catalog import Status, TableState, Wanted
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError, Problems
-from changefeed.plan.expand import expand_job
-from changefeed.schema import TableName
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.schema import TableName
+from changefeed.core.uri import mask
 from changefeed.sources.base import Prepared
-from changefeed.uri import mask
 from grammar import nodes
 from tests.golden.world import NOW, World, shape
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Catalog, JobSpec, TableProgress
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableName
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
 
 
 def test_only_the_owner_can_read_the_secrets(tmp_path: Path) -> None:

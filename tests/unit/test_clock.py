@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 
 
 @given(st.lists(st.integers(0, 3_000), min_size=2, max_size=200))

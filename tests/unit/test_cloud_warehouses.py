@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snowflake.connector import errors as snow
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.registry import check, open_sink, sink_location
 from sinks.warehouse.bigquery_client import _scripts
 from sinks.warehouse.bigquery_errors import sorted_out

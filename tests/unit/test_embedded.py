@@ -10,12 +10,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from changefeed.core.errors import ChangefeedError
 from changefeed.demo import shop
 from changefeed.embedded import EmbeddedPostgres
 from changefeed.embedded.account import Account, server_account
 from changefeed.embedded.binaries import readable_by, shared_folder, wheel_installation
 from changefeed.embedded.child import spawn
-from changefeed.errors import ChangefeedError
 from tests.services.cache import server_folder
 
 STRANGER = Account(uid=64_123, gid=64_123)

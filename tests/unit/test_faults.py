@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from changefeed import faults
-from changefeed.faults import VARIABLE, armed, fault_point
+from changefeed.core import faults
+from changefeed.core.faults import VARIABLE, armed, fault_point
 
 
 def test_nothing_happens_when_nothing_is_armed() -> None:
@@ -67,7 +67,7 @@ def test_a_rule_that_is_none(wrong: str) -> None:
 
 
 def test_kill_from_the_environment() -> None:
-    code = "from changefeed.faults import fault_point as f; f('x'); f('x'); print('alive')"
+    code = "from changefeed.core.faults import fault_point as f; f('x'); f('x'); print('alive')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, VARIABLE: "x@2:kill"},

@@ -15,11 +15,12 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA
-from changefeed.formats.avro import key_schema, mark, mark_schema, value_schema
-from changefeed.formats.columns import (
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.schema import Identity
+from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.arrow_schema import (
     AVRO_CODECS,
     SYNC_SIZE,
     avro_block,
@@ -27,15 +28,14 @@ from changefeed.formats.columns import (
     message_schema,
     parquet_fields,
 )
-from changefeed.formats.names import identifier
-from changefeed.formats.registry import SchemaRegistry, parse_registry
-from changefeed.formats.schemas import FeedSchemas, feed_schemas
-from changefeed.formats.types import Kind, typed_logical
-from changefeed.messages.plan import MessagePlan, Registered
+from changefeed.encoding.avro.schema import key_schema, mark, mark_schema, value_schema
+from changefeed.encoding.names import identifier
+from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.registered import FeedSchemas, feed_schemas
+from changefeed.encoding.registry import SchemaRegistry, parse_registry
+from changefeed.encoding.types import Kind, typed_logical
 from changefeed.options import Options
 from changefeed.plan.example import example
-from changefeed.schema import Identity
-from changefeed.shapes import Envelope, Format
 from sinks.kafka.options import parse as parse_kafka
 from tests.avro_model import column
 from tests.message_model import table

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pytest
 
 from changefeed.catalog import Catalog
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import SchemaChange, Truncate
-from changefeed.jobs.checkpoint import Checkpoint
-from changefeed.jobs.chunks import MarkItem, items
-from changefeed.jobs.delivery import Delivery
-from changefeed.jobs.feed import Feed, scan_place
-from changefeed.jobs.fence import ScanStopped
-from changefeed.jobs.model import JobSpec, TableProgress, TableState
-from changefeed.jobs.outlet import TableError
-from changefeed.jobs.reading import joined, read_parts
-from changefeed.jobs.share import SharedMessages
+from changefeed.catalog.model import JobSpec, TableProgress, TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.feeds.checkpoint import Checkpoint
+from changefeed.feeds.chunks import MarkItem, items
+from changefeed.feeds.delivery import Delivery
+from changefeed.feeds.feed import Feed, scan_place
+from changefeed.feeds.message_cache import SharedMessages
+from changefeed.feeds.sink_session import TableError
 from changefeed.log import Piece
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.scan.barrier import ScanStopped
+from changefeed.scan.table import joined, read_parts
 from sinks.base import Batch, Epoch, Receipt
 
 A, B, C = (TableName("shop", "public", name) for name in "abc")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.capture.table_identity import Lost, capturable, missing
 from changefeed.catalog import Catalog
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.feed import Feed
-from changefeed.jobs.identity import Lost, capturable, missing
-from changefeed.jobs.leaving import Leaving
-from changefeed.jobs.model import JobSpec, TableProgress, TableState
-from changefeed.jobs.outlet import TableError
-from changefeed.schema import TableName, TableSchema
+from changefeed.catalog.model import JobSpec, TableProgress, TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.lost_tables import Leaving
+from changefeed.feeds.sink_session import TableError
 from changefeed.sources.base import Sighting
 
 T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")

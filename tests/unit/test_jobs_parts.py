@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Flush, Frontier, SchemaChange, Truncate
-from changefeed.jobs.capture import Capture, Notice
-from changefeed.jobs.chunks import Chunk
-from changefeed.jobs.evolution import difference, needs_backfill
-from changefeed.jobs.outlet import TableError
-from changefeed.jobs.runner import RetryClock
-from changefeed.jobs.share import SharedMessages
+from changefeed.capture.process import Capture, Notice
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
+from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.feeds.chunks import Chunk
+from changefeed.feeds.message_cache import SharedMessages
+from changefeed.feeds.runner import RetryClock
+from changefeed.feeds.schema_policy import difference, needs_backfill
+from changefeed.feeds.sink_session import TableError
 from changefeed.log import LogSettings
 from changefeed.options import parse_options
-from changefeed.schema import Column, Form, TableName, TableSchema
 from grammar import nodes
 
 TABLE = TableName("shop", "public", "t")
@@ -266,7 +266,7 @@ class TestCapture:
     def test_changes_do_not_wait_for_the_upkeep_of_the_log(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("changefeed.jobs.capture.MAINTENANCE_SECONDS", 0.0)
+        monkeypatch.setattr("changefeed.capture.process.MAINTENANCE_SECONDS", 0.0)
         begun, appended = threading.Event(), threading.Event()
 
         class Busy(FakeWriter):
@@ -290,7 +290,7 @@ class TestCapture:
         assert writer.kept == flushes
 
     def test_upkeep_that_fails_ends_the_capture(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("changefeed.jobs.capture.MAINTENANCE_SECONDS", 0.0)
+        monkeypatch.setattr("changefeed.capture.process.MAINTENANCE_SECONDS", 0.0)
         failed = threading.Event()
 
         class Broken(FakeWriter):

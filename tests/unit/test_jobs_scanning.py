@@ -9,16 +9,16 @@ from typing import cast
 
 import pytest
 
+from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.catalog import Catalog
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.feed import Feed
-from changefeed.jobs.fence import Fence
-from changefeed.jobs.keeper import SourceKeeper
-from changefeed.jobs.model import JobSpec, TableProgress, TableState
-from changefeed.jobs.scan import Scan, TableScan
-from changefeed.jobs.scanning import Scanning
-from changefeed.schema import TableName
+from changefeed.catalog.model import JobSpec, TableProgress, TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
+from changefeed.feeds.feed import Feed
+from changefeed.scan.barrier import Fence
+from changefeed.scan.coordinator import Scanning
+from changefeed.scan.thread import Scan, TableScan
 
 TABLE = TableName("shop", "public", "t")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.capture.reconciler import SourceWatch, Wish
+from changefeed.capture.table_identity import Known
 from changefeed.catalog import Catalog, Job, Status, Wanted
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.identity import Known
-from changefeed.jobs.model import JobSpec, TableProgress, TableState
-from changefeed.jobs.watching import SourceWatch, Wish
-from changefeed.schema import TableName
+from changefeed.catalog.model import JobSpec, TableProgress, TableState
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
 from tests.waiting import until
 
 TABLE = TableName("shop", "public", "t")
@@ -72,7 +72,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr("changefeed.jobs.watching.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("changefeed.capture.reconciler.LOOK_SECONDS", 0.02)
     catalog = Catalog.open(tmp_path)
     bench = Bench(catalog)
     yield bench

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column, Form, TableName, TableSchema
-from changefeed.uri import redact
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.uri import redact
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake import sink as lake_sink

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
 from sinks.base import Checks, SinkContext, Target
 from sinks.lake.look import overlooked
 from sinks.lake.place import place_of

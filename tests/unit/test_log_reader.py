@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Event, Flush, SchemaChange, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Event, Flush, SchemaChange, Truncate
+from changefeed.core.schema import TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter
-from changefeed.schema import TableSchema
 from tests.log_samples import Row, batch, flush, keys, narrow, position, wide
 
 A, B = narrow("a"), wide("b", texts=2)

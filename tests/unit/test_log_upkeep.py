@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from changefeed import faults
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import Frontier
+from changefeed.core import faults
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.compaction import plan
 from changefeed.log.ledger import Sealed

@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.messages.plan import MessagePlan, Registered
-from changefeed.partition import Members
-from changefeed.schema import Identity
-from changefeed.shapes import Deletes, Envelope, Format
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.partition import Members
+from changefeed.core.schema import Identity
+from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.encoding.plan import MessagePlan, Registered
 from tests.message_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])

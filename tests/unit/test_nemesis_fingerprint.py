@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from tests.nemesis.fingerprint import Document, Look, check_documents, check_end, check_instant
 from tests.nemesis.ledger import Cause, Ledger, Row, Rows, Table, by_key
 

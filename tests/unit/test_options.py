@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from changefeed.cdc_dialect import CDC_OPTIONS, parse_cdc_options
-from changefeed.clock import ManualClock, Timestamp
-from changefeed.errors import ChangefeedError, Problems
-from changefeed.option_docs import listing
-from changefeed.option_relations import RELATIONS
-from changefeed.option_types import Takes, parse_duration, parse_moment, parse_size
+from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.options import (
     CURSOR,
     DELIVERY,
@@ -36,6 +32,10 @@ from changefeed.options import (
     parse_options,
     redact_option,
 )
+from changefeed.options.docs import listing
+from changefeed.options.relations import RELATIONS
+from changefeed.options.types import Takes, parse_duration, parse_moment, parse_size
+from changefeed.plan.cdc_options import CDC_OPTIONS, parse_cdc_options
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql

@@ -7,16 +7,16 @@ from math import inf
 
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.model import MOVES, Status, TableProgress, check_move
+from changefeed.catalog.model import MOVES, Status, TableProgress, check_move
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
+from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.compile import source_members, table_messages
 from changefeed.options import Options, parse_options
 from changefeed.plan import cdc
 from changefeed.plan.example import SHOWN_COLUMNS, example
-from changefeed.plan.message import source_members, table_messages
 from changefeed.plan.targets import parse_targets, target_text
 from changefeed.plan.words import count_text, duration_text, size_text
-from changefeed.schema import TableName
-from changefeed.shapes import Envelope, Format
 from changefeed.statements.values import Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.parser import parse

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Catalog
+from changefeed.core.schema import TableName
 from changefeed.options import Options, to_span
-from changefeed.plan.sinking import find_sink, probe_of
-from changefeed.schema import TableName
+from changefeed.plan.sink_resolution import find_sink, probe_of
 from grammar import nodes
 from sinks.base import Target
 

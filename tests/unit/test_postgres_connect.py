@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from changefeed.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from changefeed.sources.base import Source
 from changefeed.sources.postgres.connect import connection_info, translate
 from changefeed.sources.registry import open_source, schemes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from changefeed.schema import Identity, TableSchema
+from changefeed.core.schema import Identity, TableSchema
 from changefeed.sources.postgres import relations
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.types import ColumnInfo, TableDetails

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.schema import Column, Form
+from changefeed.core.schema import Column, Form
 from changefeed.sources.postgres.types import BUILTIN, TypeInfo, column_of, spelled
 from changefeed.sources.postgres.values import array_json, text_column, text_value
 

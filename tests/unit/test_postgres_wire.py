@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.postgres import tls
 from changefeed.sources.postgres.auth import Authenticator
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, parse_lsn, position_of

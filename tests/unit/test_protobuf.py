@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from changefeed.clock import Timestamp
-from changefeed.errors import Action, ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA
-from changefeed.formats.columns import message_schema
-from changefeed.formats.protobuf import (
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.arrow_schema import message_schema
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.protobuf.schema import (
     NUMBERS,
     PROTO_KEY,
     key_proto,
@@ -21,13 +25,9 @@ from changefeed.formats.protobuf import (
     message_header,
     value_proto,
 )
-from changefeed.formats.schemas import FeedSchemas, feed_schemas
-from changefeed.messages.encode import encode_messages
-from changefeed.messages.plan import MessagePlan, Registered
+from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.options import Options
 from changefeed.plan.example import example
-from changefeed.schema import Column, Identity, TableSchema
-from changefeed.shapes import Envelope, Format
 from sinks.kafka.options import parse as parse_kafka
 from tests.avro_model import column
 from tests.message_model import change, log_table, table

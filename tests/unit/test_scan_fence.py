@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.jobs.fence import Fence, ScanStopped
-from changefeed.spark import fence
-from changefeed.spark.fence import Gate, Ticket
+from changefeed.core.errors import ChangefeedError
+from changefeed.scan import admission as fence
+from changefeed.scan.admission import Gate, Ticket
+from changefeed.scan.barrier import Fence, ScanStopped
 from tests.waiting import until
 
 

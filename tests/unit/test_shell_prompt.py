@@ -17,7 +17,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from changefeed.api import Result, Summary
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from grammar import nodes
 from shell.client import Client
 from shell.diagnostics import Diagnostics

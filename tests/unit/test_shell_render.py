@@ -8,7 +8,7 @@ import json
 import pytest
 
 from changefeed.api import Names, Result, Seconds, Size
-from changefeed.errors import ChangefeedError, Problems, Span
+from changefeed.core.errors import ChangefeedError, Problems, Span
 from shell.diagnostics import Diagnostics
 from shell.render.formats import Format
 from shell.render.people import fitting

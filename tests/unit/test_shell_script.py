@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from changefeed.errors import CODES, ChangefeedError
+from changefeed.core.errors import CODES, ChangefeedError
 from shell.exits import Exit, exit_status
 from shell.script import Item, items
 from shell.settings import TABLE, OnError, Settings, change

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.base import Batch, Sink
 from sinks.files.names import PARTITION_FORMATS, DataName, parse_name
 from sinks.files.places.local import LocalPlace

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import MESSAGE_SCHEMA
-from changefeed.schema import Column, Form, TableName, TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import SinkContext
 from sinks.elasticsearch import body, mapping
 from sinks.elasticsearch.answers import Outcome, Verdict, outcomes

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.base import Sink, WritesStreams
 from sinks.null.sink import NullSink
 from sinks.testing.faulty import FailAfter, FaultySink, Hold, Reject, Slow

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.events import MESSAGE_SCHEMA
-from changefeed.formats.avro import SCHEMA_KEY
+from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.encoding.avro.schema import SCHEMA_KEY
 from sinks.base import Batch, Sink
 from sinks.files.writers import PACKINGS
 from sinks.registry import open_sink

@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from changefeed.errors import ChangefeedError, Problems
-from changefeed.sink_config import kafka_sink_config
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.options.sink_config import kafka_sink_config
 from sinks.kafka.options import BASE, parse
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import check

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.files.names import PARTITION_FORMATS, Namer
 from sinks.naming import MAX_TOPIC, kafka_topic_name
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from changefeed.errors import ChangefeedError, Problems
+from changefeed.core.errors import ChangefeedError, Problems
 from sinks.files.options import parse
 from sinks.files.places.base import explain, explained
 from sinks.files.places.objects import COPY, MOVE, ObjectPlace, open_objects

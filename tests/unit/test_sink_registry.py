@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks import registry
 from sinks.null.sink import NullSink
 from sinks.testing.conformance import CASES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.base import Checks, SinkContext
 from sinks.registry import open_sink
 from sinks.table.sink import TableSink, database_url, messages

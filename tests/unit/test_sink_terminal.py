@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.terminal import ClientRow, TerminalSink
 from sinks.testing.feed import Feed, at, put
 

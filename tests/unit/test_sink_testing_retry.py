@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.clock import ManualClock
-from changefeed.errors import ChangefeedError
+from changefeed.core.clock import ManualClock
+from changefeed.core.errors import ChangefeedError
 from sinks.null.sink import NullSink
 from sinks.testing.faulty import FailAfter, FaultySink, Reject
 from sinks.testing.feed import Feed, put

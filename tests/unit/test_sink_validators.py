@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from changefeed.clock import Timestamp
+from changefeed.core.clock import Timestamp
 from sinks.testing.feed import at
 from sinks.testing.history import History
 from sinks.testing.messages import Message, Row, parse_message

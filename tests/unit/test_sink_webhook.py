@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changefeed.errors import ChangefeedError, Problems
-from changefeed.events import MESSAGE_SCHEMA
-from changefeed.schema import TableName
-from changefeed.sink_config import webhook_sink_config
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.schema import TableName
+from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Target
 from sinks.registry import capabilities, check, open_sink
 from sinks.webhook.body import FRAME, Piece, Queue, body, by_lane, count, halves, lanes_of

@@ -14,7 +14,7 @@ from google.auth import exceptions as auth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.registry import check, open_sink, sink_location
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.dialect import Statement

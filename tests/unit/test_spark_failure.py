@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.failure import pack, translate, unpack
 
 

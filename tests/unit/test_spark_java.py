@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.java import find_java, version_of
 
 

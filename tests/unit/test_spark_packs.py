@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark import ivy, packs
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import Host, SinkURL, is_secret, mask, redact, split_uri
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import Host, SinkURL, is_secret, mask, redact, split_uri
 
 
 def failure(code: str, make: object) -> ChangefeedError:

@@ -13,9 +13,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import SchemaChange
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import TableSchema
 from sinks.base import Checks, SinkContext
 from sinks.registry import check, open_sink, sink_location
 from sinks.testing.feed import at
@@ -377,7 +377,7 @@ def test_a_target_that_was_there_is_taken_over(tmp_path: Path, source: Source) -
 
 
 def test_resolved_stands_beside_the_tables(tmp_path: Path, source: Source) -> None:
-    from changefeed.events import Resolved
+    from changefeed.core.events import Resolved
 
     path = tmp_path / "db"
     feed, sink = opened(path, source)

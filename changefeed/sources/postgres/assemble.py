@@ -20,10 +20,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.clock import Timestamp
-from changefeed.errors import ChangefeedError
-from changefeed.events import ChangeBatch, Commits, Event, Flush, Frontier, SchemaChange, Truncate
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import (
+    ChangeBatch,
+    Commits,
+    Event,
+    Flush,
+    Frontier,
+    SchemaChange,
+    Truncate,
+)
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
 from changefeed.sources.postgres.lsn import lsn_of, position_of

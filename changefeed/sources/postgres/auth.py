@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from scramp import ScramClient, ScramException
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 _OK = 0
 _CLEARTEXT = 3

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 from changefeed.sources.postgres.values import (
     Bytes,
     Places,

@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
-from changefeed.errors import ChangefeedError, Span
-from changefeed.schema import Identity
+from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.schema import Identity
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import introspect, setup
 from changefeed.sources.postgres.connect import (

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column, TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.postgres.binary import binary_column, has_binary
 from changefeed.sources.postgres.pgoutput import (
     AS_BINARY,

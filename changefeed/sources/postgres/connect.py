@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, pq
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from changefeed.schema import Identity
+from changefeed.core.schema import Identity
 from changefeed.sources.postgres.types import ColumnInfo, TableDetails, TypeInfo
 
 

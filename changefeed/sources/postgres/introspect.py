@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableName, TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Sighting, TableInfo, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
 from changefeed.sources.postgres.details import identity_of, read_details

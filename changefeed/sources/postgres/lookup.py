@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from changefeed.schema import Column, Form, TableSchema
+from changefeed.core.schema import Column, Form, TableSchema
 from changefeed.sources.postgres.connect import Connection, Sessions
 from changefeed.sources.postgres.copyout import copy_out
 from changefeed.sources.postgres.csv import parse_csv

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from changefeed.events import Position
+from changefeed.core.events import Position
 
 
 def position_of(lsn: int) -> Position:

@@ -19,9 +19,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from changefeed.errors import ChangefeedError
-from changefeed.partition import Condition, Interval, Members, Partition, has_order
-from changefeed.schema import Column, TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.partition import Condition, Interval, Members, Partition, has_order
+from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import PartitionInfo
 from changefeed.sources.postgres.connect import Connection
 from changefeed.sources.postgres.values import text_value

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.postgres.values import PADDING, Bytes
 
 BEGIN, COMMIT = ord("B"), ord("C")

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import Column, Identity, TableName, TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Identity, TableName, TableSchema
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.pgoutput import RelationMessage, WireColumn, read_relation
 from changefeed.sources.postgres.types import (

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.binary import binary_value, has_binary
 from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, no_binary
 from changefeed.sources.postgres.pgoutput import (

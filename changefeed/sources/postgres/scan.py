@@ -19,8 +19,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from changefeed.errors import ChangefeedError
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.connect import Connection, connect, is_quiet, translate
 from changefeed.sources.postgres.copyout import Block, copy_out
 from changefeed.sources.postgres.csv import parse_csv

@@ -24,8 +24,8 @@ from typing import Any
 
 from psycopg import errors, sql
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Position
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
 from changefeed.sources.base import SlotState
 from changefeed.sources.postgres.connect import Connection
 from changefeed.sources.postgres.lsn import parse_lsn, position_of

@@ -25,10 +25,10 @@ from typing import Any, Self
 import psycopg
 from psycopg import errors, sql
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Position
-from changefeed.partition import Partition
-from changefeed.schema import TableSchema
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
 from changefeed.sources.postgres.connect import (
     Connection,

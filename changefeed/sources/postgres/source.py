@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError, raise_all
-from changefeed.events import Frontier, Position
-from changefeed.schema import TableName, TableSchema
+from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.events import Frontier, Position
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import (
     PartitionInfo,
     Prepared,

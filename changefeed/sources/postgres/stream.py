@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Flush, Frontier, Position
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Flush, Frontier, Position
 from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
 from changefeed.sources.postgres.binary import has_binary
 from changefeed.sources.postgres.connect import Connection, connect, source_errors

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 
 MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _HOME = Path("~/.postgresql")

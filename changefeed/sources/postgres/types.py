@@ -1,7 +1,7 @@
 """PostgreSQL types as columns of the change log.
 
 One rule for the stream and for the initial scan: whoever builds a
-:class:`~changefeed.schema.TableSchema` calls :func:`column_of` and :func:`schema_of`, so the
+:class:`~changefeed.core.schema.TableSchema` calls :func:`column_of` and :func:`schema_of`, so the
 same table has the same fingerprint wherever it was seen.
 
 Domains are followed to their base type, enums are text, arrays are JSON text. A type without a
@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from changefeed.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 
 
 @dataclass(frozen=True, slots=True)

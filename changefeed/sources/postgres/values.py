@@ -1,7 +1,7 @@
 """PostgreSQL's text of a value -> the log's form of it, a column at a time.
 
 The server prints values under the session settings of :mod:`.connect`. What the log wants
-(see :class:`~changefeed.schema.Form`) differs from that text in few places:
+(see :class:`~changefeed.core.schema.Form`) differs from that text in few places:
 
 * bool and integers become Arrow values;
 * ``2024-03-31 01:02:03+00`` becomes ``2024-03-31T01:02:03Z``: the first space is a ``T``, a
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.schema import Column
+from changefeed.core.schema import Column
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]

@@ -28,8 +28,8 @@ from typing import Self, TypeVar
 
 from psycopg import pq
 
-from changefeed.errors import ChangefeedError
-from changefeed.events import Position
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
 from changefeed.sources.postgres import tls
 from changefeed.sources.postgres.auth import Authenticator
 from changefeed.sources.postgres.connect import SESSION, connection_info

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.files.staged import StagedFile
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.files.places import remote
 from sinks.files.places.base import Listed, Move
 from sinks.files.places.spec import PlaceSpec

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from changefeed.errors import ChangefeedError
-from changefeed.uri import SinkURL
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
 from sinks.parameters import Parameters
 
 LOCAL, OBJECTS, WEB = "local", "objects", "web"

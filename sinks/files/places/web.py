@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from sinks.files.places import remote
 from sinks.files.places.base import Listed, Move
 from sinks.files.places.spec import PlaceSpec

@@ -1,0 +1,325 @@
+"""Capture: the one process per source that reads its log and writes ours.
+
+    source's log -> decoder -> change log (durable) -> acknowledge to the source
+
+The process owns the replication slot while it lives and the change log's writer lock. It
+tells its parent about every step in one line of JSON on standard output (:class:`Notice`),
+and ends when its standard input closes, so it never outlives the node that started it.
+Secrets reach it through the state database, never through its arguments.
+
+It may never acknowledge a position that is not durable in the change log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from changefeed.catalog import Catalog
+from changefeed.core.clock import SystemClock, Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.events import Flush, Frontier, SchemaChange
+from changefeed.core.faults import fault_point
+from changefeed.core.state import StateLayout
+from changefeed.log import LogSettings, LogWriter
+from changefeed.options import GC_TTL, Options
+from changefeed.sources.base import Source, Stream
+from changefeed.sources.registry import open_source
+
+#: Exit status of a capture that met an error a person must mend: do not start it again.
+EXIT_STOP = 3
+#: Exit status of a capture that may be started again after a pause.
+EXIT_RETRY = 4
+
+MAINTENANCE_SECONDS = 30.0
+STALL_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One line from capture to its node.
+
+    ``kind`` is ``frontier`` (the log reaches ``at``/``position``), ``stalled`` (the log has no
+    room: reading stopped), ``flowing`` (it goes on), ``moved`` (from ``at`` on the rows of
+    ``table``, which has the number ``oid``, come under the name ``now``) or ``error``.
+    """
+
+    kind: str
+    at: str = ""
+    position: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+    detail: str = ""
+    table: tuple[str, ...] = ()
+    now: tuple[str, ...] = ()
+    oid: int = 0
+
+    def line(self) -> bytes:
+        """The notice as one line of JSON."""
+        return json.dumps({k: v for k, v in asdict(self).items() if v}).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Notice:
+        """The inverse of :meth:`line`."""
+        data: dict[str, Any] = json.loads(line)
+        for name in ("table", "now"):
+            data[name] = tuple(data.get(name, ()))
+        return cls(**data)
+
+
+Tell = Callable[[Notice], None]
+
+
+class Capture:
+    """Moves flushes from a source's stream to the change log until told to stop."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        writer: LogWriter,
+        tell: Tell,
+        *,
+        keep_from: Callable[[], Timestamp | None],
+        settings: Callable[[], LogSettings] | None = None,
+    ) -> None:
+        """
+        Args:
+            stream: the source's log.
+            writer: ours.
+            tell: hears every step.
+            keep_from: the place above which some feed still needs the log.
+            settings: how long and how much the log keeps, asked again and again: feeds come,
+                go and are altered.
+        """
+        self._settings = settings
+        self._stream = stream
+        self._writer = writer
+        self._tell = tell
+        self._keep_from = keep_from
+        self._stop = threading.Event()
+        self._clock = SystemClock()
+        self._broken: Exception | None = None
+
+    def stop(self) -> None:
+        """End :meth:`run` soon; safe from any thread."""
+        self._stop.set()
+        self._stream.close()
+
+    def run(self) -> None:
+        """Append every flush of the stream; return when stopped.
+
+        Raises:
+            ChangefeedError: the stream or the log failed.
+        """
+        upkeep = threading.Thread(target=self._upkeep, name="log-upkeep", daemon=True)
+        upkeep.start()
+        try:
+            for flush in self._stream:
+                self._wait_for_room()
+                if self._stop.is_set():
+                    break
+                self._append(flush)
+        finally:
+            self._stop.set()
+            upkeep.join()
+        if self._broken is not None:
+            raise self._broken
+
+    def _upkeep(self) -> None:
+        """Look after the log beside the appends: ten thousand commits of one row take seconds to
+        merge, and changes must not wait for that."""
+        while not self._stop.wait(MAINTENANCE_SECONDS):
+            try:
+                self._maintain()
+            except Exception as error:  # raised again by run()
+                self._broken = error
+                self.stop()
+
+    def _append(self, flush: Flush) -> None:
+        fault_point("capture.before_append")
+        while True:
+            try:
+                self._writer.append(flush)
+                break
+            except ChangefeedError as error:
+                if error.code.number != "CF3003":
+                    raise
+                if not self._wait_stalled(error.message):
+                    return
+        fault_point("capture.before_acknowledge")
+        for event in flush.events:
+            # Before the frontier: nobody may deliver beyond it without knowing.
+            if isinstance(event, SchemaChange) and event.old.table != event.new.table:
+                self._tell(_moved(event))
+        if flush.frontier is not None:
+            self._stream.acknowledge(flush.frontier.position)
+            self._tell(
+                Notice("frontier", at=str(flush.frontier.at), position=flush.frontier.position)
+            )
+        fault_point("capture.after_acknowledge")
+
+    def _wait_for_room(self) -> None:
+        if self._writer.room():
+            return
+        self._tell(Notice("stalled", message="the change log reached its disk budget"))
+        while not self._stop.is_set() and not self._writer.room():
+            self._maintain()
+            self._stop.wait(STALL_POLL_SECONDS)
+        self._tell(Notice("flowing"))
+
+    def _wait_stalled(self, message: str) -> bool:
+        """Pause after a write that found no space; False when told to stop meanwhile."""
+        self._tell(Notice("stalled", message=message))
+        self._stop.wait(STALL_POLL_SECONDS * 4)
+        if self._stop.is_set():
+            return False
+        self._maintain()
+        return True
+
+    def _maintain(self) -> None:
+        try:
+            if self._settings is not None:
+                self._writer.settings = self._settings()
+            self._writer.maintain(self._clock.now(), self._keep_from())
+        except ChangefeedError as error:
+            # A full disk hinders upkeep too; what was captured is safe, and it is tried again.
+            if error.code.number != "CF3003":
+                raise
+
+
+def _moved(event: SchemaChange) -> Notice:
+    old, new = event.old.table, event.new.table
+    return Notice(
+        "moved",
+        at=str(event.at),
+        table=(old.schema, old.name),
+        now=(new.schema, new.name),
+        oid=event.old.oid,
+    )
+
+
+def _end_with_parent(stop: Callable[[], None]) -> None:
+    """Call ``stop`` when standard input closes: the node is gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            continue
+        stop()
+        # The stream may sit in a blocking call that close() cannot wake; the log is durable
+        # at every instant, so leaving hard is safe.
+        timer = threading.Timer(5.0, os._exit, args=(0,))
+        timer.daemon = True
+        timer.start()
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def _start_frontier(writer: LogWriter, source: Source, slot: str) -> Frontier:
+    """Where to go on: the log's own end, or the slot's first position for an empty log.
+
+    An empty log gets that position as its first entry, stamped now: every later position has
+    a timestamp then, and a ``cursor`` before the log is known to be one.
+    """
+    if writer.frontier is None:
+        begin = Frontier(at=SystemClock().now(), position=source.slot_position(slot))
+        writer.append(Flush((), begin))
+        return begin
+    return writer.frontier
+
+
+def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettings:
+    """How long and how much the log keeps: the longest ``gc_ttl`` of the source's feeds."""
+    wishes = [Options.from_dict(job.options)[GC_TTL] for job in catalog.source_jobs(source_name)]
+    return LogSettings(gc_ttl=max(wishes, default=GC_TTL.default), disk_budget=disk)
+
+
+def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -> None:
+    """Run capture for one source of the state until the parent goes away.
+
+    ``disk`` is the most bytes the change log may take; past it reading stops.
+
+    Raises:
+        ChangefeedError: from the source or the log.
+    """
+    catalog = Catalog.open(state)
+    connection = catalog.connection(source_name)
+    source = open_source(source_name, connection.uri)
+    known = catalog.source_state(source_name)
+    layout = StateLayout(Path(catalog.directory))
+
+    def settings() -> LogSettings:
+        return _settings(catalog, source_name, disk)
+
+    writer = LogWriter(layout.log(source_name), settings())
+    try:
+        start = _start_frontier(writer, source, known.slot)
+        stream = source.stream(
+            slot=known.slot,
+            publication=known.publication,
+            start=start,
+            system_id=known.system_id,
+            intern=catalog.intern_schema,
+            spool=layout.spool(source_name),
+            latest=catalog.latest_schema,
+        )
+        worker = Capture(
+            stream,
+            writer,
+            tell,
+            keep_from=lambda: catalog.oldest_needed(source_name),
+            settings=settings,
+        )
+        _end_with_parent(worker.stop)
+        tell(Notice("frontier", at=str(start.at), position=start.position))
+        worker.run()
+    finally:
+        writer.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the capture process; see the module's text."""
+    parser = argparse.ArgumentParser(prog="changefeed-capture")
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--disk", type=int, default=None)
+    args = parser.parse_args(argv)
+    # The thread that looks after the log computes; the one that reads must not wait long for it.
+    sys.setswitchinterval(0.001)
+    out = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not look like a notice
+
+    def tell(notice: Notice) -> None:
+        try:
+            os.write(out, notice.line())
+        except BrokenPipeError:
+            os._exit(0)
+
+    try:
+        capture(args.state, args.source, tell, args.disk)
+    except ChangefeedError as error:
+        if error.code.number == "CF6003":
+            # The capture of a node that was killed ends by itself within seconds.
+            error = ChangefeedError("CF2101", "an earlier capture has not ended yet")
+        tell(
+            Notice(
+                "error",
+                code=error.code.number,
+                message=error.message,
+                hint=error.hint,
+                detail=error.detail,
+            )
+        )
+        return EXIT_RETRY if error.action is Action.RETRY else EXIT_STOP
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

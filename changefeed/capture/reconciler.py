@@ -1,0 +1,220 @@
+"""One thread a source: what the feeds of that source need of it is prepared there.
+
+A source may hang (a firewall that drops packets, a transaction that does not end while the slot
+is made); the node and the feeds of other sources must not notice. So the node only says
+what is wanted, and starts a feed once :meth:`SourceWatch.covers` says that its tables are seen
+to. The thread begins with the first feed of a source and ends when the last is gone and
+nothing of ours is left there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from changefeed.capture.expand import expand_job
+from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.table_identity import Known
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import Job, Status, TableProgress, TableState, Wanted
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.telemetry import log
+
+#: How often a source is looked at, and asked again when it did not answer.
+LOOK_SECONDS = 5.0
+#: How often SCHEMA and DATABASE feeds look for new tables.
+EXPAND_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the feeds of one source need.
+
+    Attributes:
+        jobs: each feed's id and generation.
+        tables: the tables, as the feeds know them.
+    """
+
+    jobs: frozenset[tuple[int, int]] = frozenset()
+    tables: frozenset[Known] = frozenset()
+
+    @classmethod
+    def of(cls, feeds: Iterable[tuple[Job, list[TableProgress]]]) -> Wish:
+        """What these jobs with their tables need together."""
+        jobs: set[tuple[int, int]] = set()
+        tables: set[Known] = set()
+        for job, progress in feeds:
+            jobs.add((job.id, job.generation))
+            tables.update((t.table, t.oid) for t in progress if not _given_up(t))
+        return cls(frozenset(jobs), frozenset(tables))
+
+
+def _given_up(table: TableProgress) -> bool:
+    """Lost to a feed that names it, until RESUME."""
+    failed = table.state is TableState.FAILED and table.error_code == "CF2106"
+    return failed and not table.joined
+
+
+class SourceWatch:
+    """Makes a source what its feeds need, in a thread of its own."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        keeper: Callable[[], SourceKeeper],
+        *,
+        runs: Callable[[int], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            catalog: the state.
+            name: the source.
+            keeper: the present keeper of the source.
+            runs: whether a job is being run (it shows the source's errors itself then).
+            changed: called after each attempt that changed what :meth:`covers` says.
+        """
+        self.name = name
+        self.error: ChangefeedError | None = None
+        self._catalog = catalog
+        self._keeper = keeper
+        self._runs = runs
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._wish = Wish()
+        self._done = Wish()
+        self._over = False
+        self._next_expand = time.monotonic() + EXPAND_SECONDS
+        self._thread = threading.Thread(target=self._run, name=f"source-{name}", daemon=True)
+
+    # -- from the node --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def want(self, wish: Wish) -> bool:
+        """Say what is needed now (nothing: leave the source); False when the thread has ended."""
+        with self._lock:
+            if self._over:
+                return False
+            if wish != self._wish:
+                self._wish = wish
+                self._wake.set()
+            return True
+
+    def covers(self, job: Job) -> bool:
+        """The source was last made ready with the job's present tables among them."""
+        return (job.id, job.generation) in self._done.jobs
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to do, and nothing of ours at the source."""
+        return self._over
+
+    def stop(self) -> None:
+        """End soon, leaving the source as it is. A call that hangs is not waited for."""
+        self._stopping.set()
+        self._wake.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(timeout)
+
+    # -- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            wish = self._wish
+            try:
+                left = self._attempt(wish)
+            except Exception:
+                # The feeds of the source hang on this thread: it must outlive a surprise.
+                log.exception("source %s: unexpected error", self.name)
+                left = False
+            if left and self._end(wish):
+                return
+            self._wake.wait(LOOK_SECONDS)
+
+    def _end(self, wish: Wish) -> bool:
+        """Nothing is left at the source: over, unless something is wanted again by now."""
+        with self._lock:
+            self._over = self._wish == wish
+        self._changed()
+        return self._over
+
+    def _attempt(self, wish: Wish) -> bool:
+        """Make the source what is wanted; whether nothing is wanted and nothing left there."""
+        try:
+            if not wish.jobs:
+                return self._leave()
+            self._make_ready(wish)
+        except (ChangefeedError, OSError) as error:
+            self._failed(error, leaving=not wish.jobs)
+            return False
+        return False
+
+    def _make_ready(self, wish: Wish) -> None:
+        keeper = self._keeper()
+        keeper.follow_connection()
+        keeper.watch(wish.tables)
+        if self._stopping.is_set():
+            return
+        news = self.error is not None or self._done != wish
+        self._catalog.save_source_state(self.name, status="running", error="", error_code="")
+        self.error, self._done = None, wish
+        if news:
+            self._changed()
+        if time.monotonic() >= self._next_expand:
+            self._next_expand = time.monotonic() + EXPAND_SECONDS
+            self._expand()
+
+    def _leave(self) -> bool:
+        self._done = Wish()
+        left = self._keeper().forget()
+        self.error = None
+        return left
+
+    def _failed(self, error: ChangefeedError | OSError, *, leaving: bool) -> None:
+        if isinstance(error, OSError):
+            error = ChangefeedError("CF3004", f"cannot remove the change log: {error.strerror}")
+        if self.error is None or self.error.message != error.message:
+            doing = "cannot remove the slot yet: " if leaving else ""
+            log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)
+        self.error = error
+        if not leaving:
+            self._catalog.save_source_state(
+                self.name, status="retrying", error=error.message, error_code=error.code.number
+            )
+            self._tell_waiting(error)
+
+    def _tell_waiting(self, error: ChangefeedError) -> None:
+        """Feeds that wait for the source show why."""
+        status = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
+        for job in self._catalog.jobs(include_finished=False):
+            waits = job.status.active and not self._runs(job.id) and not self.covers(job)
+            if job.source != self.name or not waits:
+                continue
+            if (job.status, job.error) != (status, error.message):
+                reason = f"source: {error.message}"
+                self._catalog.transition(job.id, status, reason=reason, error=error)
+
+    def _expand(self) -> None:
+        """Let tables made after a SCHEMA or DATABASE feed join it."""
+        for job in self._catalog.jobs(include_finished=False):
+            mine = job.source == self.name and job.has_patterns
+            if not mine or job.wanted is not Wanted.RUNNING:
+                continue
+            try:
+                added = expand_job(self._catalog, job, self._keeper().source)
+            except ChangefeedError as error:
+                log.warning("feed %s: cannot list tables: %s", job.name, error.message)
+                continue
+            for name in added:
+                self._catalog.record_event(job.id, "table", "joined the feed", table=name)

@@ -1,0 +1,165 @@
+"""Keeps one capture process alive: starts it, hears its notices, starts it again with back-off.
+
+A capture that ended with an error that a person must mend stays down until :meth:`retry`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
+from changefeed.core.telemetry import log
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+STOP_SECONDS = 8.0
+
+
+class CaptureSupervisor:
+    """Runs ``command`` as a child for as long as it is wanted.
+
+    ``on_notice`` is called from the supervisor's thread for each line of the child, and with
+    a made-up ``error`` notice when the child dies without having said why.
+    """
+
+    def __init__(self, command: Sequence[str], on_notice: Callable[[Notice], None]) -> None:
+        self._command = list(command)
+        self._on_notice = on_notice
+        self._wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._nudge = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def for_source(
+        cls,
+        state: str,
+        source: str,
+        on_notice: Callable[[Notice], None],
+        disk: int | None = None,
+    ) -> CaptureSupervisor:
+        """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log."""
+        command = [sys.executable, "-m", "changefeed.capture.process"]
+        command += ["--state", state, "--source", source]
+        if disk is not None:
+            command += ["--disk", str(disk)]
+        return cls(command, on_notice)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child now running."""
+        child = self._child
+        return child.pid if child is not None and child.poll() is None else None
+
+    def start(self) -> None:
+        """Start the child and the thread that listens to it; does nothing the second time."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    def retry(self) -> None:
+        """Start a stopped child again now instead of after the pause (or never)."""
+        self._nudge.set()
+
+    def stop(self) -> None:
+        """End the child: politely by closing its input, then by force; waits for it."""
+        self._stopping.set()
+        self._nudge.set()
+        child = self._child
+        if child is not None:
+            _end(child)
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            try:
+                status, useful = self._one_life()
+            except Exception as surprise:
+                # Nobody else would start it again, or say that it is down.
+                log.exception("capture cannot be supervised")
+                status, useful = EXIT_RETRY, False
+                what = f"the capture process cannot be run: {type(surprise).__name__}"
+                self._on_notice(Notice("error", code="CF2101", message=what))
+            if self._stopping.is_set():
+                return
+            if useful:
+                pause = FIRST_PAUSE_SECONDS
+            if status == EXIT_STOP:
+                self._nudge.wait()
+            else:
+                self._nudge.wait(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            self._nudge.clear()
+
+    def _one_life(self) -> tuple[int, bool]:
+        """Run the child until it ends: its exit status, and whether it made progress."""
+        child = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the shell is for the shell
+        )
+        self._child = child
+        if self._stopping.is_set():
+            _end(child)
+        errors = _StderrTail(child)
+        frontiers, told = 0, False
+        with child:  # closes the pipes at the end
+            if child.stdout is None:
+                raise AssertionError("the child was started with a pipe")
+            for line in child.stdout:
+                notice = Notice.parse(line)
+                frontiers += notice.kind == "frontier"
+                told = told or notice.kind == "error"
+                self._on_notice(notice)
+            status = child.wait()
+            errors.join()
+        if status != 0 and not told and not self._stopping.is_set():
+            log.warning("capture ended with status %s: %s", status, errors.text())
+            self._on_notice(
+                Notice("error", code="CF2101", message=f"the capture process ended ({status})")
+            )
+        return status, frontiers > 1
+
+
+class _StderrTail:
+    """The last lines a child wrote to standard error, read so that it never blocks on them."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._lines: list[str] = []
+        self._thread = threading.Thread(target=self._read, args=(child,), daemon=True)
+        self._thread.start()
+
+    def _read(self, child: subprocess.Popen[bytes]) -> None:
+        if child.stderr is None:
+            return
+        for line in child.stderr:
+            self._lines = [*self._lines[-19:], line.decode(errors="replace").rstrip()]
+
+    def join(self) -> None:
+        """Wait until the child's end was read."""
+        self._thread.join(STOP_SECONDS)
+
+    def text(self) -> str:
+        """The lines in one."""
+        return " | ".join(self._lines)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is not None:
+        return
+    if child.stdin is not None and not child.stdin.closed:
+        child.stdin.close()
+    try:
+        child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

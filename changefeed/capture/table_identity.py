@@ -1,0 +1,87 @@
+"""Is a table still the one a feed began with?
+
+A feed knows a table by its name and the source's number of it. A table that was dropped, made
+anew under its name, or renamed is *lost* to the feeds that began with it: their rows ended there,
+and rows of another table are never taken for theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName
+from changefeed.sources.base import Sighting
+
+#: A name and the source's number of the table (0: not known) that a feed means by it.
+Known = tuple[TableName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What became of a table.
+
+    Attributes:
+        error: CF2106, for a feed that names the table.
+        dropped: it is gone for good; else it lives on under another name.
+        after: all its changes under this name are below this place of the source's log.
+        at: the same as a log timestamp, where that is known already.
+    """
+
+    error: ChangefeedError
+    dropped: bool
+    after: Position = ""
+    at: Timestamp | None = None
+
+
+def missing(wanted: Collection[Known], seen: Sighting) -> dict[Known, ChangefeedError]:
+    """The tables that their names do not stand for any more, and why.
+
+    A name that stands for nothing and whose number is not known is no loss: nothing began
+    with it, and the source says what it finds wrong with it.
+    """
+    return {
+        (table, oid): _reason(table, oid, seen)
+        for table, oid in wanted
+        if oid and seen.numbers.get(table) != oid
+    }
+
+
+def _reason(table: TableName, oid: int, seen: Sighting) -> ChangefeedError:
+    name = f'table "{table.schema}.{table.name}"'
+    again = table in seen.numbers
+    now = seen.names.get(oid)
+    if now is not None:
+        return moved(table, now, "; another table has that name now" if again else "")
+    if again:
+        return ChangefeedError("CF2106", f"{name} was dropped and made anew: it is another table")
+    return ChangefeedError(
+        "CF2106",
+        f"{name} was dropped",
+        hint="ALTER CHANGEFEED .. DROP it, or DROP the feed if it was the only one.",
+    )
+
+
+def moved(table: TableName, now: TableName, more: str = "") -> ChangefeedError:
+    """A table was renamed."""
+    return ChangefeedError(
+        "CF2106",
+        f'table "{table.schema}.{table.name}" was renamed to "{now.schema}.{now.name}"{more}',
+        hint=f"ALTER CHANGEFEED .. DROP {table.schema}.{table.name}, then ADD "
+        f"{now.schema}.{now.name}: it is scanned anew.",
+    )
+
+
+def capturable(wanted: Collection[Known], seen: Sighting | None) -> dict[TableName, int]:
+    """The names to capture with the number each stands for (0: not known)."""
+    if seen is None:
+        return {table: 0 for table, _ in wanted}
+    numbers: Mapping[TableName, int] = seen.numbers
+    return {
+        table: numbers.get(table, 0)
+        for table, oid in wanted
+        if not oid or numbers.get(table) == oid
+    }

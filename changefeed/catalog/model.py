@@ -1,0 +1,238 @@
+"""What a job is: its states and allowed moves, its row, and the progress of its tables.
+
+::
+
+    pending -> scanning -> running <-> paused
+                 |            |
+                 +-> retrying / stalled <-+      (back to scanning or running)
+                 +-> failed --RESUME--> pending
+                 +-> succeeded
+    any -> dropped
+
+``status`` is where a job is, and only the node that holds its lease moves it (except for a
+job no node runs). ``wanted`` is where a person wants it, and only statements set it.
+This module owns no storage; :mod:`changefeed.catalog` keeps the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableName
+
+#: Canonical text of a target that means more tables than it names.
+_PATTERN = re.compile(r"(SCHEMA|DATABASE) ")
+
+
+class Status(StrEnum):
+    """Where a job is."""
+
+    PENDING = "pending"
+    SCANNING = "scanning"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    STALLED = "stalled"
+    PAUSED = "paused"
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+    DROPPED = "dropped"
+
+    @property
+    def active(self) -> bool:
+        """A node should hold the job's lease and work on it."""
+        return self in _ACTIVE
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will happen, whatever is wanted; a failed job can be resumed."""
+        return self in (Status.SUCCEEDED, Status.DROPPED)
+
+
+_ACTIVE = frozenset(
+    {Status.PENDING, Status.SCANNING, Status.RUNNING, Status.RETRYING, Status.STALLED}
+)
+
+
+class Wanted(StrEnum):
+    """Where a person wants a job to be."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DROPPED = "dropped"
+
+
+_WORK = _ACTIVE | {Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED}
+
+#: Status -> the statuses it may become. Staying is always allowed (a new reason).
+#: A paused feed may fail: the log's retention can pass it.
+MOVES: Mapping[Status, frozenset[Status]] = {
+    Status.PENDING: _WORK,
+    Status.SCANNING: _WORK,
+    Status.RUNNING: _WORK,
+    Status.RETRYING: _WORK,
+    Status.STALLED: _WORK,
+    Status.PAUSED: _ACTIVE | {Status.FAILED, Status.DROPPED},
+    Status.FAILED: frozenset({Status.PENDING, Status.DROPPED}),
+    Status.SUCCEEDED: frozenset({Status.DROPPED}),
+    Status.DROPPED: frozenset(),
+}
+
+
+def check_move(job_id: int, old: Status, new: Status) -> None:
+    """Refuse a move that :data:`MOVES` does not have.
+
+    Raises:
+        ChangefeedError: CF1301.
+    """
+    if old is not new and new not in MOVES[old]:
+        raise ChangefeedError("CF1301", f"job {job_id} is {old} and cannot become {new}")
+
+
+class TableState(StrEnum):
+    """Where one table of a feed is."""
+
+    PENDING = "pending"
+    SCANNING = "scanning"
+    RUNNING = "running"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """One table of one feed: what was asked, and how far it is.
+
+    Attributes:
+        table: which table.
+        topic: finished, escaped topic name.
+        schema_version: version of the table's shape at the last save, 0 when not known yet.
+        state: where it is.
+        scan_wanted: an initial scan is still owed.
+        scan_at: log timestamp the scan is consistent at, once it has begun; of a backfill that
+            is owed, the instant of the schema change.
+        done_upto: everything at or below is durable in the sink. None: nothing yet, and the
+            feed begins with the scan, or without one after ``start``.
+        start: source position taken by the statement that added the table; with no scan and
+            no cursor the feed begins with the first change after it.
+        scan_rows, scan_total: rows read so far; the estimate of all.
+        emitted_rows, emitted_bytes: delivered since the table was added (repeats count).
+        error, error_code: why the table failed.
+        columns: the whitelist of columns, empty for all.
+        values_from, values_to: primary-key range, ``[from, to)``, texts of the literals.
+        partition: the one partition that is wanted, None for the whole table.
+        joined: the table came by a SCHEMA or DATABASE target, not by its own name.
+        added_at: ns.
+        oid: the source's number of the table (:attr:`~changefeed.core.schema.TableSchema.oid`): one
+            of another number under this name is another table. 0: not known.
+    """
+
+    table: TableName
+    topic: str
+    schema_version: int = 0
+    state: TableState = TableState.PENDING
+    scan_wanted: bool = True
+    scan_at: Timestamp | None = None
+    done_upto: Timestamp | None = None
+    start: Position | None = None
+    scan_rows: int = 0
+    scan_total: int = 0
+    emitted_rows: int = 0
+    emitted_bytes: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    columns: tuple[str, ...] = ()
+    values_from: tuple[str, ...] = ()
+    values_to: tuple[str, ...] = ()
+    partition: Partition | None = None
+    joined: bool = False
+    added_at: int = 0
+    oid: int = 0
+
+    def failed(self, error: ChangefeedError) -> TableProgress:
+        """The same table, stopped by ``error``."""
+        return replace(
+            self, state=TableState.FAILED, error=error.message, error_code=error.code.number
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a statement asks for; the catalog makes a :class:`Job` of it.
+
+    Attributes:
+        name: None lets the catalog make one up (``feed_17``).
+        source: name of the external connection the rows come from.
+        sink_uri: as typed, with secrets; None for a sinkless feed.
+        targets: canonical SQL text of each target; SCHEMA and DATABASE targets keep their
+            patterns, so that tables made later join.
+        tables: the tables the targets mean now.
+        options: ``Options.to_dict()``: texts by name, the empty text for a flag. Holds secrets.
+        statement: canonical SQL, redacted.
+        cursor: start after this instant.
+        end_time: stop at this instant.
+        sinkless: owned by a session; dies with it.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    tables: tuple[TableProgress, ...]
+    name: str | None = None
+    sink_uri: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    statement: str = ""
+    cursor: Timestamp | None = None
+    end_time: Timestamp | None = None
+    sinkless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row of the job table. Times are ns since 1970 UTC, 0 or None when not reached.
+
+    Attributes:
+        reason: why it is in its status, and the next step (CockroachDB's running_status).
+        error, error_code, hint: the last failure; cleared when the job runs again.
+        high_water: everything at or below is durable in the sink, for every running table.
+        generation: rises with each ALTER; a runner plans again when it changes.
+        rows_per_second, bytes_per_second: over the last seconds, as of when it was read.
+    """
+
+    id: int
+    name: str
+    source: str
+    sink_uri: str | None
+    redacted_sink_uri: str
+    targets: tuple[str, ...]
+    options: Mapping[str, str]
+    statement: str
+    status: Status
+    wanted: Wanted
+    reason: str
+    error: str | None
+    error_code: str | None
+    hint: str | None
+    created: int
+    started: int | None
+    modified: int
+    finished: int | None
+    high_water: Timestamp | None
+    cursor: Timestamp | None
+    end_time: Timestamp | None
+    generation: int
+    sinkless: bool
+    emitted_rows: int = 0
+    emitted_bytes: int = 0
+    rows_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+
+    @property
+    def has_patterns(self) -> bool:
+        """A SCHEMA or DATABASE target: tables made later join."""
+        return any(_PATTERN.match(target) for target in self.targets)

@@ -1,0 +1,155 @@
+"""What moves through the engine: changes, truncations, schema changes, frontiers, messages.
+
+In bulk a change is one row of an Arrow batch (:class:`ChangeBatch`); :class:`Change` is the
+same as one Python object, for tests and small tools. The engine speaks columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableName, TableSchema
+
+#: A place in the source's own log. Opaque to all but its source, except for one promise:
+#: positions of one source compare as text in the order of that source's log
+#: (PostgreSQL: the LSN as 16 hex digits).
+Position = str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of one row. ``before`` and ``after`` map column names to log values."""
+
+    table: TableName
+    op: str
+    at: Timestamp
+    seq: int
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    xid: int = 0
+    ordinal: int = 0
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Rows of one table and schema version in log order.
+
+    ``rows`` has the schema ``schema.log_schema()``.
+    """
+
+    schema: TableSchema
+    rows: pa.RecordBatch
+
+    def changes(self) -> Iterator[Change]:
+        """The batch row by row (slow: for tests and tools)."""
+        schema = self.schema
+        for row in self.rows.to_pylist():
+            after = {c.name: row[f"a{i}"] for i, c in enumerate(schema.columns)}
+            before = {schema.columns[i].name: row[f"b{i}"] for i in schema.before_ordinals}
+            has_before = row["op"] == "d" or any(v is not None for v in before.values())
+            yield Change(
+                table=schema.table,
+                op=row["op"],
+                at=Timestamp(row["wall"], row["logical"]),
+                seq=row["seq"],
+                before=before if has_before else None,
+                after=None if row["op"] == "d" else after,
+                xid=row["xid"],
+                ordinal=row["ord"],
+                last=row["last"],
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """All rows of ``schema.table`` were removed at ``at``."""
+
+    schema: TableSchema
+    at: Timestamp
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """``new`` describes every row of the table from ``at`` on.
+
+    ``rewritten`` is true when rows already there read differently now without having been
+    sent as changes (a column added with a default, a type changed): a copy needs a backfill.
+    """
+
+    old: TableSchema
+    new: TableSchema
+    at: Timestamp
+    seq: int
+    rewritten: bool = False
+
+
+Event = ChangeBatch | Truncate | SchemaChange
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The transactions that ended in a flush, oldest first (column lists of equal length)."""
+
+    wall: Sequence[int] = ()
+    logical: Sequence[int] = ()
+    position: Sequence[Position] = ()
+    xid: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Everything the source committed up to ``position`` is in the log, all at or below ``at``.
+
+    ``seq`` is the last sequence number given out.
+    """
+
+    at: Timestamp
+    position: Position
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """What capture appends to the log in one durable step.
+
+    ``frontier`` is None while a large transaction is only partly in the log: its rows stay
+    invisible to readers until a flush with a frontier completes them.
+    """
+
+    events: Sequence[Event]
+    frontier: Frontier | None
+    commits: Commits = field(default_factory=Commits)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """No change at or below ``at`` that has not been seen will follow.
+
+    ``payloads`` has the message values of topics whose value is not that of all others: Avro's
+    and protobuf's name a schema that belongs to the topic.
+    """
+
+    at: Timestamp
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+
+
+#: Columns of finished messages, as the Spark stages hand them to a sink. ``key`` and
+#: ``value`` are finished bytes (a null value is a tombstone). ``headers`` is a JSON object.
+MESSAGE_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("wall", pa.int64()),
+        pa.field("logical", pa.int32()),
+        pa.field("seq", pa.int64()),
+        pa.field("op", pa.string()),
+        pa.field("headers", pa.string()),
+    ]
+)

@@ -1,0 +1,85 @@
+"""Which rows of a partitioned table lie in one of its partitions.
+
+The source publishes changes of a partitioned table as the table's own: a change does not say
+which partition it fell into. Its bounds do, and a feed of ``PARTITION p`` keeps those it began
+with: a condition for each level between the table and the partition, all of which hold.
+
+Columns are named by the source's own numbers (:attr:`~changefeed.core.schema.Column.number`), so a
+rename of one changes nothing. Values are in the form of the log
+(:class:`~changefeed.core.schema.Form`), as texts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from changefeed.core.schema import Column
+
+#: Logical types by how their values of the log are compared.
+INTEGERS = frozenset({"int16", "int32", "int64"})
+AS_THEY_ARE = frozenset({"bool", "text", "uuid", "time"})
+DATES = frozenset({"date", "timestamp", "timestamptz"})
+
+
+def is_decimal(column: Column) -> bool:
+    """Numbers of which the log has the text."""
+    return column.logical.startswith("decimal")
+
+
+def has_order(column: Column) -> bool:
+    """Values of the column can be compared as the log has them: texts by code point."""
+    return column.logical in INTEGERS | AS_THEY_ARE | DATES or is_decimal(column)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Rows between two bounds, compared column by column as a tuple; none of them NULL.
+
+    Attributes:
+        columns: numbers of the columns.
+        low: the least, of as many columns as it has values; empty: from the beginning.
+        high: the end, likewise; empty: without one.
+        low_excluded: rows that begin with ``low`` are outside (PostgreSQL: MAXVALUE follows).
+        high_included: rows that begin with ``high`` are inside.
+    """
+
+    columns: tuple[int, ...]
+    low: tuple[str, ...] = ()
+    high: tuple[str, ...] = ()
+    low_excluded: bool = False
+    high_included: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Rows with one of these values in one column. None is NULL."""
+
+    column: int
+    values: tuple[str | None, ...]
+
+
+Condition = Interval | Members
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition by its name, and what its rows have in common."""
+
+    name: str
+    conditions: tuple[Condition, ...]
+
+    def to_json(self) -> str:
+        """A text form, for the job table."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Partition:
+        """The inverse of :meth:`to_json`."""
+        data = json.loads(text)
+        return cls(data["name"], tuple(_condition(found) for found in data["conditions"]))
+
+
+def _condition(found: dict[str, object]) -> Condition:
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    return Members(**fields) if "values" in fields else Interval(**fields)  # type: ignore[arg-type]

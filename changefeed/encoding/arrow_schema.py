@@ -1,0 +1,156 @@
+"""The Arrow columns of messages, and what sinks of typed formats do with them.
+
+Messages have :data:`changefeed.core.events.MESSAGE_SCHEMA` in every format but for ``value``:
+
+* ``format = 'avro'`` without a schema registry: bare datums; the field's metadata has their
+  schema under :data:`~changefeed.encoding.avro.schema.SCHEMA_KEY`. :func:`avro_header` and
+  :func:`avro_block` make an Avro object container of them, without looking into one.
+* ``format = 'protobuf'`` without a schema registry: bare messages; the field's metadata has the
+  ``.proto`` text of their type under :data:`~changefeed.encoding.protobuf.schema.PROTO_KEY`.
+* ``format = 'parquet'``: a struct, whose fields are the columns of the file
+  (:func:`parquet_rows`).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.shapes import Format
+from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes, value_schema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.protobuf.schema import PROTO_KEY, value_proto
+from changefeed.encoding.record_shape import Leaf, value_shape
+from changefeed.encoding.types import Kind, Typed
+
+_VALUE = MESSAGE_SCHEMA.get_field_index("value")
+
+_ARROW = {
+    Kind.BOOL: pa.bool_(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.STRING: pa.string(),
+    Kind.BYTES: pa.binary(),
+    Kind.DATE: pa.date32(),
+    Kind.TIME: pa.time64("us"),
+    Kind.TIMESTAMP: pa.timestamp("us"),
+    Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+}
+_INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+
+def arrow_type(kind: Typed) -> pa.DataType:
+    """The Arrow type of a kind of values."""
+    if kind.kind is Kind.INT:
+        return _INTEGERS[kind.bits]
+    if kind.kind is Kind.DECIMAL:
+        return pa.decimal128(kind.precision, kind.scale)
+    if kind.element is not None:
+        return pa.list_(arrow_type(kind.element))
+    return _ARROW[kind.kind]
+
+
+@lru_cache(maxsize=1024)
+def message_schema(plan: MessagePlan) -> pa.Schema:
+    """The Arrow schema of a plan's messages.
+
+    Raises:
+        ChangefeedError: CF1302, the columns' names do not go together in the format.
+    """
+    if plan.format is Format.AVRO and plan.registered is None:
+        schema = value_schema(plan)
+        metadata = {} if schema is None else {SCHEMA_KEY: json.dumps(schema)}
+        value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
+    elif plan.format is Format.PROTOBUF and plan.registered is None:
+        proto = value_proto(plan)
+        metadata = {} if proto is None else {PROTO_KEY: proto}
+        value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
+    elif plan.format is Format.PARQUET:
+        value = pa.field("value", pa.struct(parquet_fields(plan)))
+    else:
+        return MESSAGE_SCHEMA
+    return MESSAGE_SCHEMA.set(_VALUE, value)
+
+
+def parquet_fields(plan: MessagePlan) -> list[pa.Field]:
+    """The columns of a plan's Parquet files."""
+    shape = value_shape(plan)
+    members = shape.members if shape is not None else ()
+    return [
+        pa.field(name, arrow_type(member.type))
+        for name, member in members
+        if isinstance(member, Leaf)
+    ]
+
+
+# ------------------------------------------------------------------------------- for sinks
+
+
+def parquet_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Messages of ``format = 'parquet'`` as the rows of a file."""
+    return pa.RecordBatch.from_struct_array(rows.column("value"))
+
+
+#: ``compression`` of the options -> codec of the container.
+AVRO_CODECS = {"none": "null", "gzip": "deflate", "zstd": "zstandard", "snappy": "snappy"}
+
+_MAGIC = b"Obj\x01"
+SYNC_SIZE = 16
+
+
+def avro_header(rows_schema: pa.Schema, sync: bytes, compression: str = "none") -> bytes:
+    """The head of an Avro object container for messages of this Arrow schema.
+
+    ``sync`` is the file's marker, 16 random bytes (Avro specification, Object Container Files).
+    """
+    schema = (rows_schema.field("value").metadata or {}).get(SCHEMA_KEY)
+    if schema is None:
+        raise ValueError("these messages are not bare Avro datums")
+    meta = {"avro.codec": AVRO_CODECS[compression].encode(), "avro.schema": schema}
+    entries = b"".join(
+        long_bytes(len(name)) + name.encode() + long_bytes(len(value)) + value
+        for name, value in meta.items()
+    )
+    return _MAGIC + long_bytes(len(meta)) + entries + long_bytes(0) + sync
+
+
+def avro_block(values: pa.Array, sync: bytes, compression: str = "none") -> bytes:
+    """A block of the container: datums (binary, no nulls) beside each other."""
+    data = _joined(values)
+    packed = _COMPRESS[compression](data)
+    return long_bytes(len(values)) + long_bytes(len(packed)) + packed + sync
+
+
+def _joined(values: pa.Array) -> bytes:
+    """The bytes of all values: they lie beside each other in Arrow already."""
+    whole = pa.ListArray.from_arrays([0, len(values)], values.cast(pa.binary()))
+    joined: bytes = pc.binary_join(whole, b"")[0].as_buffer().to_pybytes()
+    return joined
+
+
+def _deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return packer.compress(data) + packer.flush()
+
+
+def _snappy(data: bytes) -> bytes:
+    packed: bytes = pa.compress(data, codec="snappy", asbytes=True)
+    return packed + zlib.crc32(data).to_bytes(4, "big")
+
+
+def _zstandard(data: bytes) -> bytes:
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return packed
+
+
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "none": lambda data: data,
+    "gzip": _deflate,
+    "zstd": _zstandard,
+    "snappy": _snappy,
+}

@@ -1,0 +1,1 @@
+"""Avro: the schema of a message, and keys and values as Avro's bytes."""

@@ -1,0 +1,142 @@
+"""Avro schemas of messages, named and shaped as CockroachDB's are.
+
+Every member is a union with ``null`` first and ``null`` as default, so adding and dropping
+columns is compatible both ways. ``NaN`` of a ``numeric(p,s)``, which Avro's decimal cannot be,
+is the string branch of its union.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import fastavro
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.names import identifier, namespace
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.record_shape import META, Leaf, Record, key_shape, value_shape
+from changefeed.encoding.registry_header import varint
+from changefeed.encoding.types import Kind, Typed
+
+Schema = dict[str, Any]
+
+#: Key of the parsed schema in the metadata of the ``value`` column of messages that carry no
+#: schema id: bare datums for an Avro object container.
+SCHEMA_KEY = b"avro.schema"
+
+_PRIMITIVE = {
+    Kind.BOOL: "boolean",
+    Kind.INT: "long",
+    Kind.DOUBLE: "double",
+    Kind.STRING: "string",
+    Kind.BYTES: "bytes",
+}
+_LOGICAL = {
+    Kind.DATE: {"type": "int", "logicalType": "date"},
+    Kind.TIME: {"type": "long", "logicalType": "time-micros"},
+    Kind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
+    Kind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
+}
+
+
+def key_schema(plan: MessagePlan) -> Schema:
+    """The schema of a message key, for readers."""
+    return _Names(plan).record(key_shape(plan), outermost=True)
+
+
+def value_schema(plan: MessagePlan) -> Schema | None:
+    """The schema of a message value, for readers; None where messages have no value."""
+    shape = value_shape(plan)
+    return None if shape is None else _Names(plan).record(shape, outermost=True)
+
+
+class _Names:
+    """Writes a shape down under the names readers see."""
+
+    def __init__(self, plan: MessagePlan) -> None:
+        self._base = identifier(plan.avro_name or plan.topic)
+        self._namespace = namespace(plan.avro_namespace)
+        self._table = plan.schema.table.name
+
+    def record(self, record: Record, *, outermost: bool = False) -> Schema:
+        fields, taken = [], dict[str, str]()
+        for name, member in record.members:
+            escaped = identifier(name)
+            if escaped in taken:
+                raise ChangefeedError(
+                    "CF1302",
+                    f"columns {taken[escaped]} and {name} of {self._table} have the same name "
+                    "in Avro",
+                    hint="leave one of them out with a column list.",
+                )
+            taken[escaped] = name
+            fields.append(self._field(escaped, member))
+        made: Schema = {"type": "record", "name": self._base + record.suffix, "fields": fields}
+        if outermost and self._namespace:
+            made["namespace"] = self._namespace
+        return made
+
+    def _field(self, name: str, member: Leaf | Record) -> Schema:
+        if isinstance(member, Record):
+            return {"name": name, "type": ["null", self.record(member)], "default": None}
+        made: Schema = {"name": name, "type": union(member.type), "default": None}
+        return made | ({META: member.note} if member.note else {})
+
+
+def union(kind: Typed) -> list[Any]:
+    """The union of ``null`` and the type; a decimal may be a string too (NaN)."""
+    also = ["string"] if kind.kind is Kind.DECIMAL else []
+    return ["null", _type(kind), *also]
+
+
+def _type(kind: Typed) -> Any:
+    if kind.kind is Kind.DECIMAL:
+        return {
+            "type": "bytes",
+            "logicalType": "decimal",
+            "precision": kind.precision,
+            "scale": kind.scale,
+        }
+    if kind.element is not None:
+        return {"type": "array", "items": union(kind.element)}
+    return _PRIMITIVE.get(kind.kind) or dict(_LOGICAL[kind.kind])
+
+
+# ------------------------------------------------------------------------------- marks
+
+
+def mark_schema(envelope: Envelope, name: str, prefix: str, member: str) -> Schema:
+    """The schema of a value that is no row; ``member`` is ``resolved`` or ``truncate``.
+
+    It has the name of the values' schema in the same subject, so that each can be read as the
+    other. ``name`` is what stands in :attr:`MessagePlan.avro_name` or the topic.
+    """
+    base = identifier(name)
+    text = {"name": member, "type": ["null", "string"], "default": None}
+    if envelope is Envelope.ROW:
+        inner = {"type": "record", "name": f"{base}_crdb", "fields": [text]}
+        field = {"name": META, "type": ["null", inner], "default": None}
+        made: Schema = {"type": "record", "name": base, "fields": [field]}
+    else:
+        made = {"type": "record", "name": f"{base}_envelope", "fields": [text]}
+    outer = namespace(prefix)
+    return made | ({"namespace": outer} if outer else {})
+
+
+def mark(schema: Schema, envelope: Envelope, member: str, at: Timestamp) -> bytes:
+    """The datum of a mark in its :func:`mark_schema`."""
+    value: Mapping[str, object] = {member: str(at)}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(
+        out, schema, {META: value} if envelope is Envelope.ROW else dict(value)
+    )
+    return out.getvalue()
+
+
+def long_bytes(number: int) -> bytes:
+    """A number as Avro writes it: zigzag, seven bits a byte."""
+    return varint((number << 1) ^ (number >> 63))

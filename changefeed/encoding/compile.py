@@ -1,0 +1,77 @@
+"""How the changes of one table of a feed become messages: the job's options, made exact."""
+
+from __future__ import annotations
+
+from changefeed.catalog.model import Job, TableProgress
+from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.encoding.plan import MessagePlan
+from changefeed.options import (
+    AVRO_SCHEMA_PREFIX,
+    DELETES,
+    DIFF,
+    ENCODE_JSON_VALUE_NULL_AS_OBJECT,
+    ENRICHED_PROPERTIES,
+    ENVELOPE,
+    EXTRA_HEADERS,
+    FORMAT,
+    HEADERS_JSON_COLUMN_NAME,
+    KEY_COLUMN,
+    KEY_IN_VALUE,
+    MVCC_TIMESTAMP,
+    TOPIC_IN_VALUE,
+    UPDATED,
+    Options,
+)
+
+#: Members of the enriched envelope's ``source`` that come from the feed.
+SourceMembers = tuple[tuple[str, str | int | bool | None], ...]
+
+
+def message_plan(
+    job: Job, options: Options, progress: TableProgress, schema: TableSchema
+) -> MessagePlan:
+    """The messages of one version of one table of ``job``.
+
+    Raises:
+        ChangefeedError: CF1101 a column that an option or the target names is not in
+            ``schema``, CF1302 VALUES has more columns than the key.
+    """
+    sink = (job.redacted_sink_uri or "sinkless").partition(":")[0]
+    return table_messages(options, progress, schema, source_members(job.source, job.id, sink))
+
+
+def source_members(source: str, job_id: int, sink: str) -> SourceMembers:
+    """What every message of a feed says about where it comes from."""
+    return (("changefeed_sink", sink), ("job_id", str(job_id)), ("source_name", source))
+
+
+def table_messages(
+    options: Options,
+    progress: TableProgress,
+    schema: TableSchema,
+    source: SourceMembers = (),
+) -> MessagePlan:
+    """The same for a feed that has no job yet."""
+    return MessagePlan(
+        schema=schema,
+        topic=progress.topic,
+        envelope=Envelope(options[ENVELOPE].value),
+        format=Format(options[FORMAT].value),
+        diff=options[DIFF],
+        updated=options[UPDATED],
+        mvcc_timestamp=options[MVCC_TIMESTAMP],
+        key_in_value=options[KEY_IN_VALUE],
+        topic_in_value=options[TOPIC_IN_VALUE],
+        projection=progress.columns or None,
+        key_from=progress.values_from,
+        key_to=progress.values_to,
+        within=progress.partition.conditions if progress.partition else (),
+        deletes=Deletes(options[DELETES].value),
+        headers_column=options[HEADERS_JSON_COLUMN_NAME],
+        extra_headers=options[EXTRA_HEADERS],
+        key_column=options[KEY_COLUMN],
+        json_null_as_object=options[ENCODE_JSON_VALUE_NULL_AS_OBJECT],
+        source=source if "source" in options[ENRICHED_PROPERTIES] else None,
+        avro_namespace=options[AVRO_SCHEMA_PREFIX],
+    )

@@ -1,0 +1,90 @@
+"""Rows of the log into rows of :data:`changefeed.core.events.MESSAGE_SCHEMA`."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+
+from changefeed.core.schema import Form
+from changefeed.core.shapes import Format
+from changefeed.encoding.arrow_schema import message_schema
+from changefeed.encoding.images import Rows
+from changefeed.encoding.json_envelope import headers, keys_and_values
+from changefeed.encoding.json_text import clean_columns
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.select import wanted_rows
+
+#: Rows and bytes encoded in one go: small enough for the processor's caches, and so that the
+#: text of all messages stays far below the 2 GiB an Arrow array can hold.
+STRETCH_ROWS = 16_384
+STRETCH_BYTES = 64 << 20
+
+
+def encode_messages(
+    table: pa.Table | pa.RecordBatch,
+    plan: MessagePlan,
+    clean: frozenset[str] | None = None,
+    *,
+    now_ns: int | None = None,
+    scan: bool = False,
+) -> pa.Table:
+    """The messages of rows, in their order.
+
+    Args:
+        table: rows of the log's schema, the plan's ``inputs`` among its columns.
+        plan: what the messages look like.
+        clean: columns whose text needs no escaping; None has a look.
+        now_ns: time for the enriched envelope's ``ts_ns``; None is the machine's clock.
+        scan: the rows were read by a scan.
+
+    Raises:
+        ChangefeedError: CF4001 a value cannot be encoded, CF1302 the key cannot be compared.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    table = wanted_rows(table, plan, scan=scan)
+    now = now_ns or time.time_ns()
+    schema = message_schema(plan)
+    made = [
+        _encode(batch, plan, schema, clean, now, scan)
+        for stretch in _stretches(table)
+        for batch in stretch.combine_chunks().to_batches()
+    ]
+    return pa.Table.from_batches(made, schema)
+
+
+def _stretches(table: pa.Table) -> list[pa.Table]:
+    if not table.num_rows:
+        return []
+    average = max(1, table.nbytes // table.num_rows)
+    step = max(1, min(STRETCH_ROWS, STRETCH_BYTES // average))
+    return [table.slice(start, step) for start in range(0, table.num_rows, step)]
+
+
+def _encode(
+    batch: pa.RecordBatch,
+    plan: MessagePlan,
+    schema: pa.Schema,
+    clean: frozenset[str] | None,
+    now_ns: int,
+    scan: bool,
+) -> pa.RecordBatch:
+    if clean is None:
+        clean = clean_columns(batch, text_inputs(plan))
+    rows = Rows(plan, batch, clean, now_ns, scan=scan)
+    key, value = keys_and_values(rows)
+    made = {"key": key, "value": value, "headers": headers(rows)}
+    columns = [
+        made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def text_inputs(plan: MessagePlan) -> frozenset[str]:
+    """The log columns among a plan's inputs that JSON may have to escape."""
+    if plan.format is not Format.JSON:
+        return frozenset()
+    columns = plan.schema.columns
+    return frozenset(n for n in plan.inputs if columns[int(n[1:])].form is Form.TEXT)

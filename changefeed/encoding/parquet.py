@@ -1,0 +1,63 @@
+"""Values as structs of typed columns: the rows of Parquet files."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.encoding.arrow_schema import arrow_type
+from changefeed.encoding.images import Rows
+from changefeed.encoding.json_tokens import joined
+from changefeed.encoding.record_shape import Leaf, Origin, value_shape
+from changefeed.encoding.typed_values import not_numbers, typed_values
+from changefeed.encoding.types import Kind
+
+
+def parquet_values(rows: Rows) -> pa.Array:
+    """One struct a message; its fields are those of ``parquet_fields``.
+
+    Raises:
+        ChangefeedError: CF4001, a value does not fit its column.
+    """
+    shape = value_shape(rows.plan)
+    members = [] if shape is None else [(n, m) for n, m in shape.members if isinstance(m, Leaf)]
+    columns = [_column(rows, leaf) for _, leaf in members]
+    fields = [pa.field(name, arrow_type(leaf.type)) for name, leaf in members]
+    return pa.StructArray.from_arrays(columns, fields=fields)
+
+
+def _column(rows: Rows, leaf: Leaf) -> pa.Array:
+    wanted = arrow_type(leaf.type)
+
+    def side_of(side: str) -> pa.Array:
+        if leaf.origin is not Origin.COLUMN:
+            return _other(rows, leaf, side)
+        i = leaf.ordinal
+        # Of a delete only the key is known for sure.
+        if side == "b" and (i not in rows.known or i not in rows.plan.schema.key):
+            return pa.nulls(rows.count, wanted)
+        return _typed(rows, leaf, f"{side}{i}").cast(wanted)
+
+    return rows.choose(side_of)
+
+
+def _typed(rows: Rows, leaf: Leaf, name: str) -> pa.Array:
+    column = rows.plan.schema.columns[leaf.ordinal].name
+    values = rows.column(name)
+    if leaf.type.kind is Kind.DECIMAL and not_numbers(values) is not None:
+        raise ChangefeedError(
+            "CF4001", f"column {column} holds NaN, which a decimal of Parquet cannot be"
+        )
+    return typed_values(leaf.type, values, column)
+
+
+def _other(rows: Rows, leaf: Leaf, side: str) -> pa.Array:
+    if leaf.origin is Origin.OP:
+        if side == "b":
+            return pa.repeat(pa.scalar("d"), rows.count)
+        return rows.operation
+    if leaf.origin is Origin.STAMP:
+        return joined(rows.commit_time, rows.count)
+    image = joined(rows.before(side), rows.count)
+    return pc.if_else(pc.equal(image, "null"), None, image)

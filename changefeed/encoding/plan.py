@@ -1,0 +1,193 @@
+"""Everything that shapes a message, as one frozen value.
+
+Two feeds with equal plans get equal messages, so their rows are encoded once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.partition import Condition
+from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Deletes, Envelope, Format
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The ids that a schema registry gave the schemas of a plan's keys and values."""
+
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
+class MessagePlan:
+    """How the changes of one table version become messages of one feed.
+
+    Attributes:
+        schema: the rows' shape.
+        topic: finished name, as the sink and ``topic_in_value`` show it (whatever
+            ``full_table_name`` or a topic prefix made of it).
+        envelope, format: the value's shape and writing.
+        diff: add the row before the change (wrapped, enriched). Where the table's replica
+            identity is not FULL the image holds the key columns alone.
+        updated, mvcc_timestamp: add the commit timestamp.
+        key_in_value, topic_in_value: add them to the value; ``bare`` always has its key.
+        projection: names of the columns wanted, None for all. Key columns are kept always,
+            and columns come in the table's order.
+        key_from, key_to: range ``[from, to)`` of the key, each a prefix of its columns, as the
+            texts of literals.
+        within: what holds for the rows of the partition that is wanted; empty: all rows.
+        deletes: which changes are messages.
+        collapse: a key written several times in one transaction is one message.
+        headers_column: a JSON column that becomes the headers and leaves the value.
+        extra_headers: further headers of every message; the column's win.
+        key_column: this column alone is the message key.
+        json_null_as_object: a JSON ``null`` in a column becomes ``{"__crdb_json_null__": true}``,
+            so that it differs from a NULL.
+        source: the enriched envelope's ``source`` member, beside what the schema tells;
+            None leaves the member out.
+        registered: schema ids, for Avro and protobuf in Confluent's wire format; None writes bare
+            datums and messages.
+        avro_name: what Avro's records and protobuf's messages are called after; the topic when
+            empty.
+        avro_namespace: their namespace.
+    """
+
+    schema: TableSchema
+    topic: str
+    envelope: Envelope = Envelope.WRAPPED
+    format: Format = Format.JSON
+    diff: bool = False
+    updated: bool = False
+    mvcc_timestamp: bool = False
+    key_in_value: bool = False
+    topic_in_value: bool = False
+    projection: tuple[str, ...] | None = None
+    key_from: tuple[str, ...] = ()
+    key_to: tuple[str, ...] = ()
+    within: tuple[Condition, ...] = ()
+    deletes: Deletes = Deletes.YES
+    collapse: bool = True
+    headers_column: str | None = None
+    extra_headers: tuple[tuple[str, str], ...] = ()
+    key_column: str | None = None
+    json_null_as_object: bool = False
+    source: tuple[tuple[str, str | int | bool | None], ...] | None = None
+    registered: Registered | None = None
+    avro_name: str = ""
+    avro_namespace: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (*(self.projection or ()), self.headers_column, self.key_column):
+            if name is not None:
+                self._ordinal(name)
+        if max(len(self.key_from), len(self.key_to)) > len(self.schema.key):
+            raise ChangefeedError(
+                "CF1302",
+                f"VALUES names more columns than the key of {self.schema.table.name} has",
+                detail=f"the key has {len(self.schema.key)}",
+            )
+
+    def _ordinal(self, name: str) -> int:
+        for i, column in enumerate(self.schema.columns):
+            if column.name == name:
+                return i
+        raise ChangefeedError(
+            "CF1101",
+            f"required column {name} not present on table {self.schema.table.name}",
+        )
+
+    def numbered(self, number: int) -> int:
+        """Position of the column that the source calls ``number``.
+
+        Raises:
+            ChangefeedError: CF1101 the table has none any more.
+        """
+        for i, column in enumerate(self.schema.columns):
+            if column.number == number:
+                return i
+        raise ChangefeedError(
+            "CF1101",
+            f"table {self.schema.table.name} has no column of number {number} any more,"
+            " which its partitions were told by",
+        )
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """Positions of the value's columns, in the table's order."""
+        every = range(len(self.schema.columns))
+        wanted = set(every) if self.projection is None else set(map(self._ordinal, self.projection))
+        wanted |= set(self.schema.key)
+        if self.headers_column is not None:
+            wanted -= {self._ordinal(self.headers_column)}
+        return tuple(i for i in every if i in wanted)
+
+    @cached_property
+    def message_key(self) -> tuple[int, ...]:
+        """Positions of the columns that make the message key, in key order."""
+        return self.schema.key if self.key_column is None else (self._ordinal(self.key_column),)
+
+    @cached_property
+    def headers_ordinal(self) -> int | None:
+        """Position of the column that becomes headers."""
+        return None if self.headers_column is None else self._ordinal(self.headers_column)
+
+    @cached_property
+    def before_columns(self) -> tuple[int, ...]:
+        """Positions of the value's columns that have a before value in the log."""
+        known = set(self.schema.before_ordinals)
+        return tuple(i for i in self.columns if i in known)
+
+    @property
+    def shows_before(self) -> bool:
+        """The value has a ``before`` member."""
+        return self.diff and self.envelope in (Envelope.WRAPPED, Envelope.ENRICHED)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the log's row columns that the messages are made of, in log order."""
+        after = set(self.message_key) | set(self.schema.key)
+        if self.envelope is not Envelope.KEY_ONLY or self.format in (Format.CSV, Format.PARQUET):
+            after |= set(self.columns)
+        if self.headers_ordinal is not None:
+            after.add(self.headers_ordinal)
+        known = set(self.schema.before_ordinals)
+        before = (set(self.message_key) | set(self.schema.key)) & known
+        if self.shows_before or self.envelope is Envelope.CHANGED:
+            before |= set(self.before_columns)
+        if self.headers_ordinal in known:
+            before.add(self.headers_ordinal or 0)
+        return (*(f"a{i}" for i in sorted(after)), *(f"b{i}" for i in sorted(before)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest: equal plans have equal fingerprints, in every process."""
+        fields = {**asdict(self), "schema": self.schema.to_json()}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.fingerprint)
+
+    def __getstate__(self) -> dict[str, object]:
+        # str hashes differ from process to process: what was cached stays here.
+        state = dict(self.__dict__)
+        state.pop("_hash", None)
+        return state
+
+
+def mark_payload(envelope: Envelope, member: str, at: Timestamp) -> bytes:
+    """The value of a message that is no row: ``member`` is ``resolved`` or ``truncate``."""
+    text = f'{{"{member}": "{at}"}}'
+    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+        text = f'{{"__crdb__": {text}}}'
+    return text.encode()

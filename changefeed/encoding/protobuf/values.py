@@ -1,0 +1,115 @@
+"""Arrow columns as fields of protobuf messages, whole columns at a time.
+
+https://protobuf.dev/programming-guides/encoding/: a field is its tag, the length where it has
+one, and the value. A NULL is no field, so it has no byte.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.encoding.byte_columns import (
+    Piece,
+    fixed,
+    gathered,
+    integers,
+    joined,
+    lengths,
+    validity,
+    varints,
+)
+from changefeed.encoding.protobuf.schema import ITEMS, VALUE, Wire, tag
+from changefeed.encoding.typed_values import list_items, printed, single_floats, typed_values
+from changefeed.encoding.types import Kind, Typed
+
+_SECOND = 1_000_000
+
+
+def field_pieces(kind: Typed, number: int, values: pa.Array, column: str) -> list[Piece]:
+    """Values of the log as the field ``number``.
+
+    Raises:
+        ChangefeedError: CF4001, a value does not fit.
+    """
+    if kind.element is not None:
+        return _array(kind.element, number, values, column)
+    if kind.kind in _AS_PRINTED:
+        return texts(number, printed(kind, values))
+    if kind.kind is Kind.DOUBLE and kind.bits == 32:
+        return _floats(number, Wire.FIXED32, single_floats(values, column))
+    made = typed_values(kind, values, column)
+    if kind.kind is Kind.BYTES:
+        return texts(number, made)
+    if kind.kind is Kind.BOOL:
+        return _booleans(number, made)
+    if kind.kind is Kind.INT:
+        return numbers(number, made)
+    if kind.kind is Kind.DOUBLE:
+        return _floats(number, Wire.FIXED64, made)
+    return _moments(number, made)
+
+
+#: Protobuf has no type of its own for them.
+_AS_PRINTED = (Kind.STRING, Kind.DECIMAL, Kind.DATE, Kind.TIME)
+
+
+def texts(number: int, values: pa.Array) -> list[Piece]:
+    """Texts or bytes."""
+    data = values.cast(pa.binary())
+    sizes = lengths(data).view(np.uint64)
+    head = varints(tag(number, Wire.LENGTH), sizes, validity(data))
+    return [head, pc.fill_null(data, b"") if data.null_count else data]
+
+
+def numbers(number: int, values: pa.Array) -> list[Piece]:
+    """Integers; a negative one has ten bytes, whatever its type."""
+    return [varints(tag(number, Wire.VARINT), integers(values).view(np.uint64), validity(values))]
+
+
+def message(number: int, pieces: list[Piece], rows: int) -> list[Piece]:
+    """A message inside the message, which is there in every row.
+
+    Its pieces stay apart: bytes are joined once, however deep they are.
+    """
+    sizes = np.zeros(rows, np.int64)
+    for piece in pieces:
+        sizes += len(piece) if isinstance(piece, bytes) else lengths(piece)
+    return [varints(tag(number, Wire.LENGTH), sizes.view(np.uint64), None), *pieces]
+
+
+def _booleans(number: int, values: pa.Array) -> list[Piece]:
+    bits = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    data = bits.astype(np.uint8)[:, None]
+    return [fixed(tag(number, Wire.VARINT), data, validity(values))]
+
+
+def _floats(number: int, wire: Wire, values: pa.Array) -> list[Piece]:
+    size = 4 if wire is Wire.FIXED32 else 8
+    filled = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
+    data = filled.astype(f"<f{size}").view(np.uint8).reshape(-1, size)
+    return [fixed(tag(number, wire), data, validity(values))]
+
+
+def _moments(number: int, micros: pa.Array) -> list[Piece]:
+    """``google.protobuf.Timestamp``: seconds and, counted on from them, nanoseconds; of both a
+    zero is left out."""
+    valid = validity(micros)
+    whole = integers(micros)
+    seconds = whole // _SECOND
+    nanos = (whole - seconds * _SECOND) * 1_000
+    first = varints(tag(1, Wire.VARINT), seconds.view(np.uint64), seconds != 0)
+    second = varints(tag(2, Wire.VARINT), nanos.view(np.uint64), nanos != 0)
+    sizes = (lengths(first) + lengths(second)).view(np.uint64)
+    return [varints(tag(number, Wire.LENGTH), sizes, valid), first, second]
+
+
+def _array(element: Typed, number: int, values: pa.Array, column: str) -> list[Piece]:
+    """A message with a message for each element, which a NULL leaves empty."""
+    lists = list_items(element, values, column)
+    count = len(lists.values)
+    value = field_pieces(element, VALUE, lists.values, column)
+    body = gathered(lists, joined(message(ITEMS, value, count), count))
+    head = varints(tag(number, Wire.LENGTH), lengths(body).view(np.uint64), validity(lists))
+    return [head, body]

@@ -1,0 +1,191 @@
+"""The schemas of one feed in its registry: ids for rows, and marks with ids of their own.
+
+Subjects are ``<avro_schema_prefix><topic>-key`` and ``-value``; the prefix is the schemas'
+namespace too. Where ``topic_name`` sends several tables to one topic, subject and records are
+called after the table, or their schemas would be versions of one another.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.shapes import Envelope, Format
+from changefeed.core.uri import SinkURL
+from changefeed.encoding.avro import schema as avro
+from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.protobuf import schema as protobuf
+from changefeed.encoding.registry import RegistrySchema, SchemaRegistry, connect, parse_registry
+from changefeed.encoding.registry_header import header
+from changefeed.options import (
+    AVRO_SCHEMA_PREFIX,
+    CONFLUENT_SCHEMA_REGISTRY,
+    ENVELOPE,
+    FORMAT,
+    FULL_TABLE_NAME,
+    Options,
+)
+
+#: Parameters of a sink's URI that are options too.
+REGISTRY_PARAMETER = "confluent_schema_registry"
+PREFIX_PARAMETER = "avro_schema_prefix"
+
+
+class _Written(Protocol):
+    """How a format writes its schemas, and marks with them."""
+
+    #: End of the subject that marks have their schema in.
+    marks_in: str
+
+    def key(self, plan: MessagePlan) -> RegistrySchema: ...
+    def value(self, plan: MessagePlan) -> RegistrySchema | None: ...
+    def of_mark(
+        self, envelope: Envelope, name: str, prefix: str, member: str
+    ) -> RegistrySchema: ...
+    def mark(
+        self, schema: RegistrySchema, found: int, envelope: Envelope, member: str, at: Timestamp
+    ) -> bytes:
+        """A mark in its schema, which has the id ``found``."""
+        ...
+
+
+class _Avro:
+    marks_in = "value"
+
+    def key(self, plan: MessagePlan) -> RegistrySchema:
+        return self._written(avro.key_schema(plan))
+
+    def value(self, plan: MessagePlan) -> RegistrySchema | None:
+        schema = avro.value_schema(plan)
+        return None if schema is None else self._written(schema)
+
+    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        return self._written(avro.mark_schema(envelope, name, prefix, member))
+
+    def mark(
+        self, schema: RegistrySchema, found: int, envelope: Envelope, member: str, at: Timestamp
+    ) -> bytes:
+        return header(found) + avro.mark(json.loads(schema.text), envelope, member, at)
+
+    @staticmethod
+    def _written(schema: avro.Schema) -> RegistrySchema:
+        return RegistrySchema("AVRO", json.dumps(schema))
+
+
+class _Protobuf:
+    # A type without the row's messages is no version of one that has them: registries call a
+    # message that is gone incompatible.
+    marks_in = "mark"
+
+    def key(self, plan: MessagePlan) -> RegistrySchema:
+        return self._written(protobuf.key_proto(plan))
+
+    def value(self, plan: MessagePlan) -> RegistrySchema | None:
+        text = protobuf.value_proto(plan)
+        return None if text is None else self._written(text)
+
+    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        return self._written(protobuf.mark_proto(envelope, name, prefix))
+
+    def mark(
+        self, schema: RegistrySchema, found: int, envelope: Envelope, member: str, at: Timestamp
+    ) -> bytes:
+        return protobuf.message_header(found) + protobuf.mark(envelope, member, at)
+
+    @staticmethod
+    def _written(text: str) -> RegistrySchema:
+        return RegistrySchema("PROTOBUF", text)
+
+
+_WRITTEN: dict[Format, _Written] = {Format.AVRO: _Avro(), Format.PROTOBUF: _Protobuf()}
+
+
+class FeedSchemas:
+    """Registers what a feed needs, once. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        registry: SchemaRegistry,
+        options: Options,
+        *,
+        prefix: str = "",
+        by_table: bool = False,
+    ) -> None:
+        self._registry = registry
+        self._written = _WRITTEN[Format(options[FORMAT].value)]
+        self._envelope = Envelope(options[ENVELOPE].value)
+        self._full_names = options[FULL_TABLE_NAME]
+        self._prefix = prefix
+        self._by_table = by_table
+        self._plans: dict[MessagePlan, MessagePlan] = {}
+        self._marks: dict[tuple[str, RegistrySchema], int] = {}
+        self._lock = threading.Lock()
+
+    def registered(self, plan: MessagePlan) -> MessagePlan:
+        """The plan with the ids of its schemas.
+
+        Raises:
+            ChangefeedError: what :meth:`SchemaRegistry.register` raises; CF1302, two columns
+                have one name in the format.
+        """
+        with self._lock:
+            if plan not in self._plans:
+                self._plans[plan] = self._register(plan)
+            return self._plans[plan]
+
+    def _register(self, plan: MessagePlan) -> MessagePlan:
+        table = plan.schema.table
+        own = str(table) if self._full_names else table.name
+        name = own if self._by_table else plan.topic
+        named = replace(plan, avro_name=name, avro_namespace=self._prefix)
+        key = self._id(name, "key", self._written.key(named), str(table))
+        schema = self._written.value(named)
+        value = 0 if schema is None else self._id(name, "value", schema, str(table))
+        return replace(named, registered=Registered(key, value))
+
+    def _id(self, name: str, part: str, schema: RegistrySchema, about: str) -> int:
+        return self._registry.register(f"{self._prefix}{name}-{part}", schema, about)
+
+    def marks(self, topics: Sequence[str], member: str, at: Timestamp) -> dict[str, bytes]:
+        """The value of a mark (``resolved``, ``truncate``) for each topic.
+
+        Raises:
+            ChangefeedError: as :meth:`registered`.
+        """
+        return {topic: self._mark(topic, member, at) for topic in dict.fromkeys(topics)}
+
+    def _mark(self, topic: str, member: str, at: Timestamp) -> bytes:
+        schema = self._written.of_mark(self._envelope, topic, self._prefix, member)
+        with self._lock:
+            if (topic, schema) not in self._marks:
+                about = f"the {member} marks of topic {topic}"
+                found = self._id(topic, self._written.marks_in, schema, about)
+                self._marks[topic, schema] = found
+            found = self._marks[topic, schema]
+        return self._written.mark(schema, found, self._envelope, member, at)
+
+
+def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:
+    """What registers the schemas of a feed; None for a feed without a registry.
+
+    ``sink_uri`` is the real one, ``external://`` resolved. Connects to nothing.
+
+    Raises:
+        ChangefeedError: the registry's URL is wrong.
+    """
+    if options[FORMAT] not in _WRITTEN or sink_uri is None:
+        return None
+    url = SinkURL(sink_uri)
+    address = options[CONFLUENT_SCHEMA_REGISTRY] or url.take_str(REGISTRY_PARAMETER)
+    if not address:
+        return None
+    return FeedSchemas(
+        connect(parse_registry(address)),
+        options,
+        prefix=options[AVRO_SCHEMA_PREFIX] or url.take_str(PREFIX_PARAMETER) or "",
+        by_table=bool(url.take_str("topic_name")),
+    )

@@ -1,0 +1,238 @@
+"""A schema registry that speaks Confluent's protocol: Confluent's own, Apicurio, Redpanda, ...
+
+Its URL may hold a login (``https://user:password@host``) and, as CockroachDB's, the parameters
+``ca_cert``, ``client_cert``, ``client_key`` (PEM in base 64) and ``timeout``; further
+``insecure_tls_skip_verify``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import threading
+from collections import OrderedDict
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import SinkURL
+from changefeed.options.types import parse_duration
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+#: Seconds one request may take.
+TIMEOUT = 10.0
+
+#: Packages of the extra ``registry``, by import name.
+_PACKAGES = ("httpx", "authlib", "cachetools")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """A checked URL of a registry. ``shown`` may be printed, the rest may not."""
+
+    url: str = field(repr=False)
+    shown: str
+    login: str = field(default="", repr=False)
+    ca_cert: bytes | None = field(default=None, repr=False)
+    client_cert: bytes | None = field(default=None, repr=False)
+    client_key: bytes | None = field(default=None, repr=False)
+    verify: bool = True
+    timeout: float = TIMEOUT
+
+
+def parse_registry(text: str) -> RegistrySettings:
+    """Check the URL of a registry; connects to nothing.
+
+    Raises:
+        ChangefeedError: CF1201, CF1202 or CF1207, none with a secret; CF5005 where the client
+            is not installed.
+    """
+    url = SinkURL(text)
+    if url.scheme not in ("http", "https") or len(url.hosts) != 1:
+        raise ChangefeedError(
+            "CF1207",
+            "confluent_schema_registry must be an http or https URL",
+            hint="write confluent_schema_registry = 'http://host:8081'.",
+        )
+    timeout = url.take_str("timeout")
+    pem = {name: url.take_base64(name) for name in ("ca_cert", "client_cert", "client_key")}
+    skip = url.take_bool("insecure_tls_skip_verify")
+    url.finish("schema registry")
+    if (pem["client_cert"] is None) != (pem["client_key"] is None):
+        raise ChangefeedError("CF1207", "client_cert and client_key of the registry go together")
+    base = f"{url.scheme}://{url.hosts[0]}{url.path.rstrip('/')}"
+    login = "" if url.user is None else f"{url.user}:{url.password or ''}"
+    check_installed()
+    return RegistrySettings(
+        url=base,
+        shown=base,
+        login=login,
+        verify=not skip,
+        timeout=TIMEOUT if timeout is None else _seconds(timeout),
+        **pem,
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise ChangefeedError("CF1207", f"param timeout of the registry: {error}") from None
+    if seconds <= 0:
+        raise ChangefeedError("CF1207", "param timeout of the registry must be more than 0")
+    return seconds
+
+
+def check_installed() -> None:
+    """Refuse to go on where the registry's client is not there.
+
+    Raises:
+        ChangefeedError: CF5005.
+    """
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ChangefeedError(
+                "CF5005",
+                f"a schema registry needs the package {package}, which is not installed",
+                hint="pip install 'changefeed[registry]'",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySchema:
+    """A schema as registries take it. ``kind`` is ``AVRO`` or ``PROTOBUF``."""
+
+    kind: str
+    text: str
+
+
+class SchemaRegistry:
+    """A connection to a registry. Safe to use from several threads."""
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        self.settings = settings
+        self._client: SchemaRegistryClient | None = None
+        self._lock = threading.Lock()
+
+    def register(self, subject: str, schema: RegistrySchema, about: str) -> int:
+        """The id of ``schema``, registered under ``subject`` unless it is there already.
+
+        ``about`` names what the schema is of, for errors.
+
+        Raises:
+            ChangefeedError: CF5001 the registry does not answer, CF5002 it refuses us, CF5003
+                it refuses the schema (incompatible, or not valid to it).
+        """
+        from confluent_kafka.schema_registry import Schema
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        written = Schema(schema.text, schema.kind)
+        try:
+            return self._connected().register_schema(subject, written)
+        except SchemaRegistryError as error:
+            raise self._refused(error, subject, about) from error
+        except Exception as error:  # the client lets every error of its HTTP library through
+            raise ChangefeedError(
+                "CF5001",
+                f"cannot reach the schema registry at {self.settings.shown}",
+                detail=type(error).__name__,
+                hint="check the address of confluent_schema_registry and that the server runs.",
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _refused(self, error: Any, subject: str, about: str) -> ChangefeedError:
+        status, shown = int(error.http_status_code), self.settings.shown
+        detail = f"HTTP {status}, subject {subject}"
+        if status in (401, 403):
+            return ChangefeedError(
+                "CF5002", f"the schema registry at {shown} refused the login", detail=detail
+            )
+        if status == 409:
+            return ChangefeedError(
+                "CF5003",
+                f"the schema of {about} is not compatible with an earlier version in the "
+                "schema registry",
+                detail=detail,
+                hint=f"change the compatibility rule of subject {subject}, or give the feed "
+                "another avro_schema_prefix, then RESUME.",
+            )
+        if status == 422:
+            return ChangefeedError(
+                "CF5003", f"the schema registry refused the schema of {about}", detail=detail
+            )
+        return ChangefeedError("CF5001", f"the schema registry at {shown} failed", detail=detail)
+
+    def _connected(self) -> SchemaRegistryClient:
+        with self._lock:
+            if self._client is None:
+                self._client = _client(self.settings)
+            return self._client
+
+
+def _client(settings: RegistrySettings) -> SchemaRegistryClient:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    config: dict[str, Any] = {
+        "url": settings.url,
+        "timeout": settings.timeout,
+        "max.retries": 0,  # the feed tries again, and shows that it does
+    }
+    if settings.login:
+        config["basic.auth.user.info"] = settings.login
+    with ExitStack() as stack:
+        # The client reads them when it is made, from files only.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for name, setting in _FILES.items():
+            data: bytes | None = getattr(settings, name)
+            if data is not None:
+                path = folder / name
+                path.touch(mode=0o600)
+                path.write_bytes(data)
+                config[setting] = str(path)
+        if not settings.verify:
+            config["ssl.ca.location"] = False
+        return SchemaRegistryClient(config)
+
+
+_FILES = {
+    "ca_cert": "ssl.ca.location",
+    "client_cert": "ssl.certificate.location",
+    "client_key": "ssl.key.location",
+}
+
+
+class _Shared:
+    """The registries of this process: feeds of one registry share its connections."""
+
+    LIMIT = 8
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[RegistrySettings, SchemaRegistry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, settings: RegistrySettings) -> SchemaRegistry:
+        with self._lock:
+            if settings not in self._open:
+                while len(self._open) >= self.LIMIT:
+                    self._open.popitem(last=False)[1].close()
+                self._open[settings] = SchemaRegistry(settings)
+            self._open.move_to_end(settings)
+            return self._open[settings]
+
+
+_shared = _Shared()
+
+
+def connect(settings: RegistrySettings) -> SchemaRegistry:
+    """The registry; connects at its first use."""
+    return _shared.get(settings)

@@ -1,0 +1,259 @@
+"""One feed as its runner sees it: the job's row made into typed parts, and how far it is.
+
+Owned by the runner's thread; nothing here waits or does I/O except :meth:`Feed.save`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from changefeed.catalog import Catalog, Lease
+from changefeed.catalog.model import Job, TableProgress, TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.encoding.compile import message_plan
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.registered import feed_schemas
+from changefeed.feeds.typed_rows import RowPlan
+from changefeed.options import RESOLVED, Options
+from sinks.base import Capabilities, SinkContext, SparkAccess, Target
+from sinks.registry import capabilities, scheme_of
+
+
+class Feed:
+    """A job, its options and tables, and the plans of its messages."""
+
+    def __init__(self, catalog: Catalog, job: Job, lease: Lease) -> None:
+        self._catalog = catalog
+        self.lease = lease
+        self.job = job
+        uri = catalog.resolve_uri(job.sink_uri) if job.sink_uri else None
+        #: What the sink can do; None of a sinkless feed.
+        self.abilities: Capabilities | None = capabilities(scheme_of(uri)) if uri else None
+        self.options = Options.from_dict(job.options, abilities=self.abilities)
+        self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
+        #: The feed's schemas in its registry; None where it has none.
+        self.schemas = feed_schemas(self.options, uri)
+        self._changed: set[TableName] = set()
+        self._plans: dict[TableSchema, MessagePlan] = {}
+        self._row_plans: dict[TableSchema, RowPlan] = {}
+
+    # -- what to send ---------------------------------------------------------------------
+
+    def plan(self, schema: TableSchema) -> MessagePlan:
+        """How changes of this version of a table become messages (kept per version)."""
+        plan = self._plans.get(schema)
+        if plan is None:
+            progress = self.tables[schema.table]
+            plan = self._plans[schema] = message_plan(self.job, self.options, progress, schema)
+        return plan
+
+    def messages(self, schema: TableSchema) -> MessagePlan:
+        """:meth:`plan`, with the ids of its schemas where the feed has a schema registry.
+
+        Raises:
+            ChangefeedError: the registry cannot be reached (CF5001, CF5002) or refuses the
+                table's schema (CF5003).
+        """
+        plan = self.plan(schema)
+        return plan if self.schemas is None else self.schemas.registered(plan)
+
+    def row_plan(self, schema: TableSchema) -> RowPlan:
+        """What a typed-row sink sees of this version of a table (kept per version)."""
+        plan = self._row_plans.get(schema)
+        if plan is None:
+            plan = self._row_plans[schema] = RowPlan(self.plan(schema))
+        return plan
+
+    def seen(self, event: SchemaChange) -> SchemaChange | None:
+        """The change as far as the columns of the feed go; None when it concerns none of them.
+
+        Raises:
+            ChangefeedError: CF1101, a column of the feed is gone.
+        """
+        old, new = self.row_plan(event.old).schema, self.row_plan(event.new).schema
+        return None if old == new else replace(event, old=old, new=new)
+
+    def recognise(self, schema: TableSchema) -> None:
+        """Rows or a scan of a table are at hand: is it the table the feed began with?
+
+        Raises:
+            ChangefeedError: CF2106 another table has the name by now.
+        """
+        known = self.tables.get(schema.table)
+        if known is not None and known.oid and schema.oid not in (0, known.oid):
+            raise ChangefeedError("CF2106", f"another table has the name {schema.table} now")
+
+    def target(self, table: TableName) -> Target:
+        """The table as the sink sees it."""
+        return Target(table, self.tables[table].topic)
+
+    def targets(self) -> tuple[Target, ...]:
+        """All tables that have not failed."""
+        return tuple(
+            Target(t.table, t.topic)
+            for t in self.tables.values()
+            if t.state is not TableState.FAILED
+        )
+
+    def sink_context(
+        self,
+        node_id: str,
+        *,
+        scan: bool = False,
+        spark: SparkAccess | None = None,
+        scratch: str = "",
+    ) -> SinkContext:
+        """What the sink may know of the feed."""
+        return SinkContext(
+            feed=self.job.name,
+            job_id=self.job.id,
+            targets=self.targets(),
+            options=self.options,
+            node=node_id,
+            resolved=self.options[RESOLVED] is not None,
+            spark=spark,
+            scratch=scratch,
+            state=self._catalog.state_id,
+            scan=scan,
+        )
+
+    # -- how far it is --------------------------------------------------------------------
+
+    def update(self, table: TableName, **changes: object) -> TableProgress:
+        """Change a table's progress in memory; :meth:`save` makes it durable."""
+        self.tables[table] = replace(self.tables[table], **changes)  # type: ignore[arg-type]
+        self._changed.add(table)
+        return self.tables[table]
+
+    def keep_only(self, names: Collection[TableName]) -> None:
+        """Forget the tables that the job does not have any more."""
+        for name in self.tables.keys() - set(names):
+            del self.tables[name]
+            self._changed.discard(name)
+
+    def fail_table(self, table: TableName, error: ChangefeedError) -> None:
+        """Stop one table for good; the others go on."""
+        self.tables[table] = self.tables[table].failed(error)
+        self._changed.add(table)
+        self.save()
+        self._catalog.record_event(
+            self.job.id, "error", error.message, table=str(table), code=error.code.number
+        )
+
+    def in_state(self, *states: TableState) -> list[TableProgress]:
+        """The tables in one of ``states``."""
+        return [t for t in self.tables.values() if t.state in states]
+
+    @property
+    def changed(self) -> bool:
+        """Something that :meth:`save` must write has changed, beside time."""
+        return bool(self._changed)
+
+    def advance(self, names: Iterable[TableName], upto: Timestamp) -> None:
+        """Everything of these tables up to ``upto`` is durable in the sink."""
+        for name in names:
+            done = self.tables[name].done_upto
+            if done is None or done < upto:
+                self.tables[name] = replace(self.tables[name], done_upto=upto)
+
+    def take_places(self, places: Mapping[str, Timestamp], *, scans: bool) -> None:
+        """Go on from what the sink says was committed; never back.
+
+        ``scans``: a whole scan that it knows of need not come again.
+        """
+        for name, table in list(self.tables.items()):
+            if table.state is TableState.FAILED:
+                continue
+            scanned = places.get(scan_place(name))
+            owed = table.scan_wanted and table.scan_at is not None
+            if scans and owed and scanned is not None and scanned >= (table.scan_at or scanned):
+                table = self.update(
+                    name,
+                    state=TableState.RUNNING,
+                    scan_wanted=False,
+                    scan_at=scanned,
+                    done_upto=max(table.done_upto or scanned, scanned),
+                )
+            # Changes of a table follow its start; before that there is nothing to go on from.
+            since, upto = table.done_upto or table.scan_at, places.get(str(name))
+            if since is not None and upto is not None and upto > since:
+                self.update(name, done_upto=upto)
+
+    def count(self, table: TableName, rows: int, size: int) -> None:
+        """Add delivered rows and bytes."""
+        old = self.tables[table]
+        self.update(
+            table, emitted_rows=old.emitted_rows + rows, emitted_bytes=old.emitted_bytes + size
+        )
+
+    def high_water(self) -> Timestamp | None:
+        """Everything at or below is durable for every table that has not failed.
+
+        A table that is owed a backfill is as it was before the schema change (``scan_at``
+        until the backfill is done), however far its changes were delivered. One whose scan is
+        not finished is nowhere, though changes of it may be out (the scan began anew).
+        """
+        if self.in_state(TableState.SCANNING):
+            return None
+        live = [_complete(t) for t in self.tables.values() if t.state is not TableState.FAILED]
+        return _least(live)
+
+    def resolved(self, *, by_topic: bool) -> Timestamp | None:
+        """No change at or below it will be sent to anybody who is told so.
+
+        A table that failed goes on one day from where it stopped, so it holds up what covers it:
+        a mark for the whole feed, or for a topic that it shares with a table which goes on.
+        ``by_topic``: a mark covers the topics of the other tables alone.
+        """
+        topics = {t.topic for t in self.tables.values() if t.state is not TableState.FAILED}
+        failed = [
+            _complete(t)
+            for t in self.tables.values()
+            if t.state is TableState.FAILED and (not by_topic or t.topic in topics)
+        ]
+        return _least([self.high_water(), *failed])
+
+    def save(self) -> Timestamp | None:
+        """Make progress durable; returns the high-water it wrote.
+
+        A running table that is exactly at the high-water needs no row of its own (the catalog
+        raises it), so a feed of a thousand quiet tables writes one row.
+        """
+        high_water = self.high_water()
+        ahead = {
+            name
+            for name, t in self.tables.items()
+            if t.done_upto is not None and high_water is not None and t.done_upto > high_water
+        }
+        names = self._changed | ahead
+        self._catalog.save_progress(
+            self.job.id,
+            {name: self.tables[name] for name in names},
+            lease=self.lease,
+            high_water=high_water,
+        )
+        self._changed.clear()
+        return high_water
+
+
+def _complete(table: TableProgress) -> Timestamp | None:
+    """Everything of the table at or below is durable and as it should be."""
+    done, since = table.done_upto, table.scan_at
+    if table.scan_wanted and since and done and done >= since:
+        return since.previous()
+    return done
+
+
+def _least(places: Sequence[Timestamp | None]) -> Timestamp | None:
+    """The smallest; None when one is not known, or there is none."""
+    known = [place for place in places if place is not None]
+    return min(known) if known and len(known) == len(places) else None
+
+
+def scan_place(table: TableName) -> str:
+    """Under what name a sink that keeps progress knows the last whole scan of a table."""
+    return f"{table}#scan"

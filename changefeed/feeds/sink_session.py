@@ -1,0 +1,338 @@
+"""The sink side of a feed: one opened sink for changes, one for the scan, and who is to blame.
+
+An error of the sink that concerns one table only becomes a :class:`TableError`, so that the
+other tables go on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from changefeed.catalog import Catalog
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.faults import fault_point
+from changefeed.core.schema import TableName
+from changefeed.core.shapes import Envelope, Format
+from changefeed.core.state import StateLayout
+from changefeed.core.telemetry import log
+from changefeed.encoding.plan import mark_payload
+from changefeed.encoding.protobuf.schema import mark as protobuf_mark
+from changefeed.feeds.feed import Feed
+from changefeed.options import DELIVERY, ENVELOPE, FORMAT, Guarantee
+from changefeed.spark.session import SparkEngine
+from sinks.base import (
+    Accepts,
+    Batch,
+    Delivery,
+    EndsScans,
+    Epoch,
+    Evolves,
+    KeepsProgress,
+    LeavesTables,
+    Receipt,
+    Sink,
+    SinkContext,
+)
+from sinks.registry import open_sink
+
+#: Errors that concern one table: others of the feed go on.
+TABLE_ERRORS = frozenset({"CF5003", "CF5006"})
+
+
+class TableError(Exception):
+    """An error that stops one table of the feed and no other."""
+
+    def __init__(self, table: TableName, error: ChangefeedError) -> None:
+        super().__init__(error.message)
+        self.table = table
+        self.error = error
+
+
+class Outlet:
+    """The sinks of one feed. The scan thread uses :meth:`for_scan` only."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        feed: Feed,
+        node_id: str,
+        engine: SparkEngine,
+        given: Sink | None = None,
+    ) -> None:
+        """``given``: the one sink object of a sinkless feed, else sinks are made from the URI."""
+        self._catalog = catalog
+        self._feed = feed
+        self._node_id = node_id
+        self._engine = engine
+        self._given = given
+        self._layout = StateLayout(Path(catalog.directory))
+        self._sink: Sink | None = None
+        self._scan_sink: Sink | None = None
+
+    def made_anew(self) -> Sink:
+        """Another sink object of the feed, not opened."""
+        if self._given is not None:
+            return self._given
+        if self._feed.job.sink_uri is None:
+            raise AssertionError("a feed without a sink URI is given its sink")
+        options: dict[str, object] = {**self._feed.options, "state_url": self._catalog.url}
+        return open_sink(self._catalog.resolve_uri(self._feed.job.sink_uri), options)
+
+    def context(self, *, scan: bool = False, here: bool = True) -> SinkContext:
+        """What the sink may know now; ``here`` is false for a copy that leaves this process."""
+        local = here and self._given is None
+        return self._feed.sink_context(
+            self._node_id,
+            scan=scan,
+            spark=self._engine if local else None,
+            scratch=str(self._scratch(scan)) if local else "",
+        )
+
+    def _scratch(self, scan: bool) -> Path:
+        return self._layout.scratch(self._feed.job.id) / ("scan" if scan else "changes")
+
+    def _prepared(self, *, scan: bool) -> Sink:
+        """A sink object with what its first ``open`` may rely on: Spark's packs, empty scratch."""
+        sink = self.made_anew()
+        if self._given is None:
+            packs = sink.capabilities.spark_packs
+            if packs:
+                self._engine.require(*packs)
+            _empty(self._scratch(scan))
+        return sink
+
+    def open(self, feed: Feed | None = None) -> Sink:
+        """Open the sink, or tell an opened one of the feed's present targets."""
+        if feed is not None:
+            self._feed = feed
+        if self._sink is None:
+            sink = self._prepared(scan=False)
+            sink.open(self.context())
+            if isinstance(sink, KeepsProgress) and self.keeps(sink):
+                # What was committed before a crash, whether we have heard of it or not. A scan
+                # that has to be ended at the sink is repeated: it may not have been.
+                self._feed.take_places(sink.progress(), scans=not isinstance(sink, EndsScans))
+            self._sink = sink
+        elif feed is not None:
+            self._sink.open(self.context())
+        return self._sink
+
+    def for_scan(self) -> Sink:
+        """The scan thread's own opened sink."""
+        if self._given is not None:
+            return self.open()
+        if self._scan_sink is None:
+            self._scan_sink = self._prepared(scan=True)
+        self._scan_sink.open(self.context(scan=True))
+        return self._scan_sink
+
+    # -- what the sink can do ---------------------------------------------------------------
+
+    def in_workers(self, sink: Sink) -> bool:
+        """Spark's executors may write what this sink object takes."""
+        return self._given is None and sink.capabilities.executor
+
+    def keeps(self, sink: Sink) -> bool:
+        """Exactly once by what this sink keeps."""
+        return keeps_progress(sink, self._feed)
+
+    @property
+    def takes_rows(self) -> bool:
+        """The sink takes typed rows, not messages."""
+        return takes_rows(self.open())
+
+    @property
+    def pace(self) -> float:
+        """Seconds the sink likes between two commits."""
+        sink = self.open()
+        return float(getattr(sink, "pace", sink.capabilities.pace))
+
+    @property
+    def round_rows(self) -> int:
+        """Rows after which a backlog is committed; may change with each write."""
+        sink = self.open()
+        return int(getattr(sink, "round_rows", sink.capabilities.round_rows))
+
+    @property
+    def resolves(self) -> bool:
+        """The sink carries resolved timestamps."""
+        return self.open().capabilities.resolved
+
+    @property
+    def resolves_by_topic(self) -> bool:
+        """A resolved timestamp says nothing of a table that has failed."""
+        return self.open().capabilities.resolved_by_topic
+
+    @property
+    def evolves(self) -> bool:
+        """The sink has tables that follow a change of shape."""
+        return isinstance(self.open(), Evolves)
+
+    # -- changes ----------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> Receipt:
+        """Hand over rows or messages.
+
+        Raises:
+            TableError: the sink refuses this table's data.
+            ChangefeedError: anything else.
+        """
+        fault_point("runner.before_write")
+        with self._about(batch.target.table):
+            return self.open().write(batch)
+
+    def commit(
+        self,
+        epoch: Epoch,
+        receipts: Sequence[Receipt],
+        tables: Collection[TableName],
+        progress: Mapping[TableName, Timestamp],
+    ) -> None:
+        """Return once everything is durable in the target; ``tables`` is what it may be of.
+
+        ``progress`` is where these tables are after it, for a sink that keeps it.
+
+        Raises:
+            TableError: the sink refuses the data of one table.
+            ChangefeedError: anything else.
+        """
+        if not receipts:
+            return
+        sink = self.open()
+        try:
+            if isinstance(sink, KeepsProgress) and keeps_progress(sink, self._feed):
+                places = {str(table): at for table, at in progress.items()}
+                delivery = sink.commit_with(epoch, receipts, places)
+            else:
+                delivery = sink.commit(epoch, receipts)
+        except ChangefeedError as error:
+            table = self._blamed(error, tables)
+            if table is not None:
+                raise TableError(table, error) from error
+            raise
+        durable(delivery)
+        fault_point("runner.after_commit")
+
+    def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
+        """The table an error of ``commit`` is about: the only one there was, or by its topic."""
+        if error.code.number not in TABLE_ERRORS:
+            return None
+        if len(tables) == 1:
+            return next(iter(tables))
+        words = f"{error.message} {error.detail} ".replace(":", " ").replace(",", " ").split()
+        return next((t for t in tables if self._feed.target(t).topic in words), None)
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """Forget what was written and not committed, half a write too."""
+        if self._sink is not None:
+            self._sink.abort(epoch, receipts)
+
+    # -- marks ------------------------------------------------------------------------------
+
+    def truncate(self, event: Truncate) -> None:
+        """Tell consumers that a table was emptied."""
+        target = self._feed.target(event.schema.table)
+        with self._about(target.table):
+            own = self._payloads("truncate", event.at, [target.topic])
+            payload = own.get(target.topic) or self._payload("truncate", event.at)
+            self.open().truncate(event, target, payload)
+
+    def evolve(self, event: SchemaChange) -> None:
+        """Let the target follow a change of shape that concerns the columns of the feed.
+
+        Raises:
+            TableError: it cannot.
+        """
+        sink = self.open()
+        if not isinstance(sink, Evolves):
+            return
+        seen = self._feed.seen(event)
+        if seen is not None:
+            with self._about(event.new.table):
+                sink.evolve(seen, self._feed.target(event.new.table))
+
+    def dropped(self, table: TableName) -> None:
+        """Tell the sink that a table is gone at the source; all of it was delivered."""
+        sink = self.open()
+        if isinstance(sink, LeavesTables):
+            with self._about(table):
+                sink.dropped(self._feed.target(table))
+
+    def resolved(self, at: Timestamp) -> None:
+        """Tell consumers that nothing at or below ``at`` follows."""
+        topics = [target.topic for target in self._feed.targets()]
+        mark = Resolved(at, self._payloads("resolved", at, topics))
+        self.open().resolved(mark, self._payload("resolved", at))
+
+    def _payload(self, member: str, at: Timestamp) -> bytes:
+        envelope = Envelope(self._feed.options[ENVELOPE].value)
+        if self._feed.options[FORMAT] is Format.PROTOBUF:
+            return protobuf_mark(envelope, member, at)
+        return mark_payload(envelope, member, at)
+
+    def _payloads(self, member: str, at: Timestamp, topics: Sequence[str]) -> dict[str, bytes]:
+        """The payloads of topics that have their own: each names a schema of its topic."""
+        schemas = self._feed.schemas
+        return {} if schemas is None else schemas.marks(topics, member, at)
+
+    @contextmanager
+    def _about(self, table: TableName) -> Iterator[None]:
+        try:
+            yield
+        except ChangefeedError as error:
+            if error.code.number in TABLE_ERRORS:
+                raise TableError(table, error) from error
+            raise
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self, *, for_good: bool = False) -> None:
+        """Close the sinks; a given one only ``for_good``, which leaves no staged file either."""
+        for sink in (self._sink, self._scan_sink):
+            if sink is not None and (for_good or sink is not self._given):
+                try:
+                    sink.close()
+                except ChangefeedError as error:
+                    log.warning("closing the sink: %s", error.message)
+        self._sink = self._scan_sink = None
+        if for_good:
+            shutil.rmtree(self._layout.scratch(self._feed.job.id), ignore_errors=True)
+
+
+def takes_rows(sink: Sink) -> bool:
+    """The sink takes typed rows, not messages."""
+    return sink.capabilities.accepts is Accepts.ROWS
+
+
+def keeps_progress(sink: Sink, feed: Feed) -> bool:
+    """The feed is exactly once by what this sink keeps."""
+    return feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and isinstance(sink, KeepsProgress)
+
+
+def durable(delivery: Delivery) -> None:
+    """Refuse a commit that promises less.
+
+    Raises:
+        ChangefeedError: CF5004.
+    """
+    if delivery is not Delivery.DURABLE:
+        raise ChangefeedError("CF5004", "the sink did not make the data durable")
+
+
+def _empty(folder: Path) -> None:
+    """An empty folder, whatever was there."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ChangefeedError(
+            "CF5001",
+            f"cannot make the folder for staged files: {error.strerror}",
+            detail=str(folder),
+            hint="check the disk and the rights of the state directory.",
+        ) from error

@@ -1,0 +1,78 @@
+"""Rows of the log as a sink of :attr:`sinks.base.Accepts.ROWS` gets them: typed, not encoded.
+
+The same rows as the messages of the feed would tell: those of its key range, with or without
+deletes, and only the columns it names. All of it works on whole Arrow columns::
+
+    log rows -> deletes, superseded, key range -> wanted columns, a0..an and b* numbered anew
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.log_rows import scan_rows
+from changefeed.core.schema import METADATA, TableSchema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.select import wanted_rows
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What a typed-row sink sees of one version of a table. Pickles into executors.
+
+    Attributes:
+        plan: what the feed asks for; what concerns the writing of messages is not looked at.
+    """
+
+    plan: MessagePlan
+
+    @cached_property
+    def schema(self) -> TableSchema:
+        """The table with the wanted columns alone, keys numbered anew.
+
+        The table's own schema, version and all, where every column is wanted.
+        """
+        whole, wanted = self.plan.schema, self.plan.columns
+        if len(wanted) == len(whole.columns):
+            return whole
+        place = {old: new for new, old in enumerate(wanted)}
+        return replace(
+            whole,
+            columns=tuple(whole.columns[i] for i in wanted),
+            key=tuple(place[i] for i in whole.key),
+        )
+
+    @cached_property
+    def _uncollapsed(self) -> MessagePlan:
+        return replace(self.plan, collapse=False)
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """The rows of the log's ``table`` that the feed wants, in ``schema.log_schema()``.
+
+        A row that a later one of its transaction supersedes is left out, unless a row of
+        ``table`` has a value ``missing``, which the row before it may know.
+
+        Raises:
+            ChangefeedError: CF1302, the key range cannot be compared with this key; CF4001, with
+                one of its values.
+        """
+        known = table["missing"].null_count == table.num_rows
+        return self._projected(wanted_rows(table, self.plan if known else self._uncollapsed))
+
+    def scanned(self, batch: pa.RecordBatch | pa.Table, at: Timestamp) -> pa.Table:
+        """The same of rows that a scan read (``a0..an``) at ``at``."""
+        return self.rows(scan_rows(self.plan.schema, batch, at))
+
+    def _projected(self, table: pa.Table) -> pa.Table:
+        schema = self.schema
+        if schema is self.plan.schema:
+            return table
+        wanted, target = self.plan.columns, schema.log_schema()
+        names = [field.name for field in METADATA]
+        names += [f"a{i}" for i in wanted]
+        names += [f"b{wanted[i]}" for i in schema.before_ordinals]
+        return pa.table([table[name] for name in names], schema=target)

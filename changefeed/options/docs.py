@@ -1,0 +1,106 @@
+"""The option table for people: the page ``docs/options.md``, and rows for help on a terminal.
+
+A test compares the page with :func:`markdown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from changefeed.options.relations import RELATIONS, Relation
+from changefeed.options.table import OPTIONS, OptionRow
+from changefeed.options.types import Takes
+
+_HEAD = """\
+# Options
+
+The options of `CREATE CHANGEFEED ... WITH` and `ALTER CHANGEFEED ... SET`. This page is made from
+the table in `changefeed/options/table.py`; `pytest tests/golden --rewrite` writes it again.
+
+Names and choices are case-insensitive. A value is a quoted string, a number or a bare word:
+`resolved = '10s'`, `resolved = 10s`. A flag has no value. Durations are `500ms`, `10s`, `1h30m`,
+`2 days`; sizes are `64MB` (powers of 1000) or `64MiB` (powers of 1024). A timestamp is an HLC
+timestamp (`1536242855577149065.0000000000`), nanoseconds since 1970, an ISO date and time (UTC
+unless it names a zone), or an interval from now (`-10m`).
+"""
+
+_TAIL = """
+## Which options go together
+
+Options that contradict each other are an error that names both.
+
+| rule | because |
+|---|---|
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    return "".join((_HEAD, *_tables(), _TAIL, *map(_rule, RELATIONS)))
+
+
+@dataclass(frozen=True, slots=True)
+class OptionHelp:
+    """One option as help shows it: the sentence, the values it takes, the default in words."""
+
+    name: str
+    group: str
+    summary: str
+    values: str
+    default: str
+    example: str
+
+
+def listing(scheme: str | None = None) -> list[OptionHelp]:
+    """The options that a sink of this scheme takes (all of them without one), in table order."""
+    return [
+        OptionHelp(
+            row.name,
+            row.group,
+            row.summary,
+            ", ".join(row.values) or row.type.kind,
+            row.shown_default,
+            row.example,
+        )
+        for row in OPTIONS.values()
+        if scheme is None or row.fits(scheme)
+    ]
+
+
+def _tables() -> Iterator[str]:
+    for group in dict.fromkeys(row.group for row in OPTIONS.values()):
+        yield f"\n## {group}\n\n"
+        yield "| option | value (default) | sinks | ALTER | what it does |\n|---|---|---|---|---|\n"
+        for row in OPTIONS.values():
+            if row.group == group:
+                yield _row(row)
+
+
+def _row(row: OptionRow[Any]) -> str:
+    sinks = "all" if row.schemes is None else ", ".join(sorted(row.schemes))
+    cells = (
+        f"`{row.name}`",
+        _value(row),
+        sinks,
+        "yes" if row.alterable else "no",
+        f"{row.summary} Example: `{row.example}`",
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _value(row: OptionRow[Any]) -> str:
+    if row.type.takes is Takes.NOTHING:
+        return "flag"
+    values = ", ".join(f"`{value}`" for value in row.values)
+    kind = row.type.kind if row.type.kind not in ("choice", "list") else ""
+    optional = "or nothing" if row.type.takes is Takes.MAYBE else ""
+    shown = ", ".join(part for part in (kind, values, optional) if part)
+    return f"{shown} ({row.shown_default})"
+
+
+def _rule(relation: Relation) -> str:
+    verb = "excludes" if relation.excludes else "needs"
+    rule = f"{relation.first.written()} {verb} {relation.second.written()}"
+    return f"| {rule} | {relation.because} |\n"

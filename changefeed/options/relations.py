@@ -1,0 +1,224 @@
+"""Which options need or exclude each other, and why: one table of relations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.options.table import (
+    AVRO_SCHEMA_PREFIX,
+    CONFLUENT_SCHEMA_REGISTRY,
+    DELETES,
+    DIFF,
+    ENCODE_JSON_VALUE_NULL_AS_OBJECT,
+    END_TIME,
+    ENRICHED_PROPERTIES,
+    ENVELOPE,
+    FORMAT,
+    INITIAL_SCAN,
+    INITIAL_SCAN_ONLY,
+    KEY_COLUMN,
+    KEY_IN_VALUE,
+    MVCC_TIMESTAMP,
+    NO_INITIAL_SCAN,
+    RESOLVED,
+    TOPIC_IN_VALUE,
+    UNORDERED,
+    UPDATED,
+    InitialScan,
+    OptionRow,
+)
+from changefeed.options.types import Choice, Flag
+
+
+class GivenOptions(Protocol):
+    """What a relation looks at: typed values by row, and the names that were given."""
+
+    def __getitem__(self, row: OptionRow[Any], /) -> Any: ...
+    @property
+    def given(self) -> frozenset[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A condition on one option: it is given (and on), or has one of ``values``."""
+
+    row: OptionRow[Any]
+    values: tuple[StrEnum, ...] = ()
+
+    def holds(self, options: GivenOptions) -> bool:
+        """The options meet the condition."""
+        value = options[self.row]
+        if self.values:
+            return value in self.values
+        if isinstance(self.row.type, Flag):
+            return bool(value)
+        return self.row.name in options.given
+
+    def named(self, options: GivenOptions) -> str:
+        """The option as these options have it, for a message."""
+        if isinstance(self.row.type, Choice) and self.row is not INITIAL_SCAN:
+            return f"{self.row.name}={options[self.row]}"
+        if self.row is INITIAL_SCAN:
+            return f"{self.row.name}='{options[self.row]}'"
+        return self.row.name
+
+    def written(self) -> str:
+        """The condition for the docs."""
+        if not self.values:
+            return f"`{self.row.name}`"
+        return f"`{self.row.name}` = " + " or ".join(f"`{value}`" for value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Two conditions, the sentence when they clash, and why they do.
+
+    ``excludes``: both hold is wrong. Else: the first without the second is wrong.
+    """
+
+    first: Term
+    second: Term
+    excludes: bool
+    message: str
+    because: str
+
+    def broken(self, options: GivenOptions) -> bool:
+        """The options break the rule."""
+        return self.first.holds(options) and self.second.holds(options) == self.excludes
+
+
+#: Every relation, in the order problems are reported.
+RELATIONS: list[Relation] = []
+
+
+def _term(side: Term | OptionRow[Any]) -> Term:
+    return side if isinstance(side, Term) else Term(side)
+
+
+def REQUIRES(row: OptionRow[Any], needed: OptionRow[Any], *, because: str) -> None:
+    """``row`` can be used only together with ``needed``."""
+    RELATIONS.append(
+        Relation(
+            Term(row), Term(needed), False, f"{row.name} requires the {needed.name} option", because
+        )
+    )
+
+
+def EXCLUDES(
+    first: Term | OptionRow[Any],
+    second: Term | OptionRow[Any],
+    *,
+    because: str,
+    message: str = "cannot specify both {first} and {second}",
+) -> None:
+    """The two do not go together."""
+    RELATIONS.append(Relation(_term(first), _term(second), True, message, because))
+
+
+def ONLY_WITH(
+    row: Term | OptionRow[Any],
+    needed: OptionRow[Any],
+    *values: StrEnum,
+    because: str,
+    message: str = "",
+) -> None:
+    """``row`` means something only when ``needed`` has one of ``values``; the first is named."""
+    text = message or f"{{first}} is only usable with {needed.name}={values[0]}"
+    RELATIONS.append(Relation(_term(row), Term(needed, values), False, text, because))
+
+
+_W, _R, _B, _E = Envelope.WRAPPED, Envelope.ROW, Envelope.BARE, Envelope.ENRICHED
+_C = Envelope.CHANGED
+_NO_PLACE = "the other envelopes have no place for it"
+_ONE_SCAN = "a scan alone has one timestamp and no changes"
+
+REQUIRES(
+    KEY_COLUMN,
+    UNORDERED,
+    because="messages of one row may then go to several partitions, where their order is lost",
+)
+EXCLUDES(
+    RESOLVED,
+    UNORDERED,
+    message="resolved timestamps cannot be guaranteed to be correct in unordered mode",
+    because="an older change of a row may arrive after the timestamp that covers it",
+)
+EXCLUDES(INITIAL_SCAN, NO_INITIAL_SCAN, because="they are two spellings of one option")
+EXCLUDES(INITIAL_SCAN, INITIAL_SCAN_ONLY, because="they are two spellings of one option")
+EXCLUDES(
+    INITIAL_SCAN_ONLY,
+    NO_INITIAL_SCAN,
+    message="cannot specify both initial_scan='only' and no_initial_scan",
+    because="they are two spellings of one option",
+)
+for _changing in (END_TIME, RESOLVED, DIFF, MVCC_TIMESTAMP, UPDATED):
+    EXCLUDES(Term(INITIAL_SCAN, (InitialScan.ONLY,)), _changing, because=_ONE_SCAN)
+EXCLUDES(
+    Term(INITIAL_SCAN, (InitialScan.ONLY,)),
+    Term(DELETES, (Deletes.ONLY,)),
+    because="a scan alone has no deletes",
+)
+ONLY_WITH(DIFF, ENVELOPE, _W, _E, because=_NO_PLACE)
+ONLY_WITH(KEY_IN_VALUE, ENVELOPE, _W, _B, _E, because=_NO_PLACE)
+ONLY_WITH(TOPIC_IN_VALUE, ENVELOPE, _W, _B, because=_NO_PLACE)
+ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
+ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
+ONLY_WITH(ENRICHED_PROPERTIES, ENVELOPE, _E, because=_NO_PLACE)
+ONLY_WITH(
+    ENCODE_JSON_VALUE_NULL_AS_OBJECT,
+    FORMAT,
+    Format.JSON,
+    because="the other formats hold json as text",
+)
+EXCLUDES(
+    Term(FORMAT, (Format.AVRO, Format.PROTOBUF)),
+    Term(ENVELOPE, (Envelope.CHANGED,)),
+    message="{first} is incompatible with {second}",
+    because="a record has all its fields: one left out could not be told from NULL",
+)
+_NO_SCHEMA = "the other formats have no schema"
+for _schemas in (CONFLUENT_SCHEMA_REGISTRY, AVRO_SCHEMA_PREFIX):
+    ONLY_WITH(
+        _schemas,
+        FORMAT,
+        Format.AVRO,
+        Format.PROTOBUF,
+        message="{first} is only usable with format=avro or format=protobuf",
+        because=_NO_SCHEMA,
+    )
+EXCLUDES(
+    Term(FORMAT, (Format.PARQUET,)),
+    Term(ENVELOPE, (Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),
+    message="{first} is incompatible with {second}",
+    because="a row of a Parquet file is the row with columns of our own beside it",
+)
+for _other in (KEY_IN_VALUE, TOPIC_IN_VALUE):
+    EXCLUDES(
+        Term(FORMAT, (Format.PARQUET,)),
+        _other,
+        message="{first} is incompatible with {second}",
+        because="the key's columns are in the row, and a file is of one topic",
+    )
+ONLY_WITH(
+    Term(FORMAT, (Format.CSV,)),
+    INITIAL_SCAN,
+    InitialScan.ONLY,
+    message="format=csv is only usable with initial_scan_only",
+    because="a line of csv cannot say that a row was changed or deleted",
+)
+EXCLUDES(
+    Term(FORMAT, (Format.CSV,)),
+    Term(ENVELOPE, (Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),
+    message="{first} is incompatible with {second}",
+    because="a line of csv is the row and nothing else",
+)
+for _other in (KEY_IN_VALUE, TOPIC_IN_VALUE):
+    EXCLUDES(
+        Term(FORMAT, (Format.CSV,)),
+        _other,
+        message="{first} is incompatible with {second}",
+        because="a line of csv is the row and nothing else",
+    )

@@ -1,0 +1,669 @@
+"""The table of changefeed options: one row each, and what is read from a row alone.
+
+From a row come parsing and type, the error and its suggestion, help, completion, the docs page,
+redaction, what ALTER may change and what SHOW CREATE prints. Adding an option is adding a row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, cast
+
+from changefeed.core import uri
+from changefeed.core.clock import Timestamp
+from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.options import sink_config
+from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
+from changefeed.options.types import (
+    FOREVER,
+    Choice,
+    Duration,
+    Flag,
+    Json,
+    Moment,
+    OptionType,
+    Size,
+    Some,
+    Takes,
+    Text,
+)
+
+T = TypeVar("T")
+
+
+class InitialScan(StrEnum):
+    """What happens to the rows that are already there."""
+
+    YES = "yes"
+    NO = "no"
+    ONLY = "only"
+
+
+class SchemaChangeEvents(StrEnum):
+    """What counts as a schema change."""
+
+    DEFAULT = "default"
+    COLUMN_CHANGES = "column_changes"
+
+
+class SchemaChangePolicy(StrEnum):
+    """What a schema change does."""
+
+    BACKFILL = "backfill"
+    NOBACKFILL = "nobackfill"
+    STOP = "stop"
+    IGNORE = "ignore"
+
+
+class OnError(StrEnum):
+    """What happens when the retry time is spent."""
+
+    PAUSE = "pause"
+    FAIL = "fail"
+
+
+class Guarantee(StrEnum):
+    """How often a change may reach the target."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class History(StrEnum):
+    """What a merged table keeps of the past."""
+
+    OFF = "off"
+    SCD2 = "scd2"
+    APPEND = "append"
+
+
+class OnDrop(StrEnum):
+    """What happens to a target table whose source table was dropped."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class Compression(StrEnum):
+    """How files or batches are compressed."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+
+
+@dataclass(frozen=True, eq=False)
+class OptionRow(Generic[T]):
+    """One option.
+
+    Attributes:
+        name: as it is written.
+        type: reads its value.
+        default: the typed value when it is not given.
+        group: heading in help and docs.
+        summary: what it does, one sentence.
+        example: as it stands in a WITH list.
+        shown_default: the default in words; empty for a flag.
+        schemes: the sinks that take it, by URI scheme; None is every sink.
+        alterable: ALTER CHANGEFEED may SET and UNSET it.
+        secret: its value is never shown.
+        since: the version that brought it.
+    """
+
+    name: str
+    type: OptionType[T]
+    default: T
+    group: str
+    summary: str
+    example: str
+    shown_default: str
+    schemes: frozenset[str] | None
+    alterable: bool
+    secret: bool
+    since: str
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values worth completing."""
+        return self.type.values
+
+    @property
+    def takes_value(self) -> bool:
+        """A value may follow."""
+        return self.type.takes is not Takes.NOTHING
+
+    def fits(self, scheme: str) -> bool:
+        """A sink of this scheme takes the option; ``null:`` takes all, it is for measuring."""
+        return self.schemes is None or scheme == "null" or scheme in self.schemes
+
+
+#: Every option by name, in the order of help and docs.
+OPTIONS: dict[str, OptionRow[Any]] = {}
+
+#: Spellings of the Kafka sink.
+KAFKA = frozenset({"kafka", "confluent-cloud", "azure-event-hub"})
+
+#: Sinks with tables that are merged: Delta and Iceberg, and the SQL warehouses.
+LAKE = frozenset({"delta", "iceberg"})
+MERGED = LAKE | {
+    "bigquery",
+    "clickhouse",
+    "duckdb",
+    "mysql",
+    "postgresql",
+    "redshift",
+    "snowflake",
+    "spanner",
+}
+
+#: Spellings of the webhook sink.
+WEBHOOK = frozenset({"webhook-https", "webhook-http"})
+
+
+def option(
+    name: str,
+    type: OptionType[T],
+    default: T,
+    *,
+    group: str,
+    summary: str,
+    example: str,
+    shown: str = "",
+    schemes: frozenset[str] | None = None,
+    alterable: bool = True,
+    secret: bool = False,
+    since: str = "0.1",
+) -> OptionRow[T]:
+    """Add a row to the table."""
+    if name in OPTIONS:
+        raise ValueError(f"option {name} is defined twice")
+    row = OptionRow(
+        name, type, default, group, summary, example, shown, schemes, alterable, secret, since
+    )
+    OPTIONS[name] = row
+    return row
+
+
+# ------------------------------------------------------------------------------- message
+
+ENVELOPE = option(
+    "envelope",
+    Choice(
+        Envelope,
+        also={"none": Envelope.ROW, "diff": Envelope.WRAPPED},
+    ),
+    Envelope.WRAPPED,
+    group="Message",
+    summary="Shape of the value. none is row, diff is wrapped with the option diff, changed is "
+    "the columns that a change gave another value.",
+    example="envelope = 'enriched'",
+    shown="wrapped",
+)
+FORMAT = option(
+    "format",
+    Choice(Format),
+    Format.JSON,
+    group="Message",
+    summary="How a message is written. csv holds rows only: files, with initial_scan = 'only'; "
+    "parquet is for files, protobuf for Kafka.",
+    example="format = 'avro'",
+    shown="json",
+)
+CONFLUENT_SCHEMA_REGISTRY = option(
+    "confluent_schema_registry",
+    Text(kind="URL"),
+    cast("str | None", None),
+    group="Message",
+    summary="The schema registry for format = 'avro' and 'protobuf', also a parameter of the "
+    "sink's URI. Its URL takes user and password, ca_cert, client_cert, client_key and timeout.",
+    example="confluent_schema_registry = 'http://localhost:8081'",
+    shown="none",
+    schemes=KAFKA,
+)
+AVRO_SCHEMA_PREFIX = option(
+    "avro_schema_prefix",
+    Text(),
+    "",
+    group="Message",
+    summary="Stands before the subjects in the schema registry and is the namespace of Avro's "
+    "records, the package of protobuf's messages.",
+    example="avro_schema_prefix = 'shop.'",
+    shown="none",
+)
+DIFF = option(
+    "diff",
+    Flag(),
+    False,
+    group="Message",
+    summary="Adds before, the row before the change.",
+    example="diff",
+)
+UPDATED = option(
+    "updated",
+    Flag(),
+    False,
+    group="Message",
+    summary="Adds updated, the commit timestamp of the change.",
+    example="updated",
+)
+MVCC_TIMESTAMP = option(
+    "mvcc_timestamp",
+    Flag(),
+    False,
+    group="Message",
+    summary="Adds mvcc_timestamp, the commit timestamp of the row.",
+    example="mvcc_timestamp",
+)
+KEY_IN_VALUE = option(
+    "key_in_value",
+    Flag(),
+    False,
+    group="Message",
+    summary="Adds the key to the value. Sinks without a separate key always do.",
+    example="key_in_value",
+)
+TOPIC_IN_VALUE = option(
+    "topic_in_value",
+    Flag(),
+    False,
+    group="Message",
+    summary="Adds the topic to the value.",
+    example="topic_in_value",
+)
+FULL_TABLE_NAME = option(
+    "full_table_name",
+    Flag(),
+    False,
+    group="Message",
+    summary="Topics and messages carry database.schema.table instead of the table's name.",
+    example="full_table_name",
+)
+ENRICHED_PROPERTIES = option(
+    "enriched_properties",
+    Some(("source",)),
+    cast("frozenset[str]", frozenset()),
+    group="Message",
+    summary="What envelope = 'enriched' adds: source, where the change came from.",
+    example="enriched_properties = 'source'",
+    shown="none of them",
+)
+ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
+    "encode_json_value_null_as_object",
+    Flag(),
+    False,
+    group="Message",
+    summary='A JSON null inside a json column becomes {"__crdb_json_null__": true}, '
+    "so that it differs from SQL NULL.",
+    example="encode_json_value_null_as_object",
+)
+DELETES = option(
+    "deletes",
+    Choice(Deletes, also={"hard": Deletes.YES}),
+    Deletes.YES,
+    group="Message",
+    summary="Whether deletes are delivered, or nothing else is. In merged tables a delete removes "
+    "the row (hard, the same as yes) or marks it in _deleted (soft; Iceberg: _is_deleted).",
+    example="deletes = 'no'",
+    shown="yes",
+)
+
+# ------------------------------------------------------------------------------- key and headers
+
+KEY_COLUMN = option(
+    "key_column",
+    Text(kind="column"),
+    cast("str | None", None),
+    group="Key and headers",
+    summary="The column whose value is the message key, in place of the primary key.",
+    example="key_column = 'customer_id', unordered",
+    shown="the primary key",
+)
+UNORDERED = option(
+    "unordered",
+    Flag(),
+    False,
+    group="Key and headers",
+    summary="Says that the order of a row's changes does not matter; key_column needs it.",
+    example="unordered",
+)
+HEADERS_JSON_COLUMN_NAME = option(
+    "headers_json_column_name",
+    Text(kind="column"),
+    cast("str | None", None),
+    group="Key and headers",
+    summary="A json or jsonb column that becomes the message's headers and leaves the value.",
+    example="headers_json_column_name = 'headers'",
+    shown="none",
+    schemes=KAFKA,
+)
+EXTRA_HEADERS = option(
+    "extra_headers",
+    Json(sink_config.extra_headers),
+    cast("tuple[tuple[str, str], ...]", ()),
+    group="Key and headers",
+    summary="Headers that every message (of a webhook: every request) gets.",
+    example="""extra_headers = '{"origin": "shop"}'""",
+    shown="none",
+    schemes=KAFKA | WEBHOOK,
+    secret=True,
+)
+
+# ------------------------------------------------------------------------------- time and scan
+
+RESOLVED = option(
+    "resolved",
+    Duration(zero=True, empty=0.0),
+    cast("float | None", None),
+    group="Time and scan",
+    summary="Emits resolved timestamps, at most this often; without a value at every advance.",
+    example="resolved = '10s'",
+    shown="off",
+)
+MIN_CHECKPOINT_FREQUENCY = option(
+    "min_checkpoint_frequency",
+    Duration(zero=True),
+    30.0,
+    group="Time and scan",
+    summary="How often progress must be persisted.",
+    example="min_checkpoint_frequency = '10s'",
+    shown="30s",
+)
+CURSOR = option(
+    "cursor",
+    Moment(past=True),
+    cast("Timestamp | None", None),
+    group="Time and scan",
+    summary="Starts after this instant, without an initial scan: an HLC timestamp, ns since 1970, "
+    "a date and time, or a negative interval.",
+    example="cursor = '-10m'",
+    shown="now",
+    alterable=False,
+)
+END_TIME = option(
+    "end_time",
+    Moment(),
+    cast("Timestamp | None", None),
+    group="Time and scan",
+    summary="Stops there, and the feed ends as succeeded: an instant or an interval from now.",
+    example="end_time = '1h'",
+    shown="never",
+    alterable=False,
+)
+INITIAL_SCAN = option(
+    "initial_scan",
+    Choice(InitialScan, empty=InitialScan.YES),
+    InitialScan.YES,
+    group="Time and scan",
+    summary="Whether the rows already there are delivered first; only ends after them.",
+    example="initial_scan = 'only'",
+    shown="yes, no with cursor",
+    alterable=False,
+)
+NO_INITIAL_SCAN = option(
+    "no_initial_scan",
+    Flag(),
+    False,
+    group="Time and scan",
+    summary="The same as initial_scan = 'no'.",
+    example="no_initial_scan",
+    alterable=False,
+)
+INITIAL_SCAN_ONLY = option(
+    "initial_scan_only",
+    Flag(),
+    False,
+    group="Time and scan",
+    summary="The same as initial_scan = 'only'.",
+    example="initial_scan_only",
+    alterable=False,
+)
+GC_TTL = option(
+    "gc_ttl",
+    Duration(),
+    25 * 3600.0,
+    group="Time and scan",
+    summary="How long the change log keeps changes for this feed while it is paused or behind.",
+    example="gc_ttl = '72h'",
+    shown="25h",
+)
+
+# ------------------------------------------------------------------------------- schema, errors
+
+SCHEMA_CHANGE_EVENTS = option(
+    "schema_change_events",
+    Choice(SchemaChangeEvents),
+    SchemaChangeEvents.DEFAULT,
+    group="Schema changes and errors",
+    summary="What counts as a schema change.",
+    example="schema_change_events = 'column_changes'",
+    shown="default",
+)
+SCHEMA_CHANGE_POLICY = option(
+    "schema_change_policy",
+    Choice(SchemaChangePolicy),
+    SchemaChangePolicy.BACKFILL,
+    group="Schema changes and errors",
+    summary="What a schema change does: deliver the table again, go on, stop, or pay no heed.",
+    example="schema_change_policy = 'stop'",
+    shown="backfill",
+)
+ON_ERROR = option(
+    "on_error",
+    Choice(OnError),
+    OnError.FAIL,
+    group="Schema changes and errors",
+    summary="What happens when the retry time is spent.",
+    example="on_error = 'pause'",
+    shown="fail",
+)
+RETRY_FOR = option(
+    "retry_for",
+    Duration(zero=True, words=(FOREVER,)),
+    24 * 3600.0,
+    group="Schema changes and errors",
+    summary="How long a failing delivery is tried again, with back-off, before on_error acts.",
+    example="retry_for = '1h'",
+    shown="24h",
+)
+
+# ------------------------------------------------------------------------------- sink, resources
+
+DELIVERY = option(
+    "delivery",
+    Choice(Guarantee),
+    Guarantee.AT_LEAST_ONCE,
+    group="Sink and resources",
+    summary="exactly_once: no change reaches the target twice, not after a crash either, where "
+    "the sink can keep that (merged tables, documents by key, Kafka by transactions).",
+    example="delivery = 'exactly_once'",
+    shown="at_least_once",
+)
+COMPRESSION = option(
+    "compression",
+    Choice(Compression),
+    Compression.NONE,
+    group="Sink and resources",
+    summary="How files or batches are compressed, where the sink can.",
+    example="compression = 'gzip'",
+    shown="none",
+)
+KAFKA_SINK_CONFIG = option(
+    "kafka_sink_config",
+    Json(sink_config.kafka_sink_config),
+    KafkaSinkConfig(),
+    group="Sink and resources",
+    summary="Tunes the Kafka producer: Flush {Messages, Bytes, Frequency, MaxMessages, MaxBytes}, "
+    "Retry {Max, Backoff}, ClientID, Compression, CompressionLevel, RequiredAcks, Version.",
+    example="""kafka_sink_config = '{"Flush": {"MaxMessages": 500}, "RequiredAcks": "ALL"}'""",
+    shown="the client's defaults",
+    schemes=KAFKA,
+)
+WEBHOOK_SINK_CONFIG = option(
+    "webhook_sink_config",
+    Json(sink_config.webhook_sink_config),
+    WebhookSinkConfig(),
+    group="Sink and resources",
+    summary="Tunes the requests of a webhook: Flush {Messages, Bytes, Frequency}, "
+    "Retry {Max, Backoff}.",
+    example="""webhook_sink_config = '{"Flush": {"Messages": 100, "Frequency": "5s"}}'""",
+    shown="up to 1,000 messages or 1 MB a request, 3 attempts, 500ms",
+    schemes=WEBHOOK,
+)
+WEBHOOK_AUTH_HEADER = option(
+    "webhook_auth_header",
+    Text(),
+    cast("str | None", None),
+    group="Sink and resources",
+    summary="The Authorization header of every request to a webhook.",
+    example="webhook_auth_header = 'Bearer <token>'",
+    shown="none",
+    schemes=WEBHOOK,
+    secret=True,
+)
+WEBHOOK_CLIENT_TIMEOUT = option(
+    "webhook_client_timeout",
+    Duration(),
+    3.0,
+    group="Sink and resources",
+    summary="How long one request to a webhook may go without a byte before it is tried again.",
+    example="webhook_client_timeout = '10s'",
+    shown="3s",
+    schemes=WEBHOOK,
+)
+WEBHOOK_SIGNING_SECRET = option(
+    "webhook_signing_secret",
+    Text(),
+    cast("str | None", None),
+    group="Sink and resources",
+    summary="Signs every request to a webhook: HMAC-SHA256 in X-Changefeed-Signature.",
+    example="webhook_signing_secret = '<secret>'",
+    shown="not signed",
+    schemes=WEBHOOK,
+    secret=True,
+)
+# ------------------------------------------------------------------------------- merged tables
+
+HISTORY = option(
+    "history",
+    Choice(History),
+    History.OFF,
+    group="Merged tables",
+    summary="What a merged table keeps of the past: nothing, every version of a row with "
+    "_valid_from, _valid_to and _is_current (scd2), or every change as a row (append).",
+    example="history = 'scd2'",
+    shown="off",
+    schemes=MERGED - {"spanner"},
+    alterable=False,
+)
+SEQUENCE_COLUMN = option(
+    "sequence_column",
+    Text(kind="column"),
+    "_sequence_num",
+    group="Merged tables",
+    summary="The column that says which version of a row it is, so that nothing older is merged. "
+    "none keeps it beside the table, where the sink can.",
+    example="sequence_column = '_version'",
+    shown="_sequence_num",
+    schemes=MERGED,
+    alterable=False,
+)
+ON_DROP = option(
+    "on_drop",
+    Choice(OnDrop),
+    OnDrop.KEEP,
+    group="Merged tables",
+    summary="What happens to the target when a table is dropped at the source.",
+    example="on_drop = 'drop'",
+    shown="keep",
+    schemes=MERGED,
+)
+PARTITION_BY = option(
+    "partition_by",
+    Text(kind="columns"),
+    cast("str | None", None),
+    group="Merged tables",
+    summary="Partitions new tables by these columns; Iceberg takes transforms too, such as "
+    "day(created_at) and bucket(16, id). A table without one of the columns has no partitions.",
+    example="partition_by = 'region'",
+    shown="none",
+    schemes=LAKE,
+    alterable=False,
+)
+CLUSTER_BY = option(
+    "cluster_by",
+    Text(kind="columns"),
+    cast("str | None", None),
+    group="Merged tables",
+    summary="Keeps rows with near values of these columns in the same files (Delta: liquid "
+    "clustering, Iceberg: sort order). A table without one of the columns is not clustered.",
+    example="cluster_by = 'customer_id'",
+    shown="none",
+    schemes=LAKE,
+    alterable=False,
+)
+OPTIMIZE = option(
+    "optimize",
+    Duration(),
+    cast("float | None", None),
+    group="Merged tables",
+    summary="How often small files of a table that was written are joined to larger ones.",
+    example="optimize = '1h'",
+    shown="never",
+    schemes=LAKE,
+)
+EXPIRE = option(
+    "expire",
+    Duration(),
+    cast("float | None", None),
+    group="Merged tables",
+    summary="How long older versions of a table can be read; files that only they need are "
+    "removed, looked for once a day at most and after each optimize.",
+    example="expire = '7d'",
+    shown="for ever",
+    schemes=LAKE,
+)
+
+# ------------------------------------------------------------------------------- resources
+
+MAX_MEMORY = option(
+    "max_memory",
+    Size(),
+    cast("int | None", None),
+    group="Sink and resources",
+    summary="The most memory the feed's buffers take.",
+    example="max_memory = '256MiB'",
+    shown="the node's budget",
+)
+
+
+#: What stands in place of a secret.
+REDACTED = uri.REDACTED
+
+
+def redact_option(name: str, text: str) -> str:
+    """An option's value as it may be shown: fit for ``grammar.printer.to_sql(redact_option=)``."""
+    row = OPTIONS.get(name)
+    if row is not None and row.secret:
+        return REDACTED if text else text
+    return uri.redact(text) if "://" in text else text
+
+
+def mask_statement(text: str) -> str:
+    """A statement as it may be echoed: secrets are asterisks, and every offset stays true."""
+    return uri.mask(_SECRET_VALUES.sub(_stars, text))
+
+
+_SECRET_VALUES = re.compile(
+    r"\b((?:"
+    + "|".join(row.name for row in OPTIONS.values() if row.secret)
+    + r")\s*=\s*')((?:[^']|'')*)",
+    re.IGNORECASE,
+)
+
+
+def _stars(match: re.Match[str]) -> str:
+    return match[1] + "*" * len(match[2])

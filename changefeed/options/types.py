@@ -1,0 +1,398 @@
+"""How the text of an option value becomes a typed value, and what is said when it does not.
+
+The error texts follow CockroachDB's changefeed options. A type knows its kind in a person's
+words, the values worth completing, and whether a value may or must be given.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from fractions import Fraction
+from math import inf
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from changefeed.core.clock import Clock, Timestamp
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+E = TypeVar("E", bound=StrEnum)
+
+_NANOS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "μs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+    "w": 604_800_000_000_000,
+}
+_WORDS = {
+    "nanosecond": "ns",
+    "microsecond": "us",
+    "millisecond": "ms",
+    "sec": "s",
+    "second": "s",
+    "min": "m",
+    "minute": "m",
+    "hr": "h",
+    "hour": "h",
+    "day": "d",
+    "week": "w",
+}
+_UNITS = {**_NANOS, **{word: _NANOS[unit] for word, unit in _WORDS.items()}}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([^\W\d_]*)\s*")
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\Z", re.IGNORECASE)
+_SIZES = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1024,
+    "mi": 1024**2,
+    "gi": 1024**3,
+    "ti": 1024**4,
+}
+
+_LARGEST_WALL = 2**63 - 1
+
+
+class Takes(Enum):
+    """Whether an option has a value."""
+
+    NOTHING = "flag"
+    """A flag: the name alone."""
+    MAYBE = "optional"
+    """The name alone has a meaning too."""
+    VALUE = "required"
+
+
+class OptionType(Protocol[T_co]):
+    """Reads the value of an option.
+
+    Attributes:
+        kind: what a value is, in a person's words, for the docs.
+        values: the values worth completing.
+        takes: whether a value may or must be given.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def values(self) -> tuple[str, ...]: ...
+    @property
+    def takes(self) -> Takes: ...
+
+    def read(self, name: str, text: str, clock: Clock) -> T_co:
+        """The typed value of ``text``; the name alone is the empty text.
+
+        Raises:
+            ValueError: with the whole message for the user.
+        """
+        ...
+
+    def stored(self, text: str, value: object) -> str:
+        """What the job table keeps: ``text`` unless its meaning depends on now."""
+        ...
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``1h30m``, ``500ms``, ``10 seconds``, ``0``; a sign in front is allowed.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    return parse_nanos(text) / 1e9
+
+
+def parse_nanos(text: str) -> int:
+    """The same in nanoseconds, exact."""
+    body = text.strip().lower()
+    sign = -1 if body.startswith("-") else 1
+    body = body[1:].lstrip() if body[:1] in "+-" else body
+    if body == "0":
+        return 0
+    total = Fraction(0)
+    position = 0
+    while position < len(body):
+        part = _PART.match(body, position)
+        if not part:
+            raise ValueError(f'invalid duration "{text}"')
+        total += Fraction(part[1].rstrip(".") or "0") * _unit(part[2], text)
+        position = part.end()
+    if not body:
+        raise ValueError(f'invalid duration "{text}"')
+    return sign * round(total)
+
+
+def _unit(word: str, text: str) -> int:
+    if not word:
+        raise ValueError(f'missing unit in duration "{text}"')
+    unit = _UNITS.get(word) or _UNITS.get(word.removesuffix("s"))
+    if unit is None:
+        raise ValueError(f'unknown unit "{word}" in duration "{text}"')
+    return unit
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512MiB`` (powers of 1024), ``64MB`` (of 1000) or a plain number.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    match = _SIZE.match(text.strip())
+    if not match:
+        raise ValueError(f'invalid size "{text}"')
+    unit = match[2].lower().removesuffix("b")
+    if unit not in _SIZES:
+        raise ValueError(f'invalid size "{text}"')
+    return int(Fraction(match[1].rstrip(".")) * _SIZES[unit])
+
+
+def parse_moment(text: str, now: Timestamp) -> Timestamp:
+    """An instant: an HLC timestamp, ns since 1970, a date and time (UTC unless it says), or an
+    interval from ``now``.
+
+    Raises:
+        ValueError: it is none of these, or outside 1970 to 2262.
+    """
+    for read in (Timestamp.parse, _from_iso):
+        try:
+            moment = read(text)
+        except ValueError:
+            continue
+        return _checked(moment, text)
+    try:
+        nanos = parse_nanos(text)
+    except ValueError:
+        raise ValueError(f"not a timestamp, date or interval: '{text}'") from None
+    return _checked(Timestamp(now.wall + nanos), text)
+
+
+def _from_iso(text: str) -> Timestamp:
+    return Timestamp.from_datetime(dt.datetime.fromisoformat(text.strip()))
+
+
+def _checked(moment: Timestamp, text: str) -> Timestamp:
+    if not 0 <= moment.wall <= _LARGEST_WALL:
+        raise ValueError(f"timestamp '{text}' is out of range")
+    return moment
+
+
+def _problem(name: str, error: ValueError) -> NoReturn:
+    raise ValueError(f"problem parsing option {name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _AsWritten:
+    """What the job table keeps is what the user wrote."""
+
+    def stored(self, text: str, value: object) -> str:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(_AsWritten):
+    """The name alone."""
+
+    kind: str = "flag"
+    values: tuple[str, ...] = ()
+    takes: Takes = Takes.NOTHING
+
+    def read(self, name: str, text: str, clock: Clock) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_AsWritten):
+    """Any text, up to ``limit`` bytes of UTF-8."""
+
+    kind: str = "string"
+    values: tuple[str, ...] = ()
+    takes: Takes = Takes.VALUE
+    limit: int = 0
+
+    def read(self, name: str, text: str, clock: Clock) -> str:
+        if self.limit and len(text.encode()) > self.limit:
+            raise ValueError(f"option {name} must be at most {self.limit} bytes long")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(_AsWritten, Generic[E]):
+    """One of the members of ``enum``, or another spelling of one; case does not matter."""
+
+    enum: type[E]
+    also: Mapping[str, E] = field(default_factory=dict)
+    empty: E | None = None
+
+    @property
+    def kind(self) -> str:
+        return "choice"
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (*(member.value for member in self.enum), *self.also)
+
+    @property
+    def takes(self) -> Takes:
+        return Takes.VALUE if self.empty is None else Takes.MAYBE
+
+    def read(self, name: str, text: str, clock: Clock) -> E:
+        word = text.strip().lower()
+        if not word and self.empty is not None:
+            return self.empty
+        if word in self.also:
+            return self.also[word]
+        try:
+            return self.enum(word)
+        except ValueError:
+            raise ValueError(f"unknown {name}: {text}, {one_of(self.values)}") from None
+
+
+def one_of(values: tuple[str, ...]) -> str:
+    """``valid values are 'a', 'b' and 'c'``."""
+    quoted = [f"'{value}'" for value in values]
+    if len(quoted) == 1:
+        return f"the valid value is {quoted[0]}"
+    return f"valid values are {', '.join(quoted[:-1])} and {quoted[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Some(_AsWritten):
+    """A comma-separated set of words out of ``values``."""
+
+    values: tuple[str, ...]
+    kind: str = "list"
+    takes: Takes = Takes.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> frozenset[str]:
+        words = [word.strip().lower() for word in text.split(",")]
+        for word in words:
+            if word not in self.values:
+                raise ValueError(f"unknown {name}: {word}, {one_of(self.values)}")
+        return frozenset(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration(_AsWritten):
+    """Seconds. ``empty`` is what the name alone means, ``words`` are values with a name."""
+
+    zero: bool = False
+    empty: float | None = None
+    words: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "duration"
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return tuple(word for word, _ in self.words)
+
+    @property
+    def takes(self) -> Takes:
+        return Takes.VALUE if self.empty is None else Takes.MAYBE
+
+    def read(self, name: str, text: str, clock: Clock) -> float:
+        if not text and self.empty is not None:
+            return self.empty
+        named = dict(self.words).get(text.strip().lower())
+        if named is not None:
+            return named
+        try:
+            seconds = parse_duration(text)
+        except ValueError as error:
+            _problem(name, error)
+        if seconds < 0:
+            raise ValueError(f"negative durations are not accepted: {name}='{text}'")
+        if not seconds and not self.zero:
+            raise ValueError(f"option {name} must be a duration greater than 0")
+        return seconds
+
+
+#: A duration without end.
+FOREVER = ("forever", inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Size(_AsWritten):
+    """Bytes, more than none."""
+
+    kind: str = "size"
+    values: tuple[str, ...] = ()
+    takes: Takes = Takes.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> int:
+        try:
+            size = parse_size(text)
+        except ValueError as error:
+            _problem(name, error)
+        if not size:
+            raise ValueError(f"option {name} must be a size greater than 0")
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A timestamp; ``past`` refuses one that is yet to come."""
+
+    past: bool = False
+    kind: str = "timestamp"
+    values: tuple[str, ...] = ()
+    takes: Takes = Takes.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> Timestamp:
+        now = clock.now()
+        try:
+            moment = parse_moment(text, now)
+        except ValueError as error:
+            _problem(name, error)
+        if self.past and moment > now:
+            raise ValueError(f"timestamp '{text}' is in the future")
+        return moment
+
+    def stored(self, text: str, value: object) -> str:
+        """The instant itself: an interval would mean another one tomorrow."""
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Json(_AsWritten, Generic[T]):
+    """A JSON object that ``build`` checks and types."""
+
+    build: Callable[[Mapping[str, object]], T]
+    kind: str = "JSON"
+    values: tuple[str, ...] = ()
+    takes: Takes = Takes.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> T:
+        try:
+            parsed = json.loads(text)
+        except ValueError as error:
+            # json's message names a place, never the content, which may be secret.
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "invalid JSON"
+            _problem(name, ValueError(f"not JSON: {reason}"))
+        except RecursionError:
+            _problem(name, ValueError("not JSON: too deeply nested"))
+        if not isinstance(parsed, dict):
+            _problem(name, ValueError("a JSON object is needed"))
+        try:
+            return self.build(parsed)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        except ValueError as error:
+            _problem(name, error)
+
+
+class ConfigError(ValueError):
+    """A message about a sink's configuration that stands for itself."""

@@ -1,0 +1,124 @@
+"""The sink of a statement: as far as its URI tells, and for VALIDATE as far as it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from changefeed.catalog import Catalog, Job, external_name
+from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.schema import TableName
+from changefeed.options import FULL_TABLE_NAME, Options
+from sinks import registry
+from sinks.base import Capabilities, Checks, Overlooks, SinkContext, Target
+
+#: Scheme of a feed without a sink, in the sink registry.
+SINKLESS = "sinkless"
+
+
+@dataclass(frozen=True, slots=True)
+class Sinking:
+    """A sink URI as ``written`` (None: sinkless) and ``real``, with ``external://`` resolved."""
+
+    written: str | None = field(repr=False)
+    real: str = field(repr=False)
+    scheme: str
+    capabilities: Capabilities
+    span: Span | None = None
+
+    @property
+    def shown(self) -> str:
+        """Without secrets; a named connection also says what it stands for."""
+        if self.written is None:
+            return ""
+        if external_name(self.written) is None:
+            return registry.sink_location(self.real)
+        return f"{registry.sink_location(self.written)} ({registry.sink_location(self.real)})"
+
+    def topics(self, options: Options) -> Callable[[TableName, str | None], str]:
+        """What gives the finished topic of a table and its target's ``AS topic``.
+
+        Raises:
+            ChangefeedError: the URI or an option is wrong.
+        """
+        finish = str if self.written is None else registry.topic_namer(self.real, options)
+
+        def topic(table: TableName, named: str | None) -> str:
+            return finish(named or (str(table) if options[FULL_TABLE_NAME] else table.name))
+
+        return topic
+
+
+def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Sinking:
+    """The sink behind a URI.
+
+    Raises:
+        ChangefeedError: CF1201 no URI or unknown scheme, CF1101 unknown connection, CF5005.
+    """
+    if written is None:
+        return Sinking(None, f"{SINKLESS}://", SINKLESS, registry.capabilities(SINKLESS), span)
+    try:
+        if not written.strip():
+            registry.scheme_of("")
+        real = catalog.resolve_uri(written)
+        scheme = registry.scheme_of(real)
+        if scheme == SINKLESS:
+            raise ChangefeedError("CF1201", f"unsupported sink: {SINKLESS}", hint="leave INTO out.")
+        return Sinking(written, real, scheme, registry.capabilities(scheme), span)
+    except ChangefeedError as error:
+        error.span = error.span or span
+        raise
+
+
+def job_options(catalog: Catalog, job: Job) -> tuple[Sinking, Options]:
+    """The sink and the typed options of a stored job.
+
+    Raises:
+        ChangefeedError: CF1101 its connection is gone, CF1203 an option of another version.
+    """
+    sink = find_sink(catalog, job.sink_uri, None)
+    return sink, Options.from_dict(job.options, abilities=sink.capabilities)
+
+
+def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
+    """Every problem of the URI and its parameters that shows without connecting."""
+    if sink.written is None:
+        return []
+    problems = registry.check(sink.real, options)
+    for problem in problems:
+        problem.span = problem.span or sink.span
+    return problems
+
+
+#: Connects to the target of a feed of these tables and says what is wrong there, and what it could
+#: not look at.
+Probe = Callable[[Sinking, Options, Sequence[Target]], tuple[list[ChangefeedError], list[str]]]
+
+
+def probe_of(catalog: Catalog) -> Probe:
+    """Looks at the target itself, where the sink has a way; changes nothing there."""
+
+    def probe(
+        sink: Sinking, options: Options, targets: Sequence[Target]
+    ) -> tuple[list[ChangefeedError], list[str]]:
+        if sink.written is None:
+            return [], []
+        given: dict[str, object] = {**options, "state_url": catalog.url}
+        context = SinkContext("validate", 0, tuple(targets), options=options)
+        try:
+            opened = registry.open_sink(sink.real, given)
+        except ChangefeedError:
+            return [], []  # told already: it shows without connecting
+        overlooked = ""
+        try:
+            overlooked = opened.overlooked() if isinstance(opened, Overlooks) else ""
+            problems = opened.check(context) if isinstance(opened, Checks) else []
+        except ChangefeedError as error:
+            problems = [error]
+        finally:
+            opened.close()
+        for problem in problems:
+            problem.span = problem.span or sink.span
+        return problems, [overlooked] if overlooked else []
+
+    return probe

@@ -1,0 +1,57 @@
+"""What makes sure that a scan which is not wanted any more writes nothing any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from changefeed.scan.admission import Gate, Ticket
+
+
+class ScanStopped(Exception):
+    """The scan is not wanted any more; nothing went wrong."""
+
+
+class Fence:
+    """Every write of a scan goes through it: here by :meth:`passing`, in workers by a ticket.
+
+    After :meth:`close` none does, and none is under way. Reading may go on for a while: it
+    harms nobody.
+    """
+
+    def __init__(self) -> None:
+        self._passing = threading.RLock()
+        self._closing = threading.Event()
+        self._gate: Gate | None = None
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A call of the sink from this process.
+
+        Raises:
+            ScanStopped: not any more.
+        """
+        with self._passing:
+            if self._closing.is_set():
+                raise ScanStopped
+            yield
+
+    def ticket(self, host: str, *, here: bool) -> Ticket:
+        """For the workers of a Spark job, which reach us at ``host`` (``here``: this machine).
+
+        Raises:
+            ScanStopped: not any more.
+        """
+        with self.passing():
+            if self._gate is None:
+                self._gate = Gate(host, here=here)
+            return self._gate.ticket()
+
+    def close(self) -> None:
+        """Stop all writing; returns when the last write under way has ended."""
+        self._closing.set()
+        with self._passing:
+            gate = self._gate
+        if gate is not None:
+            gate.close()

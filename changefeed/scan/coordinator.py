@@ -1,0 +1,203 @@
+"""Which tables of a feed are owed a scan, and what becomes of the scan that runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import TableProgress, TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import fault_point
+from changefeed.core.schema import TableName
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.sink_session import TableError
+from changefeed.options import INITIAL_SCAN, InitialScan
+from changefeed.scan.thread import Scan
+
+JOIN_SECONDS = 30.0
+
+
+class Scanning:
+    """Starts scans, follows them, and places tables that need none. One feed, one thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        keeper: SourceKeeper,
+        stopping: threading.Event,
+        start: Callable[[list[TableProgress]], Scan],
+        resolved: Callable[[], Timestamp | None] = lambda: None,
+    ) -> None:
+        """``resolved``: what consumers were told last."""
+        self._resolved = resolved
+        self._catalog = catalog
+        self._keeper = keeper
+        self._stopping = stopping
+        self._start = start
+        self._scan: Scan | None = None
+
+    def active(self, feed: Feed) -> bool:
+        """A scan runs or is owed."""
+        return self._scan is not None or bool(_owed(feed))
+
+    def owes(self, feed: Feed) -> bool:
+        """Some table's scan is not delivered yet."""
+        return bool(_owed(feed))
+
+    def holds(self, table: TableProgress) -> bool:
+        """A backfill of this table runs: its changes must not pass :attr:`at`."""
+        scan = self._scan
+        return scan is not None and table.scan_wanted and table.table in scan.tables
+
+    @property
+    def at(self) -> Timestamp | None:
+        """The timestamp of the scan that runs, once it is known: held tables go so far."""
+        return self._scan.at if self._scan is not None else None
+
+    @property
+    def waits(self) -> bool:
+        """The scan knows its timestamp and delivers nothing before :meth:`follow` saved it."""
+        scan = self._scan
+        return scan is not None and scan.at is not None and not scan.placed.is_set()
+
+    def text(self) -> str:
+        """How far the scan is, with the time it still needs, for people."""
+        return self._scan.text() if self._scan is not None else "initial scan"
+
+    def begin(self, feed: Feed) -> None:
+        """Start a scan for the tables that are owed one; place those that need none."""
+        if self._scan is not None:
+            return
+        for table in [t for t in _owed(feed) if not t.scan_wanted]:
+            self._place(feed, table)
+        owed = [t for t in _owed(feed) if t.scan_wanted]
+        for table in owed:
+            self._begin_table(feed, table)
+        if owed:
+            self._scan = self._start([feed.tables[t.table] for t in owed])
+            self._scan.start()
+
+    def _begin_table(self, feed: Feed, table: TableProgress) -> None:
+        if table.state is TableState.PENDING:
+            feed.update(table.table, state=TableState.SCANNING)
+        broken = table.done_upto is None and table.scan_at is not None
+        if broken and feed.options[INITIAL_SCAN] is not InitialScan.ONLY:
+            # Rows as of then may be out: what was deleted since is told by the changes alone.
+            feed.update(table.table, done_upto=table.scan_at)
+
+    def follow(self, feed: Feed, show: Callable[[], None]) -> None:
+        """Take over what the scan has finished; ``show`` is called before it is saved, so that
+        whoever waited for the progress finds the feed's state changed too.
+
+        Raises:
+            TableError: one table cannot be scanned.
+            ChangefeedError: the scan broke; it is begun again for what is left.
+        """
+        scan = self._scan
+        if scan is None:
+            return
+        ended = not scan.is_alive()
+        if self.waits:
+            self._save_place(feed, scan)
+        for name in scan.tables:
+            self._follow_table(feed, scan, name, show)
+        if ended:
+            self._scan = None
+            if scan.error is not None:
+                raise scan.error
+
+    def stop(self) -> None:
+        """End the running scan; its unfinished tables stay owed."""
+        scan, self._scan = self._scan, None
+        if scan is not None:
+            scan.stop()
+            # Whatever else the thread still does, it delivers nothing any more.
+            scan.fence.close()
+            # Before it knows its timestamp it may wait long for its snapshot: until the
+            # transactions open at the source end.
+            if scan.at is not None:
+                scan.join(JOIN_SECONDS)
+
+    def _save_place(self, feed: Feed, scan: Scan) -> None:
+        for name, table in scan.tables.items():
+            now = feed.tables.get(name)
+            owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
+            if owed and not table.backfill:
+                feed.update(name, scan_at=scan.at)
+        feed.save()
+        scan.placed.set()
+
+    def _follow_table(
+        self, feed: Feed, scan: Scan, name: TableName, show: Callable[[], None]
+    ) -> None:
+        table = scan.tables[name]
+        now = feed.tables.get(name)
+        if now is None or now.state is TableState.FAILED or not now.scan_wanted:
+            return
+        if table.error is not None:
+            raise TableError(name, table.error)
+        if table.done and scan.at is not None:
+            feed.update(
+                name,
+                state=TableState.RUNNING,
+                scan_wanted=False,
+                scan_at=scan.at,
+                done_upto=scan.at if now.done_upto is None else max(now.done_upto, scan.at),
+                scan_rows=table.rows,
+                scan_total=table.rows,
+                emitted_rows=now.emitted_rows + table.rows,
+                emitted_bytes=now.emitted_bytes + table.bytes,
+                schema_version=table.schema.version if table.schema else now.schema_version,
+            )
+            show()
+            feed.save()
+            fault_point("scan.table_saved")
+            return
+        # A feed with an end goes no further than there, and its scan need not wait for more.
+        end = feed.job.end_time or Timestamp.MAX
+        if table.backfill and scan.at and now.done_upto and now.done_upto >= min(scan.at, end):
+            table.caught_up.set()
+        # A backfill keeps the instant of the schema change: resolved waits there.
+        at = now.scan_at if table.backfill else scan.at
+        if (table.rows, table.total, at) != (now.scan_rows, now.scan_total, now.scan_at):
+            feed.update(name, scan_rows=table.rows, scan_total=table.total, scan_at=at)
+
+    def _place(self, feed: Feed, table: TableProgress) -> None:
+        """A table without a scan begins at the cursor, or after the statement that added it."""
+        cursor = feed.job.cursor
+        if table.done_upto is not None:
+            at = table.done_upto
+        elif cursor is not None and table.start is None:
+            self._keeper.wait_captured([table.table], self._stopping)
+            self._check_cursor(table.table, cursor)
+            at = cursor
+        else:
+            self._keeper.wait_captured([table.table], self._stopping)
+            position = table.start or self._keeper.source.current_position()
+            at = self._keeper.wait_position(position, self._stopping)
+            # What was resolved meanwhile was committed before the statement answered.
+            at = max(at, self._resolved() or at)
+        feed.update(table.table, state=TableState.RUNNING, done_upto=at)
+
+    def _check_cursor(self, table: TableName, cursor: Timestamp) -> None:
+        since = self._catalog.captured(self._keeper.name).get(table)
+        with self._keeper.lock:
+            oldest = self._keeper.reader.oldest
+        begin = oldest if since is None else max(since, oldest)
+        if cursor < begin:
+            raise TableError(
+                table,
+                ChangefeedError(
+                    "CF3002",
+                    f"cursor {cursor} is before the change log of {table}, which begins at {begin}",
+                    hint="use a later cursor, or leave it out for an initial scan.",
+                ),
+            )
+
+
+def _owed(feed: Feed) -> list[TableProgress]:
+    new = feed.in_state(TableState.PENDING, TableState.SCANNING)
+    return new + [t for t in feed.in_state(TableState.RUNNING) if t.scan_wanted]

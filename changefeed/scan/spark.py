@@ -1,0 +1,182 @@
+"""Initial scans: parts of a table are read, shaped and delivered by Spark in parallel.
+
+One task a part, and no shuffle::
+
+    messages    part -> read() -> encoded -> deliver(), all in one Python worker
+    typed rows  part -> read() in a Python worker -> what the sink's own action does in the JVM
+
+A part that fails is tried again by Spark: repeats, never a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.log_rows import scan_rows
+from changefeed.core.schema import TableSchema
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan
+from changefeed.spark.executors import RECEIPT_DDL, Deliver, Delivered, Deliverer, errors_packed
+from changefeed.spark.progress import Listener, driver_host
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from changefeed.spark.session import SparkEngine
+
+
+class Part(Protocol):
+    """A piece of a table; must pickle. See :class:`changefeed.sources.base.ScanPart`."""
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The rows: columns ``a0..an`` in log form."""
+        ...
+
+
+def run_scan(
+    engine: SparkEngine,
+    parts: Sequence[Part],
+    *,
+    plan: MessagePlan,
+    at: Timestamp,
+    deliver: Deliver,
+    group: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Delivered]:
+    """Read, encode and deliver all parts; returns when everything is delivered.
+
+    Args:
+        engine: started or not; waits for it.
+        parts: what to read; each is one task and must fit its place in memory only batch by
+            batch.
+        plan: what the messages look like.
+        at: timestamp of all rows.
+        deliver: takes the messages of a part; pickles.
+        group: name for :meth:`SparkEngine.cancel`, which ends the scan.
+        on_progress: told rows and bytes of all parts now and then, and at the end.
+        stopping: asked when the job failed and before it starts; true ends quietly.
+
+    Raises:
+        ChangefeedError: what a part's ``read`` or ``deliver`` raised (after the last attempt),
+            CF4001 a value cannot be encoded, CF4002 Spark failed.
+    """
+    tell = on_progress or (lambda rows, size: None)
+    delivered: list[Delivered] = []
+    try:
+        if parts and not stopping():
+            delivered = _run(engine, parts, plan, at, deliver, group, tell)
+    except ChangefeedError:
+        if not stopping():
+            raise
+    tell(sum(d.rows for d in delivered), sum(d.bytes for d in delivered))
+    return delivered
+
+
+def _run(
+    engine: SparkEngine,
+    parts: Sequence[Part],
+    plan: MessagePlan,
+    at: Timestamp,
+    deliver: Deliver,
+    group: str | None,
+    on_progress: Callable[[int, int], None],
+) -> list[Delivered]:
+    with engine.use(group) as session:
+        host = driver_host(session)
+        with Listener(on_progress, host) as tell:
+            chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
+            numbers = session.range(len(parts), numPartitions=len(parts))
+            receipts = numbers.mapInArrow(chain, RECEIPT_DDL).collect()
+    return [Delivered(r["part"], r["rows"], r["bytes"]) for r in receipts]
+
+
+class _Chain:
+    """Reads the part a task is for, makes its messages and delivers them, all in the worker."""
+
+    def __init__(
+        self, parts: Sequence[Part], plan: MessagePlan, at: Timestamp, deliver: Deliverer
+    ) -> None:
+        self._parts = parts
+        self._plan = plan
+        self._at = at
+        self._deliver = deliver
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        return self._deliver(self._messages(batches))
+
+    def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                for rows in self._parts[number].read():
+                    table = scan_rows(self._plan.schema, rows, self._at)
+                    yield from encode_messages(table, self._plan, scan=True).to_batches()
+
+
+class _RowReader:
+    """Reads the part a task is for as rows of the log, and says how far it is."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        shape: Callable[[pa.RecordBatch], pa.Table],
+        tell: Callable[[int, int, int], None],
+    ):
+        self._parts = parts
+        self._shape = shape
+        self._tell = tell
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        with errors_packed():
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    yield from self._read(number)
+
+    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
+        rows = size = 0
+        for read in self._parts[number].read():
+            table = self._shape(read)
+            yield from table.to_batches()
+            rows, size = rows + table.num_rows, size + table.nbytes
+            self._tell(number, rows, size)
+
+
+@contextmanager
+def row_frame(
+    engine: SparkEngine,
+    parts: Sequence[Part],
+    *,
+    schema: TableSchema,
+    shape: Callable[[pa.RecordBatch], pa.Table],
+    group: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[DataFrame]:
+    """The rows of all parts as a lazy DataFrame, one partition each, while the block lasts.
+
+    Args:
+        engine: started or not; waits for it.
+        parts: what is read when an action runs.
+        schema: the shape of the rows: the DataFrame's is ``schema.log_schema()``.
+        shape: what is read -> rows of that schema; pickles.
+        group: name for :meth:`SparkEngine.cancel` of the actions of this thread.
+        on_progress: told rows and bytes of all parts now and then.
+
+    Raises:
+        ChangefeedError: what an action in the block met: of a part's ``read``, or CF4002.
+    """
+    with engine.use(group) as session:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        host = driver_host(session)
+        with Listener(on_progress or (lambda rows, size: None), host) as tell:
+            # No part, no row: a range must have a partition all the same.
+            numbers = session.range(len(parts), numPartitions=max(1, len(parts)))
+            yield numbers.mapInArrow(
+                _RowReader(parts, shape, tell), from_arrow_schema(schema.log_schema())
+            )

@@ -1,0 +1,419 @@
+"""One table of a scan: read in parts, shaped as the sink takes it, delivered, and ended.
+
+======================  ==============================  =======================================
+sink takes              small table                     large table
+======================  ==============================  =======================================
+messages, in workers    encoded here, one commit        Spark's workers: one task a part does all
+messages                encoded here, one commit        read here in parallel, in rounds
+messages, exactly once  encoded here, one commit        read here in parallel, one commit
+rows                    read here, one commit           read here in parallel, in rounds
+rows, by Spark          read here, one commit           Spark; the sink runs the job
+======================  ==============================  =======================================
+
+A table counts as scanned when all of it is durable and the sink was told that the scan ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import fault_point
+from changefeed.core.log_rows import scan_rows
+from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Deletes
+from changefeed.feeds.feed import scan_place
+from changefeed.feeds.sink_session import durable, takes_rows
+from changefeed.scan.admission import Ticket
+from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.spark import row_frame, run_scan
+from changefeed.spark.progress import driver_host
+from sinks.base import (
+    Batch,
+    EndsScans,
+    Epoch,
+    KeepsProgress,
+    Receipt,
+    ScansBySpark,
+    Sink,
+    SinkContext,
+    Target,
+)
+
+if TYPE_CHECKING:
+    from changefeed.feeds.runner import FeedRunner
+    from changefeed.sources.base import ScanPart
+
+#: Tables estimated below this are read by the node itself: a Spark job would cost more.
+SMALL_ROWS = 20_000
+#: The same of messages. Two million narrow rows to Kafka on two busy cores: 128,000 rows/s read
+#: here, 44,000 by Spark with its start (``benchmarks/kafka.py scan``); its processes are worth
+#: that for very large tables, and on a cluster.
+HERE_ROWS = 10_000_000
+#: Rows encoded in one go on the node.
+MESSAGE_ROWS = 20_000
+#: Typed rows handed to a sink in one go, and committed in one go where the sink says nothing.
+TYPED_ROWS = 50_000
+ROUND_ROWS = 500_000
+#: Parts read at the same time here.
+READERS = 4
+
+
+@dataclass
+class Reading:
+    """What all tables of one scan have in common."""
+
+    runner: FeedRunner
+    at: Timestamp
+    fence: Fence
+    group: str
+    stopping: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._epochs = itertools.count(1)
+
+    def read(
+        self,
+        schema: TableSchema,
+        parts: Sequence[ScanPart],
+        rows: int,
+        told: Callable[[int, int], None],
+    ) -> None:
+        """Deliver a table; returns when it is durable and ended at the sink.
+
+        Args:
+            schema: the table's shape.
+            parts: what to read.
+            rows: about how many rows there are.
+            told: rows and bytes delivered so far, called now and then from any thread.
+
+        Raises:
+            ScanStopped: before the end.
+            ChangefeedError: the source, Spark or the sink failed.
+        """
+        with self.fence.passing():
+            sink = self.runner.outlet.for_scan()
+        writer = Writer(self, sink, schema, told)
+        small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
+        in_workers = self.runner.outlet.in_workers(sink) and not writer.keeps
+        try:
+            if self.runner.plan(schema).deletes is Deletes.ONLY:
+                parts = ()
+            if writer.typed:
+                self._typed(parts, writer, small=small)
+            elif small or not in_workers:
+                self._messages_here(parts, writer)
+            else:
+                self._messages_in_workers(parts, writer)
+            writer.end()
+        except BaseException:
+            writer.abort()
+            raise
+
+    # -- typed rows -------------------------------------------------------------------------
+
+    def _typed(self, parts: Sequence[ScanPart], writer: Writer, *, small: bool) -> None:
+        shape = functools.partial(self.runner.row_plan(writer.schema).scanned, at=self.at)
+        if small or not isinstance(writer.sink, ScansBySpark):
+            self._here(parts, writer, shape, TYPED_ROWS)
+            return
+        with row_frame(
+            self.runner.engine,
+            parts,
+            schema=writer.seen,
+            shape=shape,
+            group=self.group,
+            on_progress=writer.progress,
+        ) as frame:
+            # The sink's own action: cancelled with the group, waited for by the fence.
+            with self.fence.passing():
+                receipt = writer.sink.write_scan(frame, writer.epoch, writer.target, writer.seen)
+        writer.progress(receipt.rows, receipt.bytes)
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def _messages_here(self, parts: Sequence[ScanPart], writer: Writer) -> None:
+        def messages(batch: pa.Table) -> pa.Table:
+            rows = scan_rows(writer.schema, batch, self.at)
+            return self.runner.encode_rows(rows, writer.schema)
+
+        self._here(parts, writer, messages, MESSAGE_ROWS)
+
+    def _here(
+        self,
+        parts: Sequence[ScanPart],
+        writer: Writer,
+        shape: Callable[[pa.Table], pa.Table],
+        rows: int,
+    ) -> None:
+        """Read in this process; ``shape`` makes of about ``rows`` rows what the sink takes."""
+        for batch in joined(read_parts(parts, self.stopping), rows):
+            writer.write(shape(batch))
+            writer.commit_round()
+
+    def _messages_in_workers(self, parts: Sequence[ScanPart], writer: Writer) -> None:
+        run_scan(
+            self.runner.engine,
+            parts,
+            plan=self.runner.messages(writer.schema),
+            at=self.at,
+            deliver=self._in_worker(writer),
+            group=self.group,
+            on_progress=writer.progress,
+            stopping=self.stopping,
+        )
+        if self.stopping():
+            raise ScanStopped
+
+    def _in_worker(self, writer: Writer) -> InWorker:
+        with self.runner.engine.use() as session:
+            host = driver_host(session)
+        local = self.runner.engine.master.startswith("local")
+        return InWorker(
+            sink=self.runner.outlet.made_anew(),
+            context=self.runner.outlet.context(scan=True, here=False),
+            feed=self.runner.name,
+            epoch=writer.epoch,
+            target=writer.target,
+            schema=writer.schema,
+            ticket=self.fence.ticket(host, here=local),
+        )
+
+    def next_epoch(self) -> Epoch:
+        """Epochs of a scan end at its instant."""
+        return Epoch(next(self._epochs), self.at)
+
+
+class Writer:
+    """Writes one table of a scan to the scan's sink object from this process, and ends it."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        sink: Sink,
+        schema: TableSchema,
+        told: Callable[[int, int], None],
+    ) -> None:
+        runner = reading.runner
+        self.sink = sink
+        self.schema = schema
+        self.typed = takes_rows(sink)
+        #: The shape the sink sees.
+        self.seen = runner.row_plan(schema).schema if self.typed else schema
+        self.target: Target = runner.target(schema.table)
+        self.epoch = reading.next_epoch()
+        #: The whole table is one commit, which says so to the sink.
+        self.keeps = runner.outlet.keeps(sink)
+        self._reading = reading
+        self._told = told
+        self._receipts: list[Receipt] = []
+        self._pending = 0
+        self._rows = self._bytes = 0
+        self._round = max(sink.capabilities.round_rows, ROUND_ROWS)
+        self._ends = runner.plan(schema).deletes in (Deletes.YES, Deletes.SOFT)
+
+    def write(self, rows: pa.Table) -> None:
+        """Hand over rows as the sink takes them."""
+        batch = Batch(
+            feed=self._reading.runner.name,
+            epoch=self.epoch,
+            partition=len(self._receipts),
+            target=self.target,
+            schema=self.seen,
+            rows=rows,
+            frontier=self._reading.at.previous(),
+            scan=True,
+        )
+        with self._reading.fence.passing():
+            receipt = self.sink.write(batch)
+        self._receipts.append(receipt)
+        self._pending += rows.num_rows
+        self._rows, self._bytes = self._rows + rows.num_rows, self._bytes + receipt.bytes
+        self._told(self._rows, self._bytes)
+
+    def progress(self, rows: int, size: int) -> None:
+        """What others than :meth:`write` have delivered."""
+        self._told(rows, size)
+
+    def commit_round(self) -> None:
+        """Commit what is written, where there is much of it and the table may be in pieces."""
+        if not self.keeps and self._pending >= self._round:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make durable what was written."""
+        if self._receipts:
+            with self._reading.fence.passing():
+                durable(self.sink.commit(self.epoch, self._receipts))
+            self._settled()
+
+    def end(self) -> None:
+        """Everything of the table was written: commit it, and tell the sink that this is all."""
+        sink, at = self.sink, self._reading.at
+        if self.keeps and isinstance(sink, KeepsProgress):
+            with self._reading.fence.passing():
+                place = {scan_place(self.schema.table): at}
+                durable(sink.commit_with(self.epoch, self._receipts, place))
+            self._settled()
+        else:
+            self.commit()
+        fault_point("scan.before_end")
+        if self._ends and isinstance(sink, EndsScans):
+            with self._reading.fence.passing():
+                sink.end_scan(self.target, self.seen, at)
+        fault_point("scan.after_end")
+
+    def _settled(self) -> None:
+        self._receipts.clear()
+        self._pending = 0
+        self.epoch = self._reading.next_epoch()
+
+    def abort(self) -> None:
+        """Forget what was written and not committed."""
+        try:
+            with self._reading.fence.passing():
+                self.sink.abort(self.epoch, self._receipts)
+        except (ScanStopped, ChangefeedError):
+            # The reason for it is on its way up; a sink that is closed forgets as well.
+            self._receipts.clear()
+
+
+@dataclass
+class InWorker:
+    """Writes the finished messages of one part to the sink, in the worker that read it.
+
+    It pickles with an unopened sink; each process that runs it opens the sink once, after it
+    has asked whether it may.
+    """
+
+    sink: Sink
+    context: SinkContext
+    feed: str
+    epoch: Epoch
+    target: Target
+    schema: TableSchema
+    ticket: Ticket
+    _opened: bool = False
+
+    def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
+        """Deliver all messages of a part durably: rows and bytes."""
+        if not self._opened:
+            self.ticket.enter()
+            self.sink.open(self.context)
+            self._opened = True
+        receipts: list[Receipt] = []
+        for rows in batches:
+            receipts.append(
+                self.sink.write(
+                    Batch(
+                        feed=self.feed,
+                        epoch=self.epoch,
+                        partition=part,
+                        target=self.target,
+                        schema=self.schema,
+                        rows=rows,
+                        frontier=self.epoch.upto.previous(),
+                        scan=True,
+                    )
+                )
+            )
+        durable(self.sink.commit(self.epoch, receipts))
+        return sum(r.rows for r in receipts), sum(r.bytes for r in receipts)
+
+    def close(self) -> None:
+        """Let go of the sink; only then are we out."""
+        try:
+            if self._opened:
+                self._opened = False
+                self.sink.close()
+        finally:
+            self.ticket.leave()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_opened": False}
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+def read_parts(parts: Sequence[ScanPart], stopping: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
+    """The rows of all parts, a few read at the same time, in no particular order.
+
+    At most a few batches are in memory.
+
+    Raises:
+        ScanStopped: ``stopping`` said so.
+        ChangefeedError: a part cannot be read.
+    """
+    ready: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(2 * READERS)
+    left = iter(parts)
+    lock, over = threading.Lock(), threading.Event()
+
+    def put(item: pa.RecordBatch | BaseException | None) -> None:
+        while not over.is_set():
+            try:
+                return ready.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                with lock:
+                    part = next(left, None)
+                if part is None:
+                    break
+                for batch in part.read():
+                    put(batch)
+                    if over.is_set():
+                        return
+        except BaseException as error:
+            put(error)
+        finally:
+            put(None)
+
+    threads = min(READERS, len(parts))
+    pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="scan-read")
+    for _ in range(threads):
+        pool.submit(work)
+    try:
+        while threads:
+            if stopping():
+                raise ScanStopped
+            try:
+                item = ready.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                threads -= 1
+            elif item.num_rows:
+                yield item
+    finally:
+        over.set()
+        pool.shutdown(wait=False)
+
+
+def joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Neighbours joined to tables of about ``rows`` rows."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield pa.Table.from_batches(held)
+            held, count = [], 0
+    if held:
+        yield pa.Table.from_batches(held)

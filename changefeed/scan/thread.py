@@ -1,0 +1,193 @@
+"""The initial scan, and the scan again after a schema change: a consistent image of tables.
+
+One thread beside the feed's own, so that other tables keep flowing. All tables of one scan
+are read under one snapshot of the source and carry its timestamp. A table that is flowing
+already (a backfill) is read only after its changes up to that timestamp were delivered, so a
+consumer never sees an older version of a row after a newer one.
+
+How a table is read and delivered is :mod:`changefeed.scan.table`. A scan that broke begins
+again for the tables that were not finished: consumers see repeats, never a hole. A row
+that the broken scan delivered may be deleted before the next one, whose image says nothing of
+it: so the instant of a scan is saved before its first row goes out, and the next scan of the
+table comes after the changes since then, as a backfill does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from changefeed.catalog.model import TableProgress
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import fault_point
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.telemetry import log
+from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.table import Reading
+from changefeed.sources.base import KeyRange, Snapshot
+
+if TYPE_CHECKING:
+    from changefeed.feeds.runner import FeedRunner
+
+
+@dataclass
+class TableScan:
+    """One table of a running scan. ``done`` or ``error`` is set when it ended."""
+
+    progress: TableProgress
+    backfill: bool
+    schema: TableSchema | None = None
+    total: int = 0
+    rows: int = 0
+    bytes: int = 0
+    done: bool = False
+    error: ChangefeedError | None = None
+    caught_up: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def name(self) -> TableName:
+        return self.progress.table
+
+
+class Scan(threading.Thread):
+    """Scans tables of a feed; the feed's runner looks at :attr:`tables` and :attr:`at`."""
+
+    def __init__(self, runner: FeedRunner, tables: Sequence[TableProgress]) -> None:
+        super().__init__(name=f"scan-{runner.name}", daemon=True)
+        self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
+        self.at: Timestamp | None = None
+        self.error: ChangefeedError | None = None
+        #: What this scan writes, it writes through here.
+        self.fence = Fence()
+        #: Set by the runner once :attr:`at` is durable in the progress of the tables.
+        self.placed = threading.Event()
+        self._runner = runner
+        self._stopping = threading.Event()
+        self._group = f"scan-{runner.job_id}-{id(self)}"
+        self._began = 0.0
+
+    def stop(self) -> None:
+        """End soon: running Spark jobs are cancelled."""
+        self._stopping.set()
+        self.placed.set()
+        for table in self.tables.values():
+            table.caught_up.set()
+        self._runner.engine.cancel(self._group)
+
+    @property
+    def group(self) -> str:
+        """Name of the Spark job group of this scan."""
+        return self._group
+
+    def text(self) -> str:
+        """How far the scan is and the time it still needs at its present pace."""
+        tables = self.tables.values()
+        done = sum(t.done for t in tables)
+        rows, total = sum(t.rows for t in tables), sum(t.total for t in tables)
+        share = min(0.99, rows / total) if total else 0.0
+        text = f"initial scan: {done} of {len(tables)} tables, {rows} of about {total} rows"
+        if share > 0.01 and self._began:
+            left = (time.monotonic() - self._began) * (1 - share) / share
+            text += f" ({share:.0%}, about {_duration(left)} left)"
+        return text
+
+    def run(self) -> None:
+        try:
+            self._scan()
+        except ChangefeedError as error:
+            self.error = error
+        except Exception as failure:
+            log.exception("scan of feed %s", self._runner.name)
+            self.error = ChangefeedError("CF2201", f"the scan failed: {type(failure).__name__}")
+        finally:
+            # Tasks of a job that failed may still run: the next scan comes after them.
+            self.fence.close()
+            self._runner.wake()
+
+    def _scan(self) -> None:
+        keeper = self._runner.keeper
+        source = keeper.source
+        if self._runner.needs_spark:
+            # An open image holds back VACUUM at the source: nothing may wait for Spark's start
+            # then.
+            self._runner.engine.session()
+        # The image must be younger than the capture, or changes between them would be lost.
+        keeper.wait_captured(self.tables, self._stopping)
+        described = self._describe()
+        if self._runner.promised is not None:
+            # An idle source's image has the instant of the last frontier, which consumers may
+            # have been told is complete.
+            keeper.wait_above(self._runner.promised, self._stopping)
+        with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
+            self.at = keeper.wait_position(snapshot.position, self._stopping)
+            self._began = time.monotonic()
+            self._runner.wake()
+            fault_point("scan.after_snapshot")
+            self.placed.wait()
+            # Again: the image may have waited long for open transactions, and has the columns
+            # that came meanwhile. One that came since then is not in the image, and told by it.
+            described = self._describe()
+            reading = Reading(self._runner, self.at, self.fence, self._group, self._stopping.is_set)
+            for table in described:
+                if self._stopping.is_set():
+                    return
+                self._scan_table(snapshot, table, reading)
+                self._runner.wake()
+
+    def _describe(self) -> list[TableScan]:
+        """Find each table's present shape; one that is gone fails alone."""
+        found = []
+        for table in self.tables.values():
+            if table.error is not None:
+                continue
+            try:
+                shape = self._runner.keeper.source.describe(table.name.schema, table.name.name)
+                self._runner.recognise(shape)
+                table.schema = self._runner.catalog.intern_schema(shape)
+                found.append(table)
+            except ChangefeedError as error:
+                if error.code.number == "CF2001":
+                    raise
+                table.error = error
+        return found
+
+    def _scan_table(self, snapshot: Snapshot, table: TableScan, reading: Reading) -> None:
+        if table.backfill:
+            table.caught_up.wait()
+        if table.schema is None or self._stopping.is_set():
+            return
+        progress = table.progress
+        keys = KeyRange(progress.values_from or None, progress.values_to or None)
+
+        def told(rows: int, size: int) -> None:
+            table.rows, table.bytes = rows, size
+            self._runner.wake()
+
+        try:
+            parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)
+            table.total = sum(p.rows_estimate for p in parts)
+            reading.read(table.schema, parts, table.total, told)
+        except ScanStopped:
+            return
+        except ChangefeedError as error:
+            if error.code.number in _TABLE_ERRORS:
+                table.error = error
+                return
+            raise
+        if not self._stopping.is_set():
+            table.done = True
+
+
+#: Errors that concern the one table that is read.
+_TABLE_ERRORS = frozenset({"CF1101", "CF1302", "CF1303", "CF2202", "CF4001", "CF5003", "CF5006"})
+
+
+def _duration(seconds: float) -> str:
+    """``45s``, ``12m``, ``3.5h``: the size that fits."""
+    if seconds < 90:
+        return f"{seconds:.0f}s"
+    return f"{seconds / 60:.0f}m" if seconds < 5400 else f"{seconds / 3600:.1f}h"
