@@ -1,16 +1,18 @@
-"""Tables made after a SCHEMA or DATABASE feed join it."""
+"""Tables made after a SCHEMA or DATABASE feed join it, once they pass the checks of CREATE."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from changefeed.catalog import Catalog, Job
-from changefeed.catalog.model import Status
+from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
-from changefeed.options import INITIAL_SCAN, InitialScan
-from changefeed.plan.build import table_stages
-from changefeed.plan.sink_resolution import job_options
+from changefeed.options import INITIAL_SCAN, InitialScan, Options
+from changefeed.plan.build import check_table, table_stages
+from changefeed.plan.sink_resolution import Sinking, job_options
 from changefeed.plan.targets import Found, matching, parse_targets
-from changefeed.sources.base import Source
+from changefeed.sources.base import ChecksTables, Source, Watch
 from grammar import nodes
 
 
@@ -18,14 +20,39 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     """Let tables made since join a feed of a SCHEMA or DATABASE; gives their names.
 
     They are scanned: all their rows came after the feed began. A feed that only scans, or
-    has ended, takes no more. A table that cannot be described now waits for the next call.
+    has ended, takes no more. A table that cannot be described now waits for the next call. One
+    that a CREATE would refuse is a failed table of the feed with the reason, and joins by
+    itself at the first call that finds it in order.
     """
     if not job.has_patterns or job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
         return []
     sink, options = job_options(catalog, job)
     if options[INITIAL_SCAN] is InitialScan.ONLY:
         return []
-    watched = {table.table for table in catalog.tables(job.id)}
+    tables = catalog.tables(job.id)
+    refused = {t.table for t in tables if _refused_before(t)}
+    found = _fitting(catalog, job, source, {t.table for t in tables} - refused)
+    if not found:
+        return []
+    problems = _problems(list(found.values()), job, source, options)
+    fresh = [place for name, place in found.items() if name not in refused]
+    _add(catalog, job, source, sink, options, fresh, problems)
+    mended = [name for name in found if name in refused and name not in problems]
+    if mended:
+        catalog.retry_tables(job.id, mended)
+    joined = [place.schema.table for place in fresh if place.schema.table not in problems]
+    return [str(name) for name in (*joined, *mended)]
+
+
+def _refused_before(table: TableProgress) -> bool:
+    """It fitted a pattern and failed the checks: it never began."""
+    return table.state is TableState.FAILED and table.never_began
+
+
+def _fitting(
+    catalog: Catalog, job: Job, source: Source, watched: set[TableName]
+) -> dict[TableName, Found]:
+    """The tables that fit the patterns and are not watched."""
     found: dict[TableName, Found] = {}
     for target in parse_targets(job.targets):
         if isinstance(target, nodes.TableTarget):
@@ -42,10 +69,51 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
                 )
                 continue
             found[name] = Found(target, schema, joined=True)
-    if not found:
-        return []
-    stages = table_stages(
-        list(found.values()), source, sink, options, scan=InitialScan.YES, start=None
-    )
-    catalog.add_tables(job.id, [stage.progress for stage in stages])
-    return [str(name) for name in found]
+    return found
+
+
+def _problems(
+    found: Sequence[Found], job: Job, source: Source, options: Options
+) -> dict[TableName, ChangefeedError]:
+    """The first reason why a CREATE of this feed would refuse a table."""
+    checked: list[list[ChangefeedError]] = [[] for _ in found]
+    if isinstance(source, ChecksTables):
+        names = [place.schema.table for place in found]
+        diff = options.needs_before
+        checked = source.table_problems([Watch(n.name, n.schema, diff) for n in names])
+    problems: dict[TableName, ChangefeedError] = {}
+    for place, errors in zip(found, checked, strict=True):
+        errors = errors or check_table(place.schema, place.target, options)
+        if errors:
+            problems[place.schema.table] = errors[0]
+    return problems
+
+
+def _add(
+    catalog: Catalog,
+    job: Job,
+    source: Source,
+    sink: Sinking,
+    options: Options,
+    fresh: Sequence[Found],
+    problems: dict[TableName, ChangefeedError],
+) -> None:
+    """Make the tables part of the feed, those with a problem as failed ones."""
+    if not fresh:
+        return
+    stages = table_stages(fresh, source, sink, options, scan=InitialScan.YES, start=None)
+    added = []
+    for stage in stages:
+        problem = problems.get(stage.schema.table)
+        if problem is None:
+            added.append(stage.progress)
+            continue
+        added.append(stage.progress.failed(problem))
+        catalog.record_event(
+            job.id,
+            "error",
+            problem.message,
+            table=str(stage.schema.table),
+            code=problem.code.number,
+        )
+    catalog.add_tables(job.id, added)

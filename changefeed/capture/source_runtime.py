@@ -112,9 +112,14 @@ class SourceKeeper:
             self._wanted = frozenset(wanted)
             seen = self._look()
             tables = capturable(self._wanted, seen)
-            if tables != self._captured or self.problems:
+            if tables != self._captured or self.problems or self._unsafe(tables, seen):
                 self._prepare(tables)
             self._start_capture()
+
+    @staticmethod
+    def _unsafe(tables: Mapping[TableName, int], seen: Sighting | None) -> bool:
+        """A captured table lost what lets the source's users change its rows."""
+        return seen is not None and not seen.unsafe.isdisjoint(tables.values())
 
     def _look(self) -> Sighting | None:
         """Where the wanted tables are now; None when the source has no numbers for them."""
@@ -187,10 +192,26 @@ class SourceKeeper:
             system_id=state.system_id or self.source.system_id(),
         )
         since = self._since()
-        self.problems = dict(prepared.problems)
+        self._leave_out(wanted, prepared.problems)
         captured = {t: oid for t, oid in wanted.items() if t not in self.problems}
         self._catalog.set_captured(self.name, dict.fromkeys(captured, since), captured)
         self._captured = wanted
+
+    def _leave_out(
+        self, wanted: Mapping[TableName, int], problems: Mapping[TableName, ChangefeedError]
+    ) -> None:
+        """Say which tables are not captured, and keep it for feeds that do not run now.
+
+        A feed that runs sees :attr:`problems` itself. One that is paused must not go on without
+        a scan when the table is captured again by then: what was written between is not in the
+        log.
+        """
+        for table in problems.keys() - self.problems.keys():
+            error = problems[table]
+            log.warning("source %s: %s %s", self.name, error.code.number, error.message)
+            if table in self._catalog.captured(self.name):
+                self._catalog.fail_idle_tables(table, wanted.get(table, 0), error)
+        self.problems = dict(problems)
 
     def _since(self) -> Timestamp:
         """From when on the log has all changes of a table that the source agreed to just now.

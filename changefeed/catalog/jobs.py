@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import Row, delete, func, insert, or_, select, update
+from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.history import record
@@ -192,17 +192,24 @@ class Jobs(Store):
         """The engine paused the job by itself (``on_error = pause``): RESUME starts it again."""
         return self.request(job_id, Wanted.PAUSED)
 
-    def retry_tables(self, job_id: int) -> list[TableName]:
+    def retry_tables(
+        self, job_id: int, only: Collection[TableName] | None = None
+    ) -> list[TableName]:
         """Let the failed tables of a job try again from where they stopped; gives their names.
 
         They are pending: the runner places each at its own ``done_upto`` (or scans it), which
         may be far below the job's high-water. Raises the job's generation when there were any.
-        One that was lost (CF2106) and is there again is scanned, too.
+        One that was lost (CF2106) and is there again is scanned, too, and so is one that was
+        captured and had to be left out for a while (CF2003, CF2004).
         """
         table = tables.job_table
         failed = (table.c.job_id == job_id) & (table.c.state == TableState.FAILED.value)
+        if only is not None:
+            names = [(name.source, name.schema, name.name) for name in only]
+            failed &= tuple_(table.c.source, table.c.schema, table.c.name).in_(names)
         # While a table had another name its rows went there: what is missing is scanned.
-        lost = failed & (table.c.error_code == "CF2106")
+        left_out = table.c.error_code.in_(("CF2003", "CF2004")) & table.c.done_upto.is_not(None)
+        lost = failed & ((table.c.error_code == "CF2106") | left_out)
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
             transaction.execute(update(table).where(lost).values(scan_wanted=True, scan_at=None))

@@ -155,6 +155,11 @@ class TableProgress:
     added_at: int = 0
     oid: int = 0
 
+    @property
+    def never_began(self) -> bool:
+        """It came by a pattern, and nothing of it was ever promised to anybody."""
+        return self.joined and self.done_upto is None and self.scan_at is None
+
     def failed(self, error: ChangefeedError) -> TableProgress:
         """The same table, stopped by ``error``."""
         return replace(

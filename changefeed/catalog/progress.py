@@ -32,6 +32,15 @@ _UPDATE = update(_table).where(
 )
 
 
+def _named(name: TableName) -> ColumnElement[bool]:
+    """The rows of a table, in whatever job."""
+    return and_(
+        _table.c.source == name.source,
+        _table.c.schema == name.schema,
+        _table.c.name == name.name,
+    )
+
+
 class Progress(Store):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
@@ -132,6 +141,36 @@ class Progress(Store):
             insert_tables(transaction, job_id, added, self._now())
             _raise_generation(transaction, job_id, self._now())
 
+    def fail_idle_tables(self, name: TableName, oid: int, error: ChangefeedError) -> None:
+        """Fail a table in the feeds that are paused or failed, each at the place it has.
+
+        Feeds that run fail it themselves.
+        """
+        stands = (Status.PAUSED.value, Status.FAILED.value)
+        with self._database.read() as transaction:
+            jobs = transaction.execute(
+                select(_table.c.job_id)
+                .join(_job, _job.c.id == _table.c.job_id)
+                .where(_named(name), _table.c.oid.in_((0, oid)), _job.c.status.in_(stands))
+            ).scalars()
+            idle = list(jobs)
+        for job_id in idle:
+            known = next(table for table in self.tables(job_id) if table.table == name)
+            if known.state is not TableState.RUNNING:
+                continue
+            done = None if known.done_upto is None else str(known.done_upto)
+            with self._database.write() as transaction:
+                transaction.execute(
+                    update(_table)
+                    .where(_table.c.job_id == job_id, _named(name))
+                    .values(
+                        state=TableState.FAILED.value,
+                        done_upto=done,
+                        error=error.message,
+                        error_code=error.code.number,
+                    )
+                )
+
     def adopt_oids(self, oids: Mapping[TableName, int]) -> None:
         """Write down which table each name stands for, where a feed does not know it yet."""
         if not oids:
@@ -139,14 +178,7 @@ class Progress(Store):
         with self._database.write(notify=False) as transaction:
             for name, oid in oids.items():
                 transaction.execute(
-                    update(_table)
-                    .where(
-                        _table.c.source == name.source,
-                        _table.c.schema == name.schema,
-                        _table.c.name == name.name,
-                        _table.c.oid == 0,
-                    )
-                    .values(oid=oid)
+                    update(_table).where(_named(name), _table.c.oid == 0).values(oid=oid)
                 )
 
     def drop_tables(self, job_id: int, names: Iterable[TableName]) -> None:

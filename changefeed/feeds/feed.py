@@ -207,13 +207,16 @@ class Feed:
 
         A table that failed goes on one day from where it stopped, so it holds up what covers it:
         a mark for the whole feed, or for a topic that it shares with a table which goes on.
+        One that was refused before it joined holds up nothing: a scan that comes later is above.
         ``by_topic``: a mark covers the topics of the other tables alone.
         """
         topics = {t.topic for t in self.tables.values() if t.state is not TableState.FAILED}
         failed = [
             _complete(t)
             for t in self.tables.values()
-            if t.state is TableState.FAILED and (not by_topic or t.topic in topics)
+            if t.state is TableState.FAILED
+            and not t.never_began
+            and (not by_topic or t.topic in topics)
         ]
         return _least([self.high_water(), *failed])
 

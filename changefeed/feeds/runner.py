@@ -368,7 +368,9 @@ class FeedRunner:
 
     def _show_state(self) -> None:
         """Write the feed's state where people look, with what holds it up."""
-        for table in self._feed.in_state(TableState.PENDING, TableState.RUNNING):
+        for table in self._feed.in_state(
+            TableState.PENDING, TableState.SCANNING, TableState.RUNNING
+        ):
             if (problem := self.keeper.problems.get(table.table)) is not None:
                 raise TableError(table.table, problem)
         error = self.keeper.error

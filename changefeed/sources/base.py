@@ -96,10 +96,12 @@ class Sighting:
     Attributes:
         numbers: what each name asked for stands for now; one that stands for nothing is absent.
         names: the present name of each number asked for; one that is gone is absent.
+        unsafe: numbers of tables whose users could not change rows while they are captured.
     """
 
     numbers: Mapping[TableName, int]
     names: Mapping[int, TableName]
+    unsafe: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,17 @@ class NumbersTables(Protocol):
         """Look where tables are, by name and by number
         (:attr:`~changefeed.core.schema.TableSchema.oid`). Cheap: asked every few seconds.
         """
+        ...
+
+
+@runtime_checkable
+class ChecksTables(Protocol):
+    """Optional: a source that can check tables one by one, without looking at the server."""
+
+    def table_problems(
+        self, watches: Sequence[Watch], *, publication: str | None = None
+    ) -> list[list[ChangefeedError]]:
+        """The problems of each table that :meth:`Source.check` would find, in order."""
         ...
 
 

@@ -57,7 +57,7 @@ class Bench:
         tables = self.feeds.catalog.tables(self.feeds.catalog.job("f").id)
         return next((t for t in tables if t.table.name == name), None)
 
-    def fails(self, name: str, reason: str) -> None:
+    def fails(self, name: str, reason: str, code: str = "CF2106") -> None:
         """Wait until a table of the feed failed for that reason."""
 
         def failed() -> bool:
@@ -67,7 +67,7 @@ class Bench:
         until(failed, f"{name} fails", 60)
         table = self.table(name)
         assert table is not None and table.error is not None and reason in table.error
-        assert table.error_code == "CF2106"
+        assert table.error_code == code
 
     def arrives(self, topic: str, notes: list[str]) -> None:
         """Wait until exactly these were delivered under a topic."""
@@ -208,3 +208,51 @@ def test_a_schema_feed_follows_its_tables(bench: Bench) -> None:
     left = [event.text for event in events if event.text.startswith("left")]
     assert any('was renamed to "public.x"' in text for text in left), left
     assert any("was dropped" in text for text in left), left
+
+
+# -- tables that cannot be published --------------------------------------------------------
+
+
+def test_a_new_table_without_a_key_does_not_break_the_application(bench: Bench) -> None:
+    bench.create("SCHEMA public")
+    bench.database.execute("create table c (id int, note text); insert into c values (1, 'c1')")
+    bench.fails("c", "no replica identity", "CF2003")
+    bench.database.execute("update c set note = 'c2'; delete from c where id = 9")
+    bench.synced("a", 2)
+    events = bench.feeds.catalog.events(bench.feeds.catalog.job("f").id, kinds=("error",))
+    assert [(e.code, e.table) for e in events] == [("CF2003", "shop.public.c")]
+    assert bench.notes("c") == []
+
+    bench.database.execute("alter table c add primary key (id)")
+    bench.arrives("c", ["c2"])  # by itself: it had never begun
+    bench.database.execute("update c set note = 'c3'")
+    bench.arrives("c", ["c2", "c3"])
+
+
+@pytest.mark.parametrize("how", ["drop constraint a_pkey", "replica identity nothing"])
+def test_a_captured_table_that_loses_its_key_leaves_the_application_alone(
+    bench: Bench, how: str
+) -> None:
+    bench.create("a, b")
+    bench.database.execute(f"alter table a {how}")
+    bench.fails("a", "no replica identity", "CF2003")
+    bench.database.execute("update a set note = 'a2'")
+    bench.synced("b", 2)
+
+    bench.database.execute("alter table a replica identity full")
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    bench.feeds.sync("f")
+    assert bench.notes("a") == ["a1", "a2"], "what it missed is scanned"
+
+
+def test_a_paused_feed_misses_nothing_of_a_table_that_was_left_out(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.feeds.execute("CREATE CHANGEFEED other FOR a, b INTO 'null://'")
+    bench.feeds.execute("PAUSE CHANGEFEED f")
+    bench.database.execute("alter table a drop constraint a_pkey")
+    bench.fails("a", "no replica identity", "CF2003")
+    bench.database.execute("update a set note = 'a2'; alter table a add primary key (id)")
+    until(lambda: not bench.feeds.node.keeper("shop").problems, "a is captured again", 60)
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    bench.feeds.sync("f")
+    assert bench.notes("a") == ["a1", "a2"]

@@ -87,6 +87,61 @@ def test_a_bad_table_does_not_keep_the_others_out(
 
 
 @ALL
+def test_what_would_break_updates_is_not_published(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    postgres.execute(
+        "create table bare (id int); insert into bare values (1);"
+        "create table late (id int primary key deferrable);"
+        "create table none (id int primary key); alter table none replica identity nothing;"
+        "create table part (id int, v int) partition by range (id);"
+        "alter table part replica identity full;"
+        "create table part1 partition of part for values from (0) to (10);"
+        "alter table part1 replica identity full;"
+        "create table part2 partition of part default; insert into part values (20, 1)"
+    )
+    bad = [TableName("shop", "public", n) for n in ("bare", "late", "none", "part")]
+    done = source.prepare(slot=name, publication=name, tables=[A, *bad])
+    assert done.added == (A,)
+    assert {t.name: e.code.number for t, e in done.problems.items()} == dict.fromkeys(
+        ("bare", "late", "none", "part"), "CF2003"
+    )
+    postgres.execute("update bare set id = 2; update part set v = 2; delete from part")
+    assert source.sight(bad, []).unsafe == set(source.sight(bad, []).numbers.values())
+    postgres.execute("alter table bare replica identity full")
+    postgres.execute("alter table part2 replica identity full")
+    mended = [bad[0], bad[3]]
+    assert source.sight(mended, []).unsafe == set()
+    assert source.prepare(slot=name, publication=name, tables=[A, *mended]).problems == {}
+    assert published(postgres, name) == ["a", "bare", "part"]
+
+
+@ALL
+def test_a_published_table_that_loses_its_identity_is_taken_out(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    source.prepare(slot=name, publication=name, tables=[A, B])
+    postgres.execute("insert into a values (1, 'x'); alter table a drop constraint a_pkey")
+    with pytest.raises(psycopg.Error, match="does not have a replica identity"):
+        postgres.execute("update a set v = 'y'")
+    assert source.sight([A, B], []).unsafe == {source.describe(None, "a").oid}
+    done = source.prepare(slot=name, publication=name, tables=[A, B])
+    assert (done.removed, list(done.problems)) == ((A,), [A])
+    postgres.execute("update a set v = 'y'")
+
+
+def test_an_identity_that_goes_while_the_table_is_added_is_seen(
+    postgres: Database, source: PostgresSource, name: str
+) -> None:
+    member = setup.Member(source.describe(None, "a").oid, "public", "a")
+    with connect(postgres.uri) as ours:
+        # Somebody drops the key after our checks, before our lock: only the last look sees it.
+        change = setup.set_tables(ours, name, [member], lambda oids: list(oids))
+    assert (change.added, change.refused) == ((), (member,))
+    assert published(postgres, name) == []
+
+
+@ALL
 def test_children_by_inheritance_are_not_taken_along(
     postgres: Database, source: PostgresSource, name: str
 ) -> None:

@@ -259,6 +259,14 @@ _HAS_KEY = """
     END
 """
 
+_GENERATED_KEY = """
+    SELECT a.attname::text FROM pg_catalog.pg_index i
+    CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+    WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts AND a.attgenerated <> ''
+      AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
+"""
+
 _FACTS = f"""
     SELECT c.oid::int8, pg_catalog.pg_get_userbyid(c.relowner),
         pg_catalog.pg_has_role(c.relowner, 'USAGE'),
@@ -270,12 +278,7 @@ _FACTS = f"""
               AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
             ORDER BY a.attnum) END,
         c.relreplident::text, {_HAS_KEY.format(c="c")},
-        ARRAY(
-            SELECT a.attname::text FROM pg_catalog.pg_index i
-            CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
-            JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
-            WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts AND a.attgenerated <> ''
-              AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END),
+        ARRAY({_GENERATED_KEY}),
         pg_catalog.row_security_active(c.oid),
         ARRAY(
             SELECT json_build_array(ln.nspname, l.relname, l.relreplident::text,
@@ -288,24 +291,68 @@ _FACTS = f"""
 """
 
 
+# Asked every few seconds of all captured tables.
+_UNSAFE = f"""
+    SELECT c.oid::int8 FROM pg_catalog.pg_class c
+    WHERE c.oid = ANY (%s::oid[])
+      AND (CASE WHEN c.relkind = 'p' THEN EXISTS (
+               SELECT 1 FROM pg_catalog.pg_partition_tree(c.oid) t
+               JOIN pg_catalog.pg_class l ON l.oid = t.relid
+               WHERE t.isleaf AND NOT {_HAS_KEY.format(c="l")})
+           ELSE NOT {_HAS_KEY.format(c="c")} END
+           OR EXISTS ({_GENERATED_KEY}))
+"""
+
+
 def check_tables(
     connection: Connection, source: str, watches: Sequence[Watch], plan: Plan
 ) -> list[ChangefeedError]:
     """Names, kinds, rights, replica identity of every table asked for."""
-    problems: list[ChangefeedError] = []
+    found = table_problems(connection, watches, plan.publication)
+    return [problem for problems in found for problem in problems]
+
+
+def table_problems(
+    connection: Connection, watches: Sequence[Watch], publication: str | None
+) -> list[list[ChangefeedError]]:
+    """The problems of each table asked for, in order."""
+    found: list[list[ChangefeedError]] = []
     relations = introspect.look_up(connection, watches)
     facts = _facts(connection, [r for r in relations if r is not None])
-    members = setup.members(connection, plan.publication) if plan.publication else None
+    members = setup.members(connection, publication) if publication else None
     for watch, relation in zip(watches, relations, strict=True):
         if relation is None:
-            problems.append(introspect.unknown_table(connection, watch))
+            found.append([introspect.unknown_table(connection, watch)])
         elif refused := introspect.refusal(relation, watch):
-            problems.append(refused)
+            found.append([refused])
+        elif relation.oid not in facts:  # dropped between the two queries
+            found.append([introspect.unknown_table(connection, watch)])
         else:
             table = facts[relation.oid]
             published = relation.oid in (members or {})
-            problems += check_table(connection.info.server_version, table, watch, published)
+            version = connection.info.server_version
+            found.append(list(check_table(version, table, watch, published)))
+    return found
+
+
+def unpublishable(
+    connection: Connection, relations: Sequence[Relation]
+) -> dict[int, ChangefeedError]:
+    """The tables on which PostgreSQL would refuse UPDATE and DELETE once they are published."""
+    problems: dict[int, ChangefeedError] = {}
+    for oid, table in _facts(connection, relations).items():
+        watch = Watch(table.relation.name, table.relation.schema)
+        problem = next(_check_publishable(table, watch), None)
+        if problem is not None:
+            problems[oid] = problem
     return problems
+
+
+def unsafe(connection: Connection, oids: Sequence[int]) -> frozenset[int]:
+    """Those of the tables for which :func:`unpublishable` has an error; cheap."""
+    if not oids:
+        return frozenset()
+    return frozenset(oid for (oid,) in connection.execute(_UNSAFE, [list(oids)]))
 
 
 def _facts(connection: Connection, relations: Sequence[Relation]) -> dict[int, TableFacts]:
@@ -381,7 +428,17 @@ def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[
 
 
 def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
-    """Old rows must be told apart, or the *application's* updates would start to fail."""
+    """Old rows must be told apart, and carry what the feed needs of them."""
+    publishable = True
+    for problem in _check_publishable(table, watch):
+        publishable = publishable and problem.code.number != "CF2003"
+        yield problem
+    if publishable:
+        yield from _check_old_rows(table, watch)
+
+
+def _check_publishable(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
+    """Without a usable replica identity the *application's* updates would start to fail."""
     if table.generated_key:
         yield _problem(
             "CF1302",
@@ -396,7 +453,10 @@ def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
     weak += [(name, leaf) for name, leaf, has_key in table.leaves if not has_key]
     if weak:
         yield _no_identity(table, watch, weak)
-        return
+
+
+def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
+    """Old rows carry all columns where the feed, or the table's own identity, says so."""
     short = [
         name
         for name, identity in [(table.name, table.identity)]
@@ -433,7 +493,7 @@ def _no_identity(
         watch,
         f"table {table.name} has no replica identity: {why}",
         _full([name for name, _ in weak]),
-        detail="once it is published, PostgreSQL would refuse every UPDATE and DELETE on it",
+        detail="while it is published, PostgreSQL refuses every UPDATE and DELETE on it",
     )
 
 

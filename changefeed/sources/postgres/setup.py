@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +66,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What :func:`set_tables` did."""
+    """What :func:`set_tables` did. ``refused`` became unsafe just before it was added."""
 
     created: bool
     added: tuple[Member, ...]
     removed: tuple[Member, ...]
+    refused: tuple[Member, ...] = ()
 
 
 # ------------------------------------------------------------------------- publication
@@ -96,8 +97,17 @@ def members(connection: Connection, publication: str) -> dict[int, Member] | Non
     return {oid: Member(oid, schema, name, part) for oid, schema, name, part in rows}
 
 
-def set_tables(connection: Connection, publication: str, wanted: Iterable[Member]) -> Change:
+def set_tables(
+    connection: Connection,
+    publication: str,
+    wanted: Iterable[Member],
+    unsafe: Callable[[Sequence[int]], Collection[int]] = lambda oids: (),
+) -> Change:
     """Make the publication exist and hold exactly ``wanted``.
+
+    ``unsafe`` tells which tables must not be published. It is asked of those that were added,
+    under the lock that adding takes: a replica identity that is dropped at the same moment
+    waits for our commit, or is seen here.
 
     Raises:
         psycopg.Error: a right is missing, or a table is gone.
@@ -113,11 +123,15 @@ def set_tables(connection: Connection, publication: str, wanted: Iterable[Member
         if present is not None:
             _alter(connection, publication, "ADD", added)
             _alter(connection, publication, "DROP", removed)
+        bad = set(unsafe([m.oid for m in added])) if added else set()
+        refused = [m for m in added if m.oid in bad]
+        added = [m for m in added if m.oid not in bad]
+        _alter(connection, publication, "DROP", refused)
         waiting = settling(connection, publication) | {m.oid for m in added}
         waiting -= {m.oid for m in removed}
         if added or present is None:
             _remember(connection, publication, waiting)
-    return Change(present is None, tuple(added), tuple(removed))
+    return Change(present is None, tuple(added), tuple(removed), tuple(refused))
 
 
 def of_others(

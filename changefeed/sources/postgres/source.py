@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError, raise_all
@@ -59,6 +60,13 @@ class PostgresSource:
         """See :meth:`changefeed.sources.base.Source.check`."""
         return checks.check(self.name, self._uri, watches, slot=slot, publication=publication)
 
+    def table_problems(
+        self, watches: Sequence[Watch], *, publication: str | None = None
+    ) -> list[list[ChangefeedError]]:
+        """See :meth:`changefeed.sources.base.ChecksTables.table_problems`."""
+        with self._sessions.session("check tables") as connection:
+            return checks.table_problems(connection, watches, publication)
+
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
         """What does not hinder a feed but deserves a notice."""
         with self._sessions.session("look at the server's settings") as connection:
@@ -72,7 +80,9 @@ class PostgresSource:
     def sight(self, tables: Sequence[TableName], numbers: Sequence[int]) -> Sighting:
         """See :meth:`changefeed.sources.base.NumbersTables.sight`."""
         with self._sessions.session("look for tables") as connection:
-            return introspect.sight(connection, self.name, tables, numbers)
+            seen = introspect.sight(connection, self.name, tables, numbers)
+            unsafe = checks.unsafe(connection, sorted({*seen.numbers.values(), *seen.names}))
+        return replace(seen, unsafe=unsafe)
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
         """See :meth:`changefeed.sources.base.Source.describe`."""
@@ -141,7 +151,19 @@ class PostgresSource:
             for oid, (name, owner) in setup.of_others(connection, publication, wanted).items():
                 del wanted[oid]
                 problems[names[oid]] = _not_ours(name, owner)
-            change = setup.set_tables(connection, publication, wanted.values())
+            # Nor must one that cannot be published without breaking its users' statements.
+            chosen = [r for r in relations if r is not None and r.oid in wanted]
+            for oid, problem in checks.unpublishable(connection, chosen).items():
+                del wanted[oid]
+                problems[names[oid]] = problem
+            change = setup.set_tables(
+                connection,
+                publication,
+                wanted.values(),
+                lambda oids: checks.unsafe(connection, oids),
+            )
+            for member in change.refused:
+                problems[names[member.oid]] = _unsafe_now(member)
             created = setup.create_slot(connection, slot)
             setup.settle(connection, publication)
         return Prepared(
@@ -225,6 +247,15 @@ def _not_ours(name: str, owner: str) -> ChangefeedError:
         "CF2004",
         f"only its owner may add table {name} to a publication",
         hint=f"GRANT {owner} TO <role of the connection>; then RESUME.",
+    )
+
+
+def _unsafe_now(member: setup.Member) -> ChangefeedError:
+    return ChangefeedError(
+        "CF2003",
+        f"table {checks.quoted(member.schema)}.{checks.quoted(member.name)} "
+        "lost its replica identity just now",
+        hint="give it a primary key or REPLICA IDENTITY FULL, then RESUME.",
     )
 
 
