@@ -11,6 +11,7 @@ import pytest
 from changefeed.catalog import Status, TableProgress
 from changefeed.core.errors import ChangefeedError
 from changefeed.statements.health import DEGRADED, STATUSES, STOPPED, Health, health
+from changefeed.statements.values import Seconds
 from tests.golden.world import NOW, World
 
 SECOND = 10**9
@@ -53,9 +54,9 @@ def test_worse_than_degraded_stays_what_it_is(world: World, status: Status) -> N
 
 def test_the_lag_is_that_of_the_worst_table(world: World) -> None:
     world.node.deliver("f", NOW + 50 * SECOND)
-    assert look(world).lag == 10
+    assert look(world).lag == Seconds(10)
     before = broken(world, done_upto=None, added_at=NOW - 40 * SECOND)
-    assert look(world, before).lag == 100, "nothing of it came since it was added"
+    assert look(world, before).lag == Seconds(100), "nothing of it came since it was added"
     assert look(world, before, status=Status.SUCCEEDED).lag is None
 
 
