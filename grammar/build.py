@@ -266,6 +266,14 @@ class _Builder(Transformer[Token, Any]):
     def alter_into(self, _meta: Meta, uri: Token) -> tuple[nodes.AlterAction, ...]:
         return (nodes.AlterInto(_literal(uri, "string")),)
 
+    def alter_rescan(
+        self, _meta: Meta, tables: tuple[QualifiedName, ...] | None
+    ) -> tuple[nodes.AlterAction, ...]:
+        return (nodes.AlterRescan(tables or ()),)
+
+    def rescan_tables(self, _meta: Meta, *tables: QualifiedName) -> tuple[QualifiedName, ...]:
+        return tables
+
     def option_name(self, _meta: Meta, token: Token) -> Name:
         return Name(identifier(token), span=_at(token))
 

@@ -214,7 +214,14 @@ class AlterInto:
     sink: Literal
 
 
-AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto
+@dataclass(frozen=True, slots=True)
+class AlterRescan:
+    """``RESCAN [table, ..]``; no table means all tables of the feed."""
+
+    tables: tuple[QualifiedName, ...] = ()
+
+
+AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto | AlterRescan
 
 
 @dataclass(frozen=True, slots=True)

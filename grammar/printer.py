@@ -202,6 +202,8 @@ class _Printer:
                 return f"UNSET {_list(name(option.text) for option in action.names)}"
             case nodes.AlterInto():
                 return f"INTO {self.uri(action.sink)}"
+            case nodes.AlterRescan():
+                return _words("RESCAN", _list(map(_qualified, action.tables)))
 
     def listing(self, node: nodes.ShowChangefeeds) -> str:
         where = " AND ".join(map(_condition, node.where))

@@ -270,6 +270,11 @@ def capabilities(scheme: str) -> Capabilities:
     return declared
 
 
+def appends(scheme: str) -> bool:
+    """The sink only adds messages: it has no rows of its own that a scan could put right."""
+    return not hasattr(_load(scheme), "end_scan")
+
+
 def open_sink(uri: str, options: Mapping[str, object] | None = None) -> Sink:
     """The sink of ``uri``, checked but not yet connected: the caller calls ``open``.
 

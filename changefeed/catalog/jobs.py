@@ -21,7 +21,7 @@ from changefeed.catalog.model import (
     Wanted,
     check_move,
 )
-from changefeed.catalog.progress import delete_table, insert_tables, set_topic
+from changefeed.catalog.progress import delete_table, insert_tables, rescan_table, set_topic
 from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
@@ -236,11 +236,14 @@ class Jobs(Store):
         add: Sequence[TableProgress] = (),
         drop: Sequence[TableName] = (),
         topics: Mapping[TableName, str] | None = None,
+        rescan: Mapping[TableName, int] | None = None,
         generation: int | None = None,
     ) -> Job:
         """Change what a feed is, all in one step; raises its generation by one.
 
         ``add`` and ``drop`` are tables, ``topics`` new topic names of tables that stay.
+        ``rescan`` are tables that are scanned again (one that failed starts again by that), and
+        the number of another table that has the name by now, else 0.
         ``generation`` is the one the change was planned on: when another ALTER came between,
         nothing is changed (CF1301).
         """
@@ -271,6 +274,8 @@ class Jobs(Store):
             insert_tables(transaction, job_id, add, self._now())
             for table, topic in (topics or {}).items():
                 set_topic(transaction, job_id, table, topic)
+            for table, oid in (rescan or {}).items():
+                rescan_table(transaction, job_id, table, self._now(), job.high_water, oid)
             _set(transaction, job_id, **values)
             return self._job(_get(transaction, job_id))
 

@@ -131,6 +131,9 @@ class TableProgress:
         added_at: ns.
         oid: the source's number of the table (:attr:`~changefeed.core.schema.TableSchema.oid`): one
             of another number under this name is another table. 0: not known.
+        rescan: the last ``RESCAN`` of the table, as ns when it was asked for; 0: none. It names
+            the request: progress that was made before it is not saved any more.
+        rescanned: the last ``RESCAN`` that was carried out.
     """
 
     table: TableName
@@ -154,6 +157,13 @@ class TableProgress:
     joined: bool = False
     added_at: int = 0
     oid: int = 0
+    rescan: int = 0
+    rescanned: int = 0
+
+    @property
+    def rescan_owed(self) -> bool:
+        """A ``RESCAN`` was asked for and is not carried out yet."""
+        return self.scan_wanted and self.rescan != self.rescanned
 
     @property
     def never_began(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, select, update
 from sqlalchemy import Connection as Transaction
@@ -29,6 +29,8 @@ _UPDATE = update(_table).where(
     _table.c.source == bindparam("of_source"),
     _table.c.schema == bindparam("of_schema"),
     _table.c.name == bindparam("of_name"),
+    # A RESCAN came between: what was done before it does not count.
+    _table.c.rescan == bindparam("of_rescan"),
 )
 
 
@@ -63,19 +65,6 @@ class Progress(Store):
             )
             return [_raised(_progress(row), high_water) for row in rows]
 
-    def failed_tables(self) -> dict[int, list[TableProgress]]:
-        """The tables that have failed, by job; jobs without one are left out."""
-        with self._database.read() as transaction:
-            rows = transaction.execute(
-                select(_table)
-                .where(_table.c.state == TableState.FAILED.value)
-                .order_by(_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
-            )
-            found: dict[int, list[TableProgress]] = {}
-            for row in rows:
-                found.setdefault(row.job_id, []).append(_progress(row))
-            return found
-
     def watched(self, source: str) -> dict[TableName, list[str]]:
         """Names of the feeds that watch each table of a source (succeeded ones do not)."""
         with self._database.read() as transaction:
@@ -100,7 +89,7 @@ class Progress(Store):
         *,
         lease: Lease,
         high_water: Timestamp | None = None,
-    ) -> None:
+    ) -> frozenset[TableName]:
         """Write tables (only those that changed need be given) and high-water in one step.
 
         A running table that is not given stands at the job's high-water or above. So when the
@@ -108,8 +97,12 @@ class Progress(Store):
         trying again from where it failed), the tables that are not given are first written
         down at the old one: they lose nothing and repeat nothing.
 
-        A table dropped by ALTER meanwhile stays dropped: what is given for it is ignored. Adds
-        the growth of the tables' emitted counters to the job's and to its rates.
+        A table dropped by ALTER meanwhile stays dropped: what is given for it is ignored, as is
+        what is given for a table that a RESCAN has asked for meanwhile. Adds the growth of the
+        tables' emitted counters to the job's and to its rates.
+
+        Returns:
+            The tables that were given and not written.
 
         Raises:
             LeaseLost: another node holds the job by now; nothing was written.
@@ -122,14 +115,18 @@ class Progress(Store):
                     _job.c.high_water, _job.c.emitted_rows, _job.c.emitted_bytes, _job.c.rate
                 ).where(_job.c.id == job_id)
             ).one()
-            before = _emitted(transaction, job_id, progress)
-            moved = {name: table for name, table in progress.items() if name in before}
+            before = _stored(transaction, job_id, progress)
+            moved = {
+                name: table
+                for name, table in progress.items()
+                if name in before and before[name].rescan == table.rescan
+            }
             if moved:
                 transaction.execute(
-                    _UPDATE, [_found_by(job_id, n) | _moving(t) for n, t in moved.items()]
+                    _UPDATE, [_found_by(job_id, t) | _moving(t) for t in moved.values()]
                 )
-            rows = sum(max(0, t.emitted_rows - before[n][0]) for n, t in moved.items())
-            size = sum(max(0, t.emitted_bytes - before[n][1]) for n, t in moved.items())
+            rows = sum(max(0, t.emitted_rows - before[n].rows) for n, t in moved.items())
+            size = sum(max(0, t.emitted_bytes - before[n].bytes) for n, t in moved.items())
             values: dict[str, Any] = {}
             known = stamp_of(row.high_water)
             reached = _no_higher(high_water or known, moved.values())
@@ -143,6 +140,7 @@ class Progress(Store):
                 values["rate"] = Rate.from_text(row.rate).add(now, rows, size).to_text()
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
+        return frozenset(progress.keys() - moved.keys())
 
     def add_tables(self, job_id: int, added: Iterable[TableProgress]) -> None:
         """Let a feed watch more tables; raises its generation.
@@ -249,13 +247,57 @@ def set_topic(transaction: Transaction, job_id: int, name: TableName, topic: str
     transaction.execute(update(_table).where(_is(job_id, name)).values(topic=topic))
 
 
-def _found_by(job_id: int, name: TableName) -> dict[str, Any]:
+def rescan_table(
+    transaction: Transaction,
+    job_id: int,
+    name: TableName,
+    now: int,
+    high_water: Timestamp | None,
+    oid: int = 0,
+) -> None:
+    """Owe a table of a job a scan, whatever state it is in; what it delivered it keeps.
+
+    ``high_water`` is the job's: a running table stands there or above. ``oid`` is the number of
+    another table that has the name by now: the changes of the old one do not concern it.
+    """
+    row = transaction.execute(select(_table).where(_is(job_id, name))).one()
+    table = _raised(_progress(row), high_water)
+    if oid:
+        table = replace(table, oid=oid, done_upto=None, scan_at=None)
+    done = table.done_upto
+    owed = replace(
+        table,
+        state=TableState.PENDING,
+        scan_wanted=True,
+        # Above any scan that a sink keeping progress knows of. A first scan that is under way
+        # leaves its instant: rows as of then may be out.
+        scan_at=table.scan_at if done is None else done.next(),
+        scan_rows=0,
+        error=None,
+        error_code=None,
+    )
+    asked = max(now, table.rescan + 1)
+    transaction.execute(
+        update(_table).where(_is(job_id, name)).values(rescan=asked, oid=owed.oid, **_moving(owed))
+    )
+
+
+def _found_by(job_id: int, table: TableProgress) -> dict[str, Any]:
     return {
         "of_job": job_id,
-        "of_source": name.source,
-        "of_schema": name.schema,
-        "of_name": name.name,
+        "of_source": table.table.source,
+        "of_schema": table.table.schema,
+        "of_name": table.table.name,
+        "of_rescan": table.rescan,
     }
+
+
+class _Before(NamedTuple):
+    """What is stored of a table: rows and bytes emitted, and its last RESCAN."""
+
+    rows: int
+    bytes: int
+    rescan: int
 
 
 def _moving(table: TableProgress) -> dict[str, Any]:
@@ -273,13 +315,14 @@ def _moving(table: TableProgress) -> dict[str, Any]:
         "emitted_bytes": table.emitted_bytes,
         "error": table.error,
         "error_code": table.error_code,
+        "rescanned": table.rescanned,
     }
 
 
-def _emitted(
+def _stored(
     transaction: Transaction, job_id: int, progress: Mapping[TableName, TableProgress]
-) -> dict[TableName, tuple[int, int]]:
-    """Emitted counters as stored, of the given tables that are still there."""
+) -> dict[TableName, _Before]:
+    """What is stored of the given tables that are still there."""
     if not progress:
         return {}
     rows = transaction.execute(
@@ -289,10 +332,15 @@ def _emitted(
             _table.c.name,
             _table.c.emitted_rows,
             _table.c.emitted_bytes,
+            _table.c.rescan,
         ).where(_table.c.job_id == job_id, _table.c.name.in_([n.name for n in progress]))
     )
     names = ((TableName(row.source, row.schema, row.name), row) for row in rows)
-    return {name: (row.emitted_rows, row.emitted_bytes) for name, row in names if name in progress}
+    return {
+        name: _Before(row.emitted_rows, row.emitted_bytes, row.rescan)
+        for name, row in names
+        if name in progress
+    }
 
 
 def _no_higher(high_water: Timestamp | None, given: Iterable[TableProgress]) -> Timestamp | None:
@@ -370,4 +418,6 @@ def _progress(row: Row[Any]) -> TableProgress:
         joined=bool(row.joined),
         added_at=row.added_at,
         oid=row.oid,
+        rescan=row.rescan,
+        rescanned=row.rescanned,
     )

@@ -20,13 +20,17 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 2
+FORMAT = 3
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
     2: (
         "ALTER TABLE {schema}job_table ADD COLUMN oid BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE {schema}captured ADD COLUMN oid BIGINT NOT NULL DEFAULT 0",
+    ),
+    3: (
+        "ALTER TABLE {schema}job_table ADD COLUMN rescan BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE {schema}job_table ADD COLUMN rescanned BIGINT NOT NULL DEFAULT 0",
     ),
 }
 
@@ -188,6 +192,8 @@ job_table = Table(
     _flag("joined"),
     _ns("added_at"),
     _count("oid"),
+    _count("rescan"),
+    _count("rescanned"),
 )
 
 #: ``token`` rises with each holder and is never reused: it fences writes of an old one.

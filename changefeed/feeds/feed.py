@@ -37,6 +37,9 @@ class Feed:
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
         #: The feed's schemas in its registry; None where it has none.
         self.schemas = feed_schemas(self.options, uri)
+        #: Tables whose progress is not saved any more: a RESCAN has asked for them meanwhile, or
+        #: a DROP taken them away.
+        self.superseded: frozenset[TableName] = frozenset()
         self._changed: set[TableName] = set()
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
@@ -129,6 +132,16 @@ class Feed:
         self._changed.add(table)
         return self.tables[table]
 
+    def continue_from(self, before: Feed) -> None:
+        """What ``before``, this feed as it was until now, has delivered need not come again."""
+        for name, table in self.tables.items():
+            old = before.tables.get(name)
+            if old is None or old.rescan == table.rescan:
+                continue  # what it had was saved
+            done = max((at for at in (old.done_upto, table.done_upto) if at), default=None)
+            if done != table.done_upto:
+                self.update(name, done_upto=done, scan_at=done.next() if done else None)
+
     def keep_only(self, names: Collection[TableName]) -> None:
         """Forget the tables that the job does not have any more."""
         for name in self.tables.keys() - set(names):
@@ -175,6 +188,7 @@ class Feed:
                     name,
                     state=TableState.RUNNING,
                     scan_wanted=False,
+                    rescanned=table.rescan,
                     scan_at=scanned,
                     done_upto=max(table.done_upto or scanned, scanned),
                 )
@@ -233,7 +247,7 @@ class Feed:
             if t.done_upto is not None and high_water is not None and t.done_upto > high_water
         }
         names = self._changed | ahead
-        self._catalog.save_progress(
+        self.superseded = self._catalog.save_progress(
             self.job.id,
             {name: self.tables[name] for name in names},
             lease=self.lease,

@@ -269,7 +269,8 @@ class FeedRunner:
         if job.sink_uri != self._feed.job.sink_uri or job.options != self._feed.job.options:
             self.outlet.close()
         self.generation, self.name = job.generation, job.name
-        self._feed = Feed(self.catalog, job, self._lease)
+        before, self._feed = self._feed, Feed(self.catalog, job, self._lease)
+        self._feed.continue_from(before)
         self._state_version = None
         self.outlet.open(self._feed)
         self._shown = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Job
-from changefeed.catalog.model import Status, TableProgress
+from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
@@ -46,7 +46,11 @@ from sinks import registry
 
 @dataclass(frozen=True, slots=True)
 class AlterPlan:
-    """What to store: the arguments of :meth:`changefeed.catalog.Catalog.alter_job`."""
+    """What to store: the arguments of :meth:`changefeed.catalog.Catalog.alter_job`.
+
+    ``rescan`` has, of each table to be scanned again, the number of another table that has its
+    name by now; 0 where it is the same table.
+    """
 
     job: Job
     sink_uri: str | None = field(repr=False)
@@ -56,6 +60,7 @@ class AlterPlan:
     add: tuple[TableStage, ...] = ()
     drop: tuple[TableName, ...] = ()
     topics: dict[TableName, str] = field(default_factory=dict)
+    rescan: dict[TableName, int] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
 
@@ -91,6 +96,7 @@ class _Alteration:
         self.targets: list[nodes.Target] = list(parse_targets(job.targets))
         self.added: list[TableStage] = []
         self.dropped: list[TableName] = []
+        self.rescans: dict[TableName, int] = {}
         self.new_scans = InitialScan.YES
         self._source: Source | None = None
 
@@ -116,6 +122,7 @@ class _Alteration:
         if not self.tables and not self.added:
             self._problem("CF1302", "cannot drop all targets", "DROP CHANGEFEED ends the feed.")
         self._check_columns(old_options, options)
+        self._rescan_tables(options)
         if self.problems:
             return None
         texts = tuple(dict.fromkeys(map(target_text, self.targets)))
@@ -128,7 +135,8 @@ class _Alteration:
             add=tuple(self.added),
             drop=tuple(self.dropped),
             topics={} if sink is old_sink else self._topics(sink, options),
-            notices=(*options.notes, *table_notices(self.added, sink)),
+            rescan=self.rescans,
+            notices=(*options.notes, *table_notices(self.added, sink), *self._rescan_notices(sink)),
         )
 
     def _problem(
@@ -261,34 +269,47 @@ class _Alteration:
         if not isinstance(target, nodes.TableTarget):
             self._drop_pattern(target)
             return
-        parts = target.name.parts
-        fits = [t for t in self.tables if _names(parts, t)]
+        fits = self._named(target.name)
         if len(fits) != 1:
-            self._cannot_drop(target, fits)
+            self._not_watched(target.name, fits, target.span, already=True)
             return
         table = fits[0]
         if self._leave_out(target, table):
             del self.tables[table]
             self.dropped.append(table)
 
-    def _cannot_drop(self, target: nodes.TableTarget, fits: Sequence[TableName]) -> None:
-        name = ".".join(target.name.parts)
-        span = target.name.span or target.span
+    def _named(self, name: nodes.QualifiedName) -> list[TableName]:
+        """The tables of the feed that a name can mean."""
+        return [t for t in self.tables if _names(name.parts, t)]
+
+    def _not_watched(
+        self,
+        written: nodes.QualifiedName,
+        fits: Sequence[TableName],
+        span: nodes.Span | None = None,
+        *,
+        already: bool = False,
+    ) -> None:
+        """A name that is not one table of the feed: say what it is instead.
+
+        ``already``: it was to be made so (CockroachDB's words of DROP).
+        """
+        name = ".".join(written.parts)
+        span = written.span or span
         if fits:
             listed = ", ".join(map(shown, fits))
             self._problem("CF1302", f'target "TABLE {name}" is one of {listed}', span=span)
             return
-        schema = target.name.parts[-2] if len(target.name.parts) > 1 else None
+        schema = written.parts[-2] if len(written.parts) > 1 else None
         try:
-            self.source.describe(schema, target.name.parts[-1])
+            self.source.describe(schema, written.parts[-1])
         except ChangefeedError as error:
             if error.code.number not in ("CF1101", "CF1302"):
                 raise
             self._problem("CF1101", f'target "TABLE {name}" does not exist', error.hint, span)
             return
-        self._problem(
-            "CF1302", f'target "TABLE {name}" already not watched by changefeed', span=span
-        )
+        state = "already not" if already else "not"
+        self._problem("CF1302", f'target "TABLE {name}" {state} watched by changefeed', span=span)
 
     def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
         """Take the table out of the targets' texts, so that no pattern brings it back."""
@@ -336,6 +357,64 @@ class _Alteration:
             if progress.joined and table not in stay:
                 del self.tables[table]
                 self.dropped.append(table)
+
+    # -- scanning again -------------------------------------------------------------------
+
+    def _rescan_tables(self, options: Options) -> None:
+        actions = [a for a in self.statement.actions if isinstance(a, nodes.AlterRescan)]
+        if not actions:
+            return
+        if options[INITIAL_SCAN] is InitialScan.ONLY:
+            self._problem(
+                "CF1303",
+                "a feed with initial_scan = 'only' ends with its scan and cannot be rescanned",
+                "DROP it and CREATE it again.",
+            )
+            return
+        end = self.job.end_time
+        if end is not None and end <= self.around.clock.now():
+            self._problem(
+                "CF1301",
+                "the feed's end_time has passed: a scan would read rows as they are now",
+                "CREATE a feed without end_time.",
+            )
+            return
+        for action in actions:
+            for table in self._rescanned(action):
+                self.rescans[table] = self._successor(table)
+
+    def _rescanned(self, action: nodes.AlterRescan) -> list[TableName]:
+        if not action.tables:
+            return list(self.tables)
+        found: list[TableName] = []
+        for name in action.tables:
+            fits = self._named(name)
+            if len(fits) == 1:
+                found += fits
+            else:
+                self._not_watched(name, fits)
+        return found
+
+    def _successor(self, table: TableName) -> int:
+        """The number of the table that has the name of a lost one; 0 where none is lost."""
+        known = self.tables[table]
+        if known.state is not TableState.FAILED or known.error_code != "CF2106":
+            return 0
+        try:
+            present = self.source.describe(table.schema, table.name).oid
+        except ChangefeedError as error:
+            self.problems.append(error)
+            return 0
+        return present if present != known.oid else 0
+
+    def _rescan_notices(self, sink: Sinking) -> list[str]:
+        """What a consumer of messages cannot be told."""
+        if not self.rescans or not registry.appends(sink.scheme):
+            return []
+        return [
+            "every row of the rescanned tables is sent again; a row that was deleted while changes "
+            "were missed is not: a message sink cannot know of it"
+        ]
 
 
 def _same_kind(old: str, new: str) -> bool:

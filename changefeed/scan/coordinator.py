@@ -86,7 +86,26 @@ class Scanning:
         broken = table.done_upto is None and table.scan_at is not None
         if broken and feed.options[INITIAL_SCAN] is not InitialScan.ONLY:
             # Rows as of then may be out: what was deleted since is told by the changes alone.
-            feed.update(table.table, done_upto=table.scan_at)
+            table = feed.update(table.table, done_upto=table.scan_at)
+        if table.rescan_owed:
+            self._skip_gap(feed, table)
+
+    def _skip_gap(self, feed: Feed, table: TableProgress) -> None:
+        """The log does not go back to where a table stands, and its RESCAN says to go on: the
+        changes in between are not delivered, what they did shows in the rows of the scan."""
+        done = table.done_upto
+        with self._keeper.lock:
+            oldest = self._keeper.reader.oldest
+        if done is None or done >= oldest:
+            return
+        feed.update(table.table, done_upto=None, scan_at=None)
+        self._catalog.record_event(
+            feed.job.id,
+            "notice",
+            f"the changes between {done} and the rescan are not in the change log, which begins at "
+            f"{oldest}: a message sink is not told of rows that were deleted then",
+            table=str(table.table),
+        )
 
     def follow(self, feed: Feed, show: Callable[[], None]) -> None:
         """Take over what the scan has finished; ``show`` is called before it is saved, so that
@@ -128,7 +147,10 @@ class Scanning:
             if owed and not table.backfill:
                 feed.update(name, scan_at=scan.at)
         feed.save()
-        scan.placed.set()
+        # A RESCAN that came meanwhile ends this scan: its rows may not go out, since the place
+        # where they are to be followed was not saved.
+        if not feed.superseded & scan.tables.keys():
+            scan.placed.set()
 
     def _follow_table(
         self, feed: Feed, scan: Scan, name: TableName, show: Callable[[], None]
@@ -144,6 +166,7 @@ class Scanning:
                 name,
                 state=TableState.RUNNING,
                 scan_wanted=False,
+                rescanned=now.rescan,
                 scan_at=scan.at,
                 done_upto=scan.at if now.done_upto is None else max(now.done_upto, scan.at),
                 scan_rows=table.rows,

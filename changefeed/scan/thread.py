@@ -89,7 +89,8 @@ class Scan(threading.Thread):
         done = sum(t.done for t in tables)
         rows, total = sum(t.rows for t in tables), sum(t.total for t in tables)
         share = min(0.99, rows / total) if total else 0.0
-        text = f"initial scan: {done} of {len(tables)} tables, {rows} of about {total} rows"
+        name = "rescan" if all(t.progress.rescan_owed for t in tables) else "initial scan"
+        text = f"{name}: {done} of {len(tables)} tables, {rows} of about {total} rows"
         if share > 0.01 and self._began:
             left = (time.monotonic() - self._began) * (1 - share) / share
             text += f" ({share:.0%}, about {_duration(left)} left)"

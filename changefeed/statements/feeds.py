@@ -306,8 +306,10 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         add=[stage.progress for stage in plan.add],
         drop=plan.drop,
         topics=plan.topics,
+        rescan=plan.rescan,
         generation=job.generation,
     )
+    rescans = _begin_rescan(job, context) if plan.rescan else []
     context.host.wake()
     late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():
@@ -321,11 +323,20 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         "rows",
         ("job_id", "job_description"),
         [(altered.id, altered.statement)],
-        [*plan.notices, *warnings, *_topic_notices(topics), *late],
+        [*plan.notices, *rescans, *warnings, *_topic_notices(topics), *late],
         job_id=altered.id,
         name=altered.name,
         tag="ALTER CHANGEFEED",
     )
+
+
+def _begin_rescan(job: Job, context: Context) -> list[str]:
+    """Let a feed that failed go on with its RESCAN; say where one that stands still does not."""
+    if job.status is Status.FAILED and job.wanted is Wanted.RUNNING:
+        context.catalog.transition(job.id, Status.PENDING, reason="is to be rescanned")
+    elif job.status is Status.PAUSED or job.wanted is Wanted.PAUSED:
+        return [f'changefeed "{job.name}" is paused: the rescan begins with RESUME']
+    return _no_node(context)
 
 
 def rename(statement: nodes.RenameChangefeed, context: Context) -> Result:
@@ -538,9 +549,7 @@ def _until(
 
 def _statuses(jobs: list[Job], notices: list[str], context: Context, verb: str) -> Result:
     rows: list[tuple[Cell, ...]] = []
-    node = context.host.node_running()
     for job in jobs:
         now = context.catalog.find_job(job.id)
-        status = context.health(now, node=node).status if now else str(Status.DROPPED)
-        rows.append((job.id, job.name, status))
+        rows.append((job.id, job.name, str(now.status if now else Status.DROPPED)))
     return Result("rows", STATUS_COLUMNS, rows, notices, tag=f"{verb} CHANGEFEED")

@@ -731,3 +731,76 @@ def test_failed_tables_try_again(catalog: Catalog) -> None:
     generation = catalog.job(job.id).generation
     assert catalog.retry_tables(job.id) == []
     assert catalog.job(job.id).generation == generation == job.generation + 1
+
+
+# -- RESCAN ---------------------------------------------------------------------------------
+
+
+def test_a_rescan_is_not_undone_by_progress_made_before_it(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n", 60)
+    assert lease is not None
+    running = {
+        t.table: replace(t, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(5))
+        for t in catalog.tables(job.id)
+    }
+    running[ITEMS] = running[ITEMS].failed(ChangefeedError("CF5003", "refused"))
+    assert not catalog.save_progress(job.id, running, lease=lease)
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(9))
+    altered = catalog.alter_job(job.id, rescan={ORDERS: 0, ITEMS: 0})
+    assert altered.generation == job.generation + 1
+    by_name = {t.table: t for t in catalog.tables(job.id)}
+    for table, done in ((ORDERS, 9), (ITEMS, 5)):
+        owed = by_name[table]
+        assert (owed.state, owed.error, owed.done_upto) == (
+            TableState.PENDING,
+            None,
+            Timestamp(done),
+        )
+        assert owed.rescan_owed and owed.scan_at == Timestamp(done).next()
+    # The runner has not heard of it yet.
+    late = {ORDERS: replace(running[ORDERS], done_upto=Timestamp(12))}
+    assert catalog.save_progress(job.id, late, lease=lease, high_water=Timestamp(12)) == {ORDERS}
+    assert {t.table: t for t in catalog.tables(job.id)}[ORDERS] == by_name[ORDERS]
+    done_now = replace(
+        by_name[ORDERS],
+        state=TableState.RUNNING,
+        scan_wanted=False,
+        rescanned=by_name[ORDERS].rescan,
+    )
+    assert not catalog.save_progress(job.id, {ORDERS: done_now}, lease=lease)
+    assert not {t.table: t for t in catalog.tables(job.id)}[ORDERS].rescan_owed
+    catalog.alter_job(job.id, rescan={ORDERS: 0})
+    asked = {t.table: t for t in catalog.tables(job.id)}[ORDERS].rescan
+    assert asked > by_name[ORDERS].rescan, "each request is another one, whatever the clock says"
+
+
+def test_a_rescan_takes_another_table_of_the_name(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS))
+    catalog.adopt_oids({ORDERS: 7})
+    lease = catalog.acquire_lease(job.id, "n", 60)
+    assert lease is not None
+    [table] = catalog.tables(job.id)
+    failed = replace(table, done_upto=Timestamp(5)).failed(ChangefeedError("CF2106", "gone"))
+    catalog.save_progress(job.id, {ORDERS: failed}, lease=lease)
+    catalog.alter_job(job.id, rescan={ORDERS: 8})
+    [table] = catalog.tables(job.id)
+    assert (table.oid, table.done_upto, table.scan_at) == (8, None, None)
+
+
+def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
+    from sqlalchemy import text, update
+
+    from changefeed.catalog import tables
+
+    catalog = state.open()
+    job = catalog.create_job(spec("f", ORDERS))
+    prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
+    with catalog._database.write() as transaction:
+        for column in ("rescan", "rescanned"):
+            transaction.execute(text(f"ALTER TABLE {prefix}job_table DROP COLUMN {column}"))
+        transaction.execute(
+            update(tables.meta).where(tables.meta.c.key == "format").values(value="2")
+        )
+    [table] = state.open().tables(job.id)
+    assert (table.rescan, table.rescanned) == (0, 0)

@@ -103,6 +103,7 @@ actions = st.one_of(
     st.builds(nodes.AlterSet, not_sinks),
     st.builds(nodes.AlterUnset, tuples(st.builds(Name, names))),
     st.builds(nodes.AlterInto, strings),
+    st.builds(nodes.AlterRescan, tuples(qualified(3), least=0)),
 )
 conditions = st.one_of(
     st.builds(nodes.Condition, names, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), literals),

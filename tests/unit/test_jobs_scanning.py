@@ -47,6 +47,18 @@ class StillScan:
         """Nothing runs."""
 
 
+class StillKeeper:
+    """A source whose change log begins at :attr:`oldest`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.oldest = Timestamp(1)
+
+    @property
+    def reader(self) -> StillKeeper:
+        return self
+
+
 class Bench:
     """A feed of one table, and the scans it starts."""
 
@@ -57,6 +69,7 @@ class Bench:
             JobSpec(source="shop", targets=("TABLE t",), tables=(progress,), sink_uri="null://")
         )
         self.scans: list[StillScan] = []
+        self.keeper = StillKeeper()
         self.restart()
 
     def restart(self) -> None:
@@ -65,7 +78,7 @@ class Bench:
         assert lease is not None
         self.feed = Feed(self.catalog, self.catalog.job(self.job.id), lease)
         self.scanning = Scanning(
-            self.catalog, cast(SourceKeeper, None), threading.Event(), self._start
+            self.catalog, cast(SourceKeeper, self.keeper), threading.Event(), self._start
         )
         self.scanning.begin(self.feed)
 
@@ -137,3 +150,53 @@ def test_a_failed_backfill_that_is_tried_again_catches_up(bench: Bench) -> None:
     bench.feed.advance([TABLE], Timestamp(40))
     bench.scanning.follow(bench.feed, lambda: None)
     assert bench.scan.tables[TABLE].caught_up.is_set()
+
+
+def test_a_rescan_goes_on_where_the_feed_was(bench: Bench) -> None:
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.save()
+    bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
+    bench.feed.advance([TABLE], Timestamp(33))
+    before = bench.feed
+    bench.restart()
+    bench.feed.continue_from(before)
+    assert bench.table.done_upto == Timestamp(33), (
+        "what was delivered meanwhile does not come again"
+    )
+    assert bench.table.scan_at == Timestamp(33).next(), "a sink may know of a scan at 33"
+    assert bench.scan.tables[TABLE].backfill
+    assert bench.feed.high_water() is None, "the target may be wrong until the rescan is done"
+    bench.scan.at = Timestamp(40)
+    bench.feed.advance([TABLE], Timestamp(40))
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.scan.tables[TABLE].done = True
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.table.state is TableState.RUNNING and not bench.table.rescan_owed
+    assert bench.catalog.tables(bench.job.id)[0].rescanned == bench.table.rescan
+
+
+def test_a_rescan_leaps_over_what_the_log_does_not_keep(bench: Bench) -> None:
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.save()
+    bench.keeper.oldest = Timestamp(50)
+    bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
+    bench.restart()
+    assert bench.table.done_upto is None and not bench.scan.tables[TABLE].backfill
+    [event] = [e for e in bench.catalog.events(bench.job.id) if e.kind == "notice"]
+    assert "not in the change log" in event.text and event.table == str(TABLE)
+
+
+def test_a_backfill_does_not_leap_over_what_the_log_does_not_keep(bench: Bench) -> None:
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=True, done_upto=Timestamp(30))
+    bench.feed.save()
+    bench.keeper.oldest = Timestamp(50)
+    bench.restart()
+    assert bench.table.done_upto == Timestamp(30), "reading from there is an error, not a gap"
+    assert bench.scan.tables[TABLE].backfill
+
+
+def test_a_scan_ends_without_rows_when_a_rescan_came_first(bench: Bench) -> None:
+    bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
+    bench.scan.at = Timestamp(10)
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert not bench.scan.placed.is_set(), "the place of its rows was not saved"

@@ -1,0 +1,155 @@
+"""ALTER CHANGEFEED .. RESCAN: tables are read again at one instant while the feed goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import Status, TableState
+from changefeed.catalog.model import TableProgress
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import armed
+from changefeed.spark.session import SparkEngine
+from sinks.testing.readers import read_files
+from tests.e2e.feeds import Feeds, running
+from tests.e2e.test_warehouse_feeds import Bench, IntoDuckDB, IntoPostgreSQL, bench
+from tests.faults.test_feed_faults import Shop
+from tests.services.postgres import Database
+from tests.waiting import until
+
+__all__ = ["bench"]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+
+def tamper(bench: Bench, sql: str) -> None:
+    """Change the target behind the feed's back."""
+    if isinstance(bench, IntoDuckDB):
+        import duckdb
+
+        # The feed's node holds the file open in this process.
+        with duckdb.connect(str(bench.path)) as connection:
+            connection.execute(sql)
+    else:
+        assert isinstance(bench, IntoPostgreSQL)
+        import psycopg
+
+        with psycopg.connect(bench.target, autocommit=True) as connection:
+            connection.execute(sql.encode())
+
+
+@pytest.mark.parametrize("options", ["WITH sequence_column = 'none'", ""])
+def test_a_target_that_was_changed_is_put_right(bench: Bench, options: str) -> None:
+    db, feeds = bench.source, bench.feeds
+    db.execute("create table n (a int, b text); alter table n replica identity full")
+    db.execute("insert into n values (1, 'x'), (1, 'x'), (null, null)")
+    db.execute("create table other (a int primary key); insert into other values (1)")
+    bench.options = options
+    bench.create("t, n, other")
+    feeds.sync("f")
+    tamper(bench, "update shop.t set b = 'wrong' where a = 1")
+    tamper(bench, "delete from shop.t where a = 2")
+    tamper(bench, "insert into shop.t (a, b) values (99, 'invented')")
+    tamper(bench, "insert into shop.n (a, b) values (1, 'x')")
+    tamper(bench, "delete from shop.other")
+    db.execute("update t set b = 'after' where a = 3; delete from t where a = 4")
+    feeds.execute("ALTER CHANGEFEED f RESCAN t, n")
+    feeds.sync("f")
+    assert bench.same("t", "a, b") and bench.same("n", "a, b")
+    assert not bench.read("select a from shop.other"), "a table that was not named stays"
+    db.execute("update t set b = 'later' where a = 5; delete from t where a = 6")
+    db.execute("insert into n values (2, 'y'); delete from n where a is null")
+    feeds.sync("f")
+    assert bench.same("t", "a, b") and bench.same("n", "a, b"), "the feed goes on"
+    feeds.execute("PAUSE CHANGEFEED f")
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN")
+    assert answer.notices == ['changefeed "f" is paused: the rescan begins with RESUME']
+    feeds.execute("RESUME CHANGEFEED f")
+    feeds.sync("f")
+    assert bench.same("other", "a")
+
+
+@pytest.fixture
+def shop(postgres: Database, tmp_path: Path) -> Shop:
+    return Shop(postgres, tmp_path)
+
+
+@pytest.fixture
+def feeds(shop: Shop, tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=shop.db.uri)
+        yield feeds
+
+
+def table_of(feeds: Feeds, name: str) -> TableProgress:
+    job = feeds.catalog.job("f")
+    return next(t for t in feeds.catalog.tables(job.id) if t.table.name == name)
+
+
+def test_order_and_resolved_hold_while_tables_are_read_again(feeds: Feeds, shop: Shop) -> None:
+    """Writes go on; the feed is paused, resumed and breaks in the middle of the rescan."""
+    shop.create(feeds)
+    feeds.sync("f")
+    shop.ledger.scanned()
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(0.02):
+            shop.write()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        before = len(shop.messages())
+        feeds.execute("ALTER CHANGEFEED f RESCAN t")
+        feeds.execute("PAUSE CHANGEFEED f")
+        feeds.execute("RESUME CHANGEFEED f")
+        for place in ("scan.before_end", "scan.after_snapshot", "scan.table_saved"):
+            with armed(f"{place}@1:error"):
+                feeds.execute("ALTER CHANGEFEED f RESCAN")
+                until(lambda: feeds.catalog.job("f").status is Status.RETRYING)
+        feeds.sync("f")
+        assert len(shop.messages()) > before
+    finally:
+        over.set()
+        writer.join()
+    shop.write()
+    feeds.sync("f")
+    assert table_of(feeds, "t").rescanned == table_of(feeds, "t").rescan > 0
+    shop.check()
+
+
+def test_a_message_sink_gets_every_row_again(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    feeds.sync("f")
+    shop.db.execute("update t set v = 5 where id = 5; delete from t where id = 6")
+    feeds.sync("f")
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    assert any("is sent again" in notice for notice in answer.notices)
+    feeds.sync("f")
+    place = table_of(feeds, "t").scan_at
+    again = [m for m in shop.messages() if m.is_row and m.topic == "t" and m.at == place]
+    assert sorted(m.after["id"] for m in again if m.after) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert not [m for m in shop.messages() if m.is_row and m.topic == "u" and m.at == place]
+
+
+def test_a_failed_table_starts_again(feeds: Feeds, shop: Shop) -> None:
+    """Another table has the name: RESCAN takes that one."""
+    shop.create(feeds)
+    feeds.sync("f")
+    shop.db.execute(
+        "drop table t; create table t (id int primary key, v bigint);"
+        "insert into t values (7, 70), (8, 80)"
+    )
+    until(lambda: table_of(feeds, "t").state is TableState.FAILED)
+    with pytest.raises(ChangefeedError, match="failed"):
+        feeds.sync("f")
+    feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    feeds.sync("f")
+    shop.db.execute("insert into t values (9, 90); update u set v = 2")
+    feeds.sync("f")
+    assert table_of(feeds, "t").state is TableState.RUNNING
+    last = {m.key: m.after for m in read_files(shop.out / "f", ["t"]) if m.is_row}
+    assert {last[f"[{key}]"] == {"id": key, "v": key * 10} for key in (7, 8, 9)} == {True}
