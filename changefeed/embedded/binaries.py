@@ -38,13 +38,16 @@ def readable_by(account: Account, installation: Path, copies: Path | None = None
     """``installation`` itself, or a copy of it where ``account`` can read it.
 
     A virtual environment under a private home is out of reach of the account root lends to
-    the server. The copy (40 MB, made once) lies in ``copies``, by default a folder of ours
-    under the system's folder for temporary files.
+    the server. The copy (about 60 MB, made once) lies in ``copies``, by default a folder of ours
+    under the system's folder for temporary files. It has the wheel's layout: the programs look
+    for their libraries in a folder beside the package, by a path relative to themselves.
     """
     if account.reaches(installation / "bin" / "postgres"):
         return installation
     info = (installation / "bin" / "postgres").stat()
-    name = f"{installation.name}-{info.st_size:x}-{info.st_mtime_ns:x}"
+    package = installation.parent
+    libraries = package.parent / f"{package.name}.libs"
+    name = f"{package.name}-{installation.name}-{info.st_size:x}-{info.st_mtime_ns:x}"
     home = copies or shared_folder("changefeed-postgresql")
     target = home / name
     with (home / f"{name}.lock").open("w") as lock:
@@ -52,10 +55,13 @@ def readable_by(account: Account, installation: Path, copies: Path | None = None
         if not target.exists():
             partial = Path(tempfile.mkdtemp(dir=home, prefix=f"{name}."))
             for part in ("bin", "lib", "share"):
-                shutil.copytree(installation / part, partial / part, symlinks=True)
+                copied = partial / package.name / installation.name / part
+                shutil.copytree(installation / part, copied, symlinks=True)
+            if libraries.is_dir():
+                shutil.copytree(libraries, partial / libraries.name, symlinks=True)
             partial.chmod(0o755)
             partial.rename(target)
-    return target
+    return target / package.name / installation.name
 
 
 def shared_folder(name: str) -> Path:

@@ -134,8 +134,11 @@ class Outlet:
     # -- what the sink can do ---------------------------------------------------------------
 
     def in_workers(self, sink: Sink) -> bool:
-        """Spark's executors may write what this sink object takes."""
-        return self._given is None and sink.capabilities.executor
+        """Spark's executors may write what this sink object takes, and there is a Spark.
+
+        Spark only makes such a scan faster, so a node without it reads the table itself.
+        """
+        return self._given is None and sink.capabilities.executor and self._engine.installed
 
     def keeps(self, sink: Sink) -> bool:
         """Exactly once by what this sink keeps."""

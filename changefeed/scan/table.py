@@ -105,16 +105,17 @@ class Reading:
             sink = self.runner.outlet.for_scan()
         writer = Writer(self, sink, schema, told)
         small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
-        in_workers = self.runner.outlet.in_workers(sink) and not writer.keeps
+        large = not writer.typed and not small
+        in_workers = large and not writer.keeps and self.runner.outlet.in_workers(sink)
         try:
             if self.runner.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
             if writer.typed:
                 self._typed(parts, writer, small=small)
-            elif small or not in_workers:
-                self._messages_here(parts, writer)
-            else:
+            elif in_workers:
                 self._messages_in_workers(parts, writer)
+            else:
+                self._messages_here(parts, writer)
             writer.end()
         except BaseException:
             writer.abort()

@@ -93,6 +93,20 @@ class SparkEngine:
         self._current()
 
     @property
+    def installed(self) -> bool:
+        """Spark could start here: pyspark is installed and, for a local master, a Java is found.
+
+        Says nothing about jars of packs, which are downloaded when they are needed.
+        """
+        try:
+            spark_jars()
+            if _LOCAL.match(self.master):
+                find_java()
+        except ChangefeedError:
+            return False
+        return True
+
+    @property
     def ready(self) -> bool:
         """A session is there: :meth:`session` would not wait."""
         life = self._life

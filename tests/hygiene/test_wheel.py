@@ -1,0 +1,128 @@
+"""The wheel built from the repository: what is in it, and that it works in a clean environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Files that are not Python and that the program reads when it runs.
+DATA = {
+    "changefeed/demo/feeds.sql",
+    "changefeed/demo/shop.sql",
+    "changefeed/py.typed",
+    "changefeed/spark/jars.lock",
+    "grammar/py.typed",
+    "shell/py.typed",
+    "sinks/py.typed",
+}
+
+
+def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 300) -> str:
+    """Standard output of a program that ends well, without our sources on its path."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=seconds, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the tracked files: what lies about in the checkout must not get into it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT, timeout=30
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    run(sys.executable, "-m", *build, str(source))
+    [made] = folder.glob("changefeed-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def ending(contents: dict[str, bytes], end: str) -> bytes:
+    [name] = [name for name in contents if name.endswith(end)]
+    return contents[name]
+
+
+def metadata(contents: dict[str, bytes]) -> Message:
+    return message_from_bytes(ending(contents, ".dist-info/METADATA"))
+
+
+def test_licence_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert text.rstrip().endswith("limitations under the License.")
+
+
+def test_licence_travels_with_the_wheel(contents: dict[str, bytes]) -> None:
+    assert metadata(contents)["License-Expression"] == "Apache-2.0"
+    assert metadata(contents)["License-File"] == "LICENSE"
+    assert ending(contents, ".dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+def test_data_files_are_in_the_wheel(contents: dict[str, bytes]) -> None:
+    grammars = {f"grammar/{file.name}" for file in (ROOT / "grammar").glob("*.lark")}
+    assert grammars
+    assert (DATA | grammars) - contents.keys() == set()
+
+
+def test_tests_and_benchmarks_are_not(contents: dict[str, bytes]) -> None:
+    folders = {name.partition("/")[0] for name in contents}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {
+        "changefeed",
+        "grammar",
+        "shell",
+        "sinks",
+    }
+
+
+def test_console_script_is_named(contents: dict[str, bytes]) -> None:
+    assert b"changefeed = shell.cli:main" in ending(contents, ".dist-info/entry_points.txt")
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    """Only what running and the demo need is installed: no PySpark, no package of the tests."""
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    pip = (binaries / "python", "-m", "pip", "--disable-pip-version-check", "--quiet")
+    locked = ("--require-hashes", "--only-binary", ":all:", "-r", ROOT / "requirements-demo.lock")
+    run(*pip, "install", *locked)
+    run(*pip, "install", "--no-deps", wheel)
+    run(*pip, "check")
+    program = binaries / "changefeed"
+    state = tmp_path / "state"
+    assert "changefeed" in run(program, "--version", cwd=tmp_path)
+    assert "job_id" in run(program, "--state", state, "-c", "SHOW JOBS", cwd=tmp_path)
+    played = run(program, "demo", "--seconds", "1", cwd=tmp_path)
+    assert "initial scan: 12 rows" in played
+    assert '"Ada Lovelace"' in played
