@@ -308,7 +308,7 @@ class _Alteration:
                 raise
             self._problem("CF1101", f'target "TABLE {name}" does not exist', error.hint, span)
             return
-        state = "already not" if already else "not"
+        state = "already not" if already else "is not"
         self._problem("CF1302", f'target "TABLE {name}" {state} watched by changefeed', span=span)
 
     def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
