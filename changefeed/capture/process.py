@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange
 from changefeed.core.faults import fault_point
+from changefeed.core.internal_errors import place_of
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_TTL, Options
@@ -318,6 +320,12 @@ def main(argv: list[str] | None = None) -> int:
             )
         )
         return EXIT_RETRY if error.action is Action.RETRY else EXIT_STOP
+    except Exception as failure:
+        # The traceback goes to our parent's log by standard error, without the exception's text.
+        traceback.print_tb(failure.__traceback__)
+        what = f"internal error: {type(failure).__name__} at {place_of(failure)}"
+        tell(Notice("error", code="CF9001", message=what))
+        return EXIT_RETRY
     return 0
 
 

@@ -20,6 +20,7 @@ from changefeed.capture.table_identity import Known
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job, Status, TableProgress, TableState, Wanted
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.telemetry import log
 
 #: How often a source is looked at, and asked again when it did not answer.
@@ -80,6 +81,7 @@ class SourceWatch:
         self.name = name
         self.error: ChangefeedError | None = None
         self._catalog = catalog
+        self._failures = FailureCounter()
         self._keeper = keeper
         self._runs = runs
         self._changed = changed
@@ -134,9 +136,10 @@ class SourceWatch:
             wish = self._wish
             try:
                 left = self._attempt(wish)
-            except Exception:
-                # The feeds of the source hang on this thread: it must outlive a surprise.
-                log.exception("source %s: unexpected error", self.name)
+            except Exception as failure:
+                # The feeds of the source hang on this thread: it must outlive a fault of ours.
+                error = self._failures.error(f"source {self.name}", failure)
+                self._failed(error, leaving=not wish.jobs)
                 left = False
             if left and self._end(wish):
                 return

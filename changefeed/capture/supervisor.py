@@ -8,9 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
+from changefeed.core.internal_errors import LIMIT, log_failure
 from changefeed.core.telemetry import log
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -32,6 +34,8 @@ class CaptureSupervisor:
         self._stopping = threading.Event()
         self._nudge = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
+        #: The last errors that the child told; an empty text for one that was planned for.
+        self._failures: deque[str] = deque(maxlen=LIMIT)
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -83,7 +87,7 @@ class CaptureSupervisor:
                 status, useful = self._one_life()
             except Exception as surprise:
                 # Nobody else would start it again, or say that it is down.
-                log.exception("capture cannot be supervised")
+                log_failure("capture cannot be supervised", surprise)
                 status, useful = EXIT_RETRY, False
                 what = f"the capture process cannot be run: {type(surprise).__name__}"
                 self._on_notice(Notice("error", code="CF2101", message=what))
@@ -91,12 +95,23 @@ class CaptureSupervisor:
                 return
             if useful:
                 pause = FIRST_PAUSE_SECONDS
+            if self._repeats():
+                status = EXIT_STOP
             if status == EXIT_STOP:
                 self._nudge.wait()
             else:
                 self._nudge.wait(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             self._nudge.clear()
+
+    def _repeats(self) -> bool:
+        """The same fault of ours has ended the child again and again: a person must look."""
+        failures = self._failures
+        if len(failures) < LIMIT or "" in failures or len(set(failures)) > 1:
+            return False
+        self._on_notice(Notice("error", code="CF9002", message=failures[-1]))
+        failures.clear()
+        return True
 
     def _one_life(self) -> tuple[int, bool]:
         """Run the child until it ends: its exit status, and whether it made progress."""
@@ -119,9 +134,13 @@ class CaptureSupervisor:
                 notice = Notice.parse(line)
                 frontiers += notice.kind == "frontier"
                 told = told or notice.kind == "error"
+                if notice.kind == "error":
+                    self._failures.append(notice.message if notice.code == "CF9001" else "")
                 self._on_notice(notice)
             status = child.wait()
             errors.join()
+        if told and self._failures and self._failures[-1]:
+            log.warning("capture met an internal error: %s", errors.text())
         if status != 0 and not told and not self._stopping.is_set():
             log.warning("capture ended with status %s: %s", status, errors.text())
             self._on_notice(

@@ -120,7 +120,7 @@ _U, _R, _S = Action.USER, Action.RETRY, Action.STOP
 
 #: 10xx syntax, 11xx names, 12xx options and URIs, 13xx jobs and statements, 20xx source,
 #: 21xx replication stream, 22xx initial scan, 30xx change log, 40xx Spark and encoding,
-#: 50xx sinks, 60xx state and node.
+#: 50xx sinks, 60xx state and node, 90xx faults of our own.
 CODES: dict[str, Code] = _table(
     Code("CF1001", _U, "syntax error", "\\h lists the statements."),
     Code("CF1002", _U, "statement is not finished", "end the statement with ;"),
@@ -194,4 +194,17 @@ CODES: dict[str, Code] = _table(
     Code("CF6004", _R, "lease on a job was lost"),
     Code("CF6005", _S, "the node ended by itself", "start it again; node.log says why it ended."),
     Code("CF6006", _U, "address cannot be listened on", "give --http another host:port."),
+    Code(
+        "CF9001",
+        _R,
+        "internal error",
+        "it is tried again a few times; node.log in the state directory has the place.",
+    ),
+    Code(
+        "CF9002",
+        _S,
+        "internal error that repeats",
+        "this is a fault of changefeed: report it with the lines of node.log in the state "
+        "directory. RESUME tries again.",
+    ),
 )

@@ -84,8 +84,15 @@ class MarkItem:
 
     @property
     def table(self) -> TableName:
-        """The table it happened to."""
-        return self.shape.table
+        """The table it happened to, by the name that it had before."""
+        event = self.event
+        return event.schema.table if isinstance(event, Truncate) else event.old.table
+
+    @property
+    def renamed(self) -> bool:
+        """The rows after it come under another name: they belong to another target."""
+        event = self.event
+        return isinstance(event, SchemaChange) and event.old.table != event.new.table
 
     @property
     def shape(self) -> TableSchema:

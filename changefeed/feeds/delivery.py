@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange, Truncate
@@ -21,7 +22,7 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, Turn, items
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import SharedMessages
-from changefeed.feeds.sink_session import Outlet, TableError
+from changefeed.feeds.sink_session import Outlet, TableError, about_table
 from changefeed.options import MAX_MEMORY
 from sinks.base import Batch, Epoch, Receipt
 
@@ -141,10 +142,11 @@ class Delivery:
             return item
         try:
             feed.recognise(item.schema)
-            if typed:
-                plan = feed.row_plan(item.schema)
-                return Made(item, plan.schema, plan.rows(item.load()))
-            return Made(item, item.schema, self._encode(feed, item))
+            with about_table(item.schema.table):
+                if typed:
+                    plan = feed.row_plan(item.schema)
+                    return Made(item, plan.schema, plan.rows(item.load()))
+                return Made(item, item.schema, self._encode(feed, item))
         except ChangefeedError as error:
             if error.code.number in _TABLE_ERRORS:
                 raise TableError(item.schema.table, error) from error
@@ -165,17 +167,18 @@ class Delivery:
         if not item.rows.num_rows:
             return
         table = item.schema.table
-        receipt = self._outlet.write(
-            Batch(
-                feed=self.name,
-                epoch=current.epoch,
-                partition=len(current.receipts),
-                target=feed.target(table),
-                schema=item.schema,
-                rows=item.rows,
-                frontier=item.chunk.after,
+        with about_table(table):
+            receipt = self._outlet.write(
+                Batch(
+                    feed=self.name,
+                    epoch=current.epoch,
+                    partition=len(current.receipts),
+                    target=feed.target(table),
+                    schema=item.schema,
+                    rows=item.rows,
+                    frontier=item.chunk.after,
+                )
             )
-        )
         current.add(table, receipt)
 
     def _commit(self, feed: Feed, current: Round, mark: MarkItem | None = None) -> None:
@@ -199,16 +202,21 @@ class Delivery:
         on_schema_change: Callable[[SchemaChange], None],
     ) -> Round:
         """A mark for the target comes after everything before it is durable; the round then."""
+        if item.renamed:
+            self._end_renamed(feed, item, current)
+            return current
         try:
             feed.recognise(item.shape)
         except ChangefeedError as error:
             raise TableError(item.table, error) from error
         if isinstance(item.event, Truncate):
             self._commit(feed, current, item)
-            self._outlet.truncate(item.event)
+            with about_table(item.table):
+                self._outlet.truncate(item.event)
             return self._round(current.epoch.upto)
         try:
-            on_schema_change(item.event)
+            with about_table(item.table):
+                on_schema_change(item.event)
         except TableError:
             # What came before the change is delivered all the same.
             self._commit(feed, current, item)
@@ -220,10 +228,28 @@ class Delivery:
         self._evolve(item)
         return self._round(current.epoch.upto)
 
+    def _end_renamed(self, feed: Feed, item: MarkItem, current: Round) -> None:
+        """The table has another name from here on.
+
+        One that the feed names fails, after what came before. One that a pattern brought leaves
+        the feed as soon as all of it is delivered (:mod:`changefeed.feeds.lost_tables`), and a
+        table that took over the name of another began with its own scan: for these the mark
+        means nothing.
+        """
+        known, event = feed.tables.get(item.table), item.event
+        if not isinstance(event, SchemaChange) or known is None or known.joined:
+            return
+        if known.oid and event.old.oid not in (0, known.oid):
+            return
+        self._commit(feed, current, item)
+        current.receipts.clear()
+        raise TableError(item.table, moved(item.table, event.new.table))
+
     def _evolve(self, item: MarkItem) -> None:
         if isinstance(item.event, SchemaChange):
             try:
-                self._outlet.evolve(item.event)
+                with about_table(item.table):
+                    self._outlet.evolve(item.event)
             except ChangefeedError as error:
                 if error.code.number in _TABLE_ERRORS:
                     raise TableError(item.table, error) from error

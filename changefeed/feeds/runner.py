@@ -21,6 +21,7 @@ from changefeed.catalog.model import Job, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import CODES, Action, ChangefeedError
 from changefeed.core.events import SchemaChange
+from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
@@ -30,7 +31,7 @@ from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import Leaving
 from changefeed.feeds.schema_policy import difference, needs_backfill
-from changefeed.feeds.sink_session import Outlet, TableError
+from changefeed.feeds.sink_session import Outlet, TableError, TableFailure
 from changefeed.feeds.typed_rows import RowPlan
 from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
 from changefeed.scan.coordinator import Scanning
@@ -88,6 +89,7 @@ class FeedRunner:
         self._unknown: set[TableName] = set()
         self._seen = Timestamp.ZERO
         self._retry = RetryClock()
+        self._failures = FailureCounter()
         self._shown: tuple[Status, str] | None = None
         self._shown_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"feed-{job.name}", daemon=True)
@@ -217,10 +219,19 @@ class FeedRunner:
             raise
         except ChangefeedError as error:
             return self._after_error(error)
-        except Exception as surprise:
-            log.exception("feed %s: unexpected error", self.name)
-            return self._after_error(_unexpected(surprise))
+        except TableFailure as failure:
+            return self._after_failure(failure.__cause__ or failure, failure.table)
+        except Exception as failure:
+            return self._after_failure(failure)
         return True
+
+    def _after_failure(self, failure: BaseException, table: TableName | None = None) -> bool:
+        """Pause after a fault of ours; one that repeats stops the table, else the feed."""
+        doing = f"feed {self.name}" if table is None else f"feed {self.name}, table {table}"
+        error = self._failures.error(doing, failure, str(table or ""))
+        if table is not None and error.action is not Action.RETRY:
+            return self._table_failed(TableError(table, error))
+        return self._after_error(error)
 
     def _live(self) -> None:
         """Work until an error, a stop or the end."""
@@ -497,11 +508,3 @@ class RetryClock:
         pause: float = min(FIRST_PAUSE_SECONDS * 2**self.attempt, LONGEST_PAUSE_SECONDS)
         self.attempt += 1
         return pause * random.uniform(0.75, 1.25)
-
-
-def _unexpected(surprise: Exception) -> ChangefeedError:
-    return ChangefeedError(
-        "CF4002",
-        f"unexpected error: {type(surprise).__name__}",
-        hint="the node's log (node.log in the state directory) has the details.",
-    )

@@ -53,6 +53,32 @@ class TableError(Exception):
         self.error = error
 
 
+class TableFailure(Exception):
+    """An exception that nobody planned for, met while working on one table.
+
+    Its cause is the exception itself.
+    """
+
+    def __init__(self, table: TableName) -> None:
+        super().__init__(str(table))
+        self.table = table
+
+
+@contextmanager
+def about_table(table: TableName) -> Iterator[None]:
+    """Whatever goes wrong inside in a way that nobody planned for is about this table.
+
+    Raises:
+        TableFailure: for an exception that is no error of ours.
+    """
+    try:
+        yield
+    except (ChangefeedError, TableError, TableFailure):
+        raise
+    except Exception as failure:
+        raise TableFailure(table) from failure
+
+
 class Outlet:
     """The sinks of one feed. The scan thread uses :meth:`for_scan` only."""
 

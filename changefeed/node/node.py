@@ -30,6 +30,7 @@ from changefeed.catalog.model import Job, Status, TableProgress, Wanted
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Frontier
+from changefeed.core.internal_errors import FailureCounter, log_failure
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.feeds.message_cache import DEFAULT_BYTES, SharedMessages
@@ -110,6 +111,7 @@ class Node:
         self._next_turn = 0.0
         self._saved_frontiers: dict[str, Frontier] = {}
         self._mutex = threading.RLock()
+        self._failures = FailureCounter()
         self.is_node = False
 
     # -- life -----------------------------------------------------------------------------
@@ -208,9 +210,9 @@ class Node:
                 self._turn()
             except ChangefeedError as error:
                 log.error("node: %s", error.message)
-            except Exception:
-                # The loop must outlive a surprise in one turn: all feeds hang on it.
-                log.exception("node: unexpected error in a turn")
+            except Exception as failure:
+                # The loop must outlive a fault of one turn: all feeds hang on it.
+                log_failure("node: a turn", failure)
 
     def _pulse(self) -> None:
         """Heartbeat, leases and frontiers: apart from the loop, whose turn may take its time."""
@@ -221,9 +223,9 @@ class Node:
                 self._save_frontiers()
             except ChangefeedError as error:
                 log.error("node: %s", error.message)
-            except Exception:
+            except Exception as failure:
                 # Without a pulse all leases end, while the feeds go on.
-                log.exception("node: unexpected error in the pulse")
+                log_failure("node: the pulse", failure)
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -367,8 +369,9 @@ class Node:
                 keeper.retry()
             try:
                 runner = FeedRunner(self, job, lease)
-            except ChangefeedError as error:
+            except Exception as failure:
                 # One that cannot even be read must not keep those behind it from running.
+                error = self._named(job, failure)
                 self.catalog.release_lease(lease)
                 log.warning("feed %s: %s %s", job.name, error.code.number, error.message)
                 self._refuse(job, error)
@@ -377,6 +380,11 @@ class Node:
                 self.engine.start()
             self._runners[job.id] = runner
             runner.start()
+
+    def _named(self, job: Job, failure: Exception) -> ChangefeedError:
+        if isinstance(failure, ChangefeedError):
+            return failure
+        return self._failures.error(f"feed {job.name}", failure, job.name)
 
     def _refuse(self, job: Job, error: ChangefeedError) -> None:
         status = Status.RETRYING if error.action is Action.RETRY else Status.FAILED

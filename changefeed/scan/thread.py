@@ -25,7 +25,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import fault_point
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.core.telemetry import log
+from changefeed.feeds.sink_session import about_table
 from changefeed.scan.barrier import Fence, ScanStopped
 from changefeed.scan.table import Reading
 from changefeed.sources.base import KeyRange, Snapshot
@@ -60,7 +60,7 @@ class Scan(threading.Thread):
         super().__init__(name=f"scan-{runner.name}", daemon=True)
         self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
         self.at: Timestamp | None = None
-        self.error: ChangefeedError | None = None
+        self.error: Exception | None = None
         #: What this scan writes, it writes through here.
         self.fence = Fence()
         #: Set by the runner once :attr:`at` is durable in the progress of the tables.
@@ -99,11 +99,8 @@ class Scan(threading.Thread):
     def run(self) -> None:
         try:
             self._scan()
-        except ChangefeedError as error:
+        except Exception as error:  # raised again by the feed's own thread
             self.error = error
-        except Exception as failure:
-            log.exception("scan of feed %s", self._runner.name)
-            self.error = ChangefeedError("CF2201", f"the scan failed: {type(failure).__name__}")
         finally:
             # Tasks of a job that failed may still run: the next scan comes after them.
             self.fence.close()
@@ -171,9 +168,11 @@ class Scan(threading.Thread):
         try:
             parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)
             table.total = sum(p.rows_estimate for p in parts)
-            reading.read(table.schema, parts, table.total, told)
-        except ScanStopped:
-            return
+            with about_table(table.name):
+                try:
+                    reading.read(table.schema, parts, table.total, told)
+                except ScanStopped:
+                    return
         except ChangefeedError as error:
             if error.code.number in _TABLE_ERRORS:
                 table.error = error

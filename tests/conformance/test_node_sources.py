@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import JobSpec, TableProgress, TableState
-from changefeed.core.schema import TableName
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.feeds.feed import Feed
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
 from tests.nemesis.service import until
@@ -190,6 +192,47 @@ def test_a_table_that_got_its_name_back_is_resumed_with_a_scan(bench: Bench) -> 
     bench.feeds.execute("RESUME CHANGEFEED f")
     bench.feeds.sync("f")
     assert sorted(bench.notes("a")) == ["a1", "a2", "a3"]
+
+
+def test_a_renamed_table_with_rows_at_once_fails_alone(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row under the new name comes before anybody has looked at the source again."""
+    bench.feeds.execute(f"CREATE CHANGEFEED f FOR a, b INTO 'duckdb://{tmp_path}/copy.duckdb'")
+    bench.database.execute("insert into a values (2, 'a2')")
+    bench.feeds.sync("f")
+    monkeypatch.setattr("changefeed.capture.reconciler.LOOK_SECONDS", 600.0)
+    bench.feeds.node.keeper("shop").source.current_position()  # the look that runs now is over
+    bench.database.execute("alter table a rename to x; insert into x values (3, 'x3')")
+    bench.fails("a", 'was renamed to "public.x"')
+    before = bench.feeds.catalog.job("f").emitted_rows
+    bench.database.execute("insert into b values (2, 'b2')")
+    until(lambda: bench.feeds.catalog.job("f").emitted_rows > before, "b goes on", 60)
+
+
+def test_a_fault_of_ours_that_repeats_stops_its_table_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.create("a, b")
+    monkeypatch.setattr("changefeed.feeds.runner.FIRST_PAUSE_SECONDS", 0.01)
+    right = Feed.messages
+
+    def wrong(feed: Feed, schema: TableSchema) -> MessagePlan:
+        if schema.table.name == "a":
+            raise KeyError("a value of a row")
+        return right(feed, schema)
+
+    monkeypatch.setattr(Feed, "messages", wrong)
+    bench.database.execute("insert into a values (2, 'a2')")
+    bench.fails("a", "internal error: KeyError at ", "CF9002")
+    bench.synced("b", 2)
+    events = bench.feeds.catalog.events(bench.feeds.catalog.job("f").id, kinds=("error", "retry"))
+    assert "CF9001" in {event.code for event in events}, "it was tried again before"
+    assert not any("a value" in event.text for event in events)
+
+    monkeypatch.setattr(Feed, "messages", right)
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    bench.arrives("a", ["a1", "a2"])
 
 
 def test_a_schema_feed_follows_its_tables(bench: Bench) -> None:

@@ -23,7 +23,7 @@ from changefeed.feeds.chunks import MarkItem, items
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed, scan_place
 from changefeed.feeds.message_cache import SharedMessages
-from changefeed.feeds.sink_session import TableError
+from changefeed.feeds.sink_session import TableError, TableFailure
 from changefeed.log import Piece
 from changefeed.scan.barrier import ScanStopped
 from changefeed.scan.table import joined, read_parts
@@ -286,6 +286,44 @@ def test_a_round_does_not_claim_what_comes_after_a_mark(bench: Bench) -> None:
     )
     # The first commit has rows of C, but not all up to the mark.
     assert bench.outlet.ends == [50, 90]
+
+
+def renamed(table: TableName, now: str, when: int) -> SchemaChange:
+    new = replace(shape(TableName(table.source, table.schema, now)), oid=7)
+    return SchemaChange(replace(shape(table), oid=7), new, at(when), when, rewritten=False)
+
+
+def test_a_renamed_table_fails_after_its_last_row_and_no_other_does(bench: Bench) -> None:
+    """The rows after the mark have another name, which the feed does not know."""
+    events = [rows_of(A, 2), renamed(A, "x", 3), rows_of(B, 4)]
+    with pytest.raises(TableError) as caught:
+        bench.deliver((5, events))
+    assert (caught.value.table, caught.value.error.code.number) == (A, "CF2106")
+    assert 'was renamed to "public.x"' in caught.value.error.message
+    assert ("commit", 1, {"a": 29}) in bench.outlet.done
+    assert bench.done(A) == [29], "it is resumed right before the mark"
+
+
+def test_a_renamed_table_that_a_pattern_brought_leaves_in_its_own_time(bench: Bench) -> None:
+    bench.feed.update(A, joined=True)
+    assert bench.deliver((5, [rows_of(A, 2), renamed(A, "x", 3), rows_of(B, 4)])) == 2
+    assert "evolve" not in bench.outlet.done
+    assert bench.done(A, B) == [50, 50]
+
+
+def test_a_mark_of_another_table_that_had_the_name_means_nothing(bench: Bench) -> None:
+    bench.feed.update(A, oid=9)
+    assert bench.deliver((5, [renamed(A, "x", 3), rows_of(B, 4)])) == 1
+
+
+def test_an_exception_nobody_planned_for_names_its_table(bench: Bench) -> None:
+    def evolve(event: SchemaChange) -> None:
+        raise KeyError("a value of a row")
+
+    bench.outlet.evolve = evolve  # type: ignore[method-assign]
+    with pytest.raises(TableFailure) as caught:
+        bench.deliver((5, [rows_of(B, 2), changed(A, 3)]))
+    assert caught.value.table == A and isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_sink_without_tables_needs_no_commit_there(bench: Bench) -> None:

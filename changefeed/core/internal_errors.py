@@ -1,0 +1,89 @@
+"""Exceptions that nobody planned for: named by class and place, counted, and ended in time.
+
+A :class:`ChangefeedError` is an error that a user can meet. Any other exception is a fault of
+ours. It is tried again a few times, because it may come from a passing state of the machine; one
+that repeats would only hide behind retries, so it stops what it is about.
+
+The text of such an exception may hold row values, so neither an error nor the log repeats it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.telemetry import log
+
+#: This many of the same kind within :data:`SPAN_SECONDS` are no accident.
+LIMIT = 6
+SPAN_SECONDS = 3600.0
+
+_OURS = ("changefeed", "sinks", "grammar", "shell")
+
+
+def place_of(failure: BaseException) -> str:
+    """``module:line`` of the innermost frame in our code, else of the innermost one."""
+    found = ""
+    for frame, line in traceback.walk_tb(failure.__traceback__):
+        module = str(frame.f_globals.get("__name__", "?"))
+        if module.partition(".")[0] in _OURS or not found:
+            found = f"{module}:{line}"
+    return found or "an unknown place"
+
+
+def log_failure(doing: str, failure: BaseException) -> None:
+    """Write the traceback to the log, without the exception's own text."""
+    log.error("%s: %s\n%s", doing, _classes(failure), _frames(failure.__traceback__))
+
+
+def _classes(failure: BaseException) -> str:
+    names = [type(failure).__name__]
+    while (cause := failure.__cause__ or failure.__context__) is not None and len(names) < 5:
+        names.append(type(cause).__name__)
+        failure = cause
+    return " from ".join(names)
+
+
+def _frames(trace: TracebackType | None) -> str:
+    return "".join(traceback.format_tb(trace)).rstrip()
+
+
+class FailureCounter:
+    """Turns unplanned exceptions into errors; those that repeat become final. Thread-safe."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._seen: dict[tuple[str, str, str], deque[float]] = {}
+        self._lock = threading.Lock()
+
+    def error(self, doing: str, failure: BaseException, about: str = "") -> ChangefeedError:
+        """Count, log and name a failure.
+
+        Args:
+            doing: what was going on, for the log.
+            failure: the exception.
+            about: the table or feed that it concerns, where that is known.
+
+        Returns:
+            CF9001, which is tried again, or CF9002 when the same failure has happened
+            :data:`LIMIT` times within :data:`SPAN_SECONDS`.
+        """
+        kind, place = type(failure).__name__, place_of(failure)
+        log_failure(doing, failure)
+        now = self._monotonic()
+        with self._lock:
+            times = self._seen.setdefault((kind, place, about), deque(maxlen=LIMIT))
+            times.append(now)
+            repeats = len(times) == LIMIT and now - times[0] <= SPAN_SECONDS
+        message = f"internal error: {kind} at {place}"
+        return ChangefeedError("CF9002" if repeats else "CF9001", message)
+
+    def clear(self) -> None:
+        """Forget what was counted: a person asked to try again."""
+        with self._lock:
+            self._seen.clear()
