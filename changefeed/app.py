@@ -111,7 +111,7 @@ class Application:
             if self._node is None:
                 self._layout.root.mkdir(parents=True, exist_ok=True)
                 log_to(self._layout.node_log)
-                engine = self._spark or SparkEngine.of(self._settings)
+                engine = self._spark or SparkEngine.of(self._settings, self._layout.spark_log)
                 self._node = Node(
                     self.catalog,
                     self.state,

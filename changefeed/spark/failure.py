@@ -59,7 +59,9 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
     if "cancelled part of cancelled job group" in text:
         return ChangefeedError("CF4002", "the Spark job was cancelled")
     return ChangefeedError(
-        "CF4002", f"Spark failed: {_kind(failure)}", hint="the log of Spark has the details."
+        "CF4002",
+        f"Spark failed: {_kind(failure)}",
+        hint="spark.log in the state directory has the details.",
     )
 
 

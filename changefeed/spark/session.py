@@ -90,9 +90,10 @@ class SparkEngine:
         self._closed = False
 
     @classmethod
-    def of(cls, settings: SparkSettings) -> SparkEngine:
+    def of(cls, settings: SparkSettings, log: Path | None = None) -> SparkEngine:
         """The engine that a command line asks for."""
-        return cls(master=settings.master, heap=settings.heap, settings=dict(settings.conf))
+        conf = dict(settings.conf)
+        return cls(master=settings.master, heap=settings.heap, settings=conf, log=log)
 
     def start(self) -> None:
         """Begin starting in the background, unless it runs or starts already."""
@@ -327,7 +328,7 @@ class _Life:
         settings = _settings(engine, self.scratch)
         if "hadoop-aws" in self.packs:
             settings |= _STORE_SETTINGS
-        settings = _chosen(settings, {} if java else _given(client), engine._settings)
+        settings = choose_properties(settings, {} if java else _given(client), engine._settings)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         context = SparkContext(conf=conf, gateway=client)
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
@@ -491,7 +492,7 @@ _FIXED = frozenset(
 )
 
 
-def _chosen(
+def choose_properties(
     ours: Mapping[str, str], site: Mapping[str, str], person: Mapping[str, str]
 ) -> dict[str, str]:
     """The properties of a session: a person's before the site's before ours, save the fixed."""

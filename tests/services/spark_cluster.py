@@ -134,7 +134,8 @@ class SparkCluster:
 
     def _spawn(self, name: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
         jars = spark_jars()
-        command = [find_java().executable, "-cp", f"{jars}/*", *_FLAGS, name, *arguments]
+        java = str(find_java().executable)
+        command = [java, "-cp", f"{jars}/*", *_FLAGS, name, *arguments]
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
