@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.api import Engine, FeedPlan, StreamRow
+from changefeed.api import ClientRow, Engine, FeedPlan
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.state import StateLayout
@@ -136,7 +136,7 @@ class Application:
 
     # -- what statements need (changefeed.api.FeedHost) -----------------------------------
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Run a feed whose rows come out of the iterator; closing it ends the feed."""
         if not self.node_running():
             self.start_node()
