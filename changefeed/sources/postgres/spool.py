@@ -128,9 +128,9 @@ class Scanned:
             return
         if not self._extents:
             return
-        with self.frames.open("rb") as frames, self._places.open("rb") as places:
+        data = bytearray(max(extent.length for extent in self._extents) + PADDING)
+        with self.frames.open("rb", buffering=0) as frames, self._places.open("rb") as places:
             for extent in self._extents:
-                data = bytearray(extent.length + PADDING)
                 with memoryview(data) as view:
                     frames.readinto(view[: extent.length])
                 rows = np.fromfile(places, np.int32, extent.rows).astype(np.intp)
