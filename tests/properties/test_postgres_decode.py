@@ -223,8 +223,22 @@ def histories(draw: st.DrawFn) -> tuple[list[Table], list[Transaction]]:
         now += draw(st.integers(-5, 50))
         lsn += draw(st.integers(20, 30))
         ops = draw(st.lists(st.sampled_from(used).flatmap(lambda t: operations(t)), max_size=6))
-        transactions.append(Transaction(700 + number, now, lsn, tuple(ops)))
+        transactions.append(Transaction(700 + number, now, lsn, tuple(_possible(ops))))
     return used, transactions
+
+
+def _possible(ops: Sequence[Op]) -> Iterator[Op]:
+    """Without a second insert or delete of a key: no row is there twice."""
+    seen = set()
+    for op in ops:
+        cells = op.new if op.kind == "I" else op.old
+        if op.kind != "U" and op.table.key and cells is not None:
+            names = list(op.table.columns)
+            key = (op.kind, op.table.oid, *(cells[names.index(name)] for name in op.table.key))
+            if key in seen:
+                continue
+            seen.add(key)
+        yield op
 
 
 def model(transactions: Sequence[Transaction], start: Frontier) -> list[Expected]:

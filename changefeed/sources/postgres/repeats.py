@@ -202,8 +202,8 @@ class KeyHashes:
         total_bytes = int(ends[-1]) if len(ends) else 0
         inside = np.arange(total_bytes) - np.repeat(ends - sizes, sizes)
         # One more than the byte, so that a zero byte at the end counts as well.
-        letters = spans.data[spans.starts[0] : spans.starts[0] + total_bytes] if len(column) else []
-        values = np.asarray(letters, np.uint64) + np.uint64(1)
+        begin = int(spans.starts[0]) if len(column) else 0
+        values = spans.data[begin : begin + total_bytes].astype(np.uint64) + np.uint64(1)
         nulls = column.is_null().to_numpy(zero_copy_only=False)
         tables = self._numbers(number, 1 + int(sizes.max(initial=0)))
         for total, table in zip(sums, tables, strict=True):

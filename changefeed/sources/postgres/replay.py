@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.events import Flush
-from changefeed.schema import Column, Identity, TableSchema
+from changefeed.core.events import Flush
+from changefeed.core.schema import Column, Identity, TableSchema
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import (
     Block,

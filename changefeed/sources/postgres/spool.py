@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.postgres.pgoutput import Inbox, Mark
 from changefeed.sources.postgres.values import PADDING, Places
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.schema import TableSchema
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, Operations
 from changefeed.sources.postgres.values import Mask, Places
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from changefeed.clock import Timestamp
-from changefeed.schema import TableSchema
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.columns import Block
 from changefeed.sources.postgres.relations import ShapeChange
 from changefeed.sources.postgres.values import Places
