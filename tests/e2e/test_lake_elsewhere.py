@@ -29,7 +29,7 @@ from tests.services.postgres import Database
 from tests.services.s3 import KEY, SECRET, S3Server
 from tests.waiting import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.extended]
 
 
 def by_hadoop(s3: S3Server) -> dict[str, str]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import ClientRow
-from sinks.terminal import TerminalSink
+from sinks.terminal import ClientRow, TerminalSink
 from sinks.testing.feed import Feed, at, put
 
 

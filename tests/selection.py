@@ -1,0 +1,93 @@
+"""Which tests `make test` leaves to `make test-all`, and which ones share a worker.
+
+`make test` proves every layer against one server of each kind: PostgreSQL, Kafka, Elasticsearch,
+Delta, S3, and a stand-in for a cloud warehouse (Snowflake). `make test-all` adds the other
+versions of these servers, the other stand-ins, stores and lake formats, and random faults. A test
+belongs to this second half, which has the marker ``extended``, by what it uses; one that is there
+because it takes long bears the marker itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+from tests.services.elasticsearch import DEFAULT_MAJOR as ELASTICSEARCH_MAJOR
+from tests.services.postgres import DEFAULT_MAJOR as POSTGRES_MAJOR
+
+#: Markers of tests that belong to the second half.
+MARKERS = ("extended", "nemesis", "bigquery", "clickhouse", "spanner")
+#: Fixtures of servers beside the one of their kind that `make test` uses.
+OTHER_SERVERS = frozenset({"azure", "gcs", "hdfs", "mariadb", "opensearch", "own_hdfs"})
+#: Markers of servers whose tests share a worker, the ones that take longest to start first.
+SHARED = ("spark", "bigquery", "elasticsearch", "snowflake", "clickhouse", "spanner", "kafka")
+#: Parameters of server tests that name a server, store or lake format beside the usual one.
+OTHER_WORDS = frozenset({"azure", "gcs", "hdfs", "iceberg"})
+SERVER_TESTS = ("tests/conformance/", "tests/e2e/", "tests/faults/")
+#: Of fixtures with a version as their parameter: the one that `make test` uses.
+USUAL = {
+    "elasticsearch": ELASTICSEARCH_MAJOR,
+    "own_postgres": POSTGRES_MAJOR,
+    "postgres": POSTGRES_MAJOR,
+}
+
+
+def _parameters(item: pytest.Function) -> dict[str, object]:
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}
+
+
+def _words(item: pytest.Function) -> set[str]:
+    """The words of all parameters that are texts: ``delta on hdfs`` has three."""
+    texts = (value for value in _parameters(item).values() if isinstance(value, str))
+    return {word for text in texts for word in text.split()}
+
+
+def _uses_another(item: pytest.Function) -> bool:
+    if any(item.get_closest_marker(name) for name in MARKERS):
+        return True
+    if OTHER_SERVERS.intersection(item.fixturenames):
+        return True
+    return item.nodeid.startswith(SERVER_TESTS) and bool(OTHER_WORDS & _words(item))
+
+
+def select(items: Iterable[pytest.Item]) -> None:
+    """Give the marker ``extended`` to the tests that only `make test-all` runs.
+
+    Of a test that names versions, the usual one stays in the first half; of one that does not name
+    the usual version, the newest that it names.
+    """
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    named: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for item in functions:
+        for fixture, version in _versions(item):
+            named[item.nodeid.partition("[")[0], fixture].add(version)
+    for item in functions:
+        test = item.nodeid.partition("[")[0]
+        other_version = any(
+            version != (USUAL[fixture] if USUAL[fixture] in known else max(known))
+            for fixture, version in _versions(item)
+            for known in [named[test, fixture]]
+        )
+        if other_version or _uses_another(item):
+            item.add_marker(pytest.mark.extended)
+
+
+def _versions(item: pytest.Function) -> Iterable[tuple[str, int]]:
+    for fixture, value in _parameters(item).items():
+        if fixture in USUAL and isinstance(value, int):
+            yield fixture, value
+
+
+def group(items: Iterable[pytest.Item]) -> None:
+    """Keep tests on one worker that share a server which takes long to start.
+
+    Tests on Spark share one JVM a folder, which keeps the longest group short. The others stay
+    together by file, as the fixtures of a module do.
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        server = next((name for name in SHARED if item.get_closest_marker(name)), None)
+        name = f"{server} of {file.rpartition('/')[0]}" if server == "spark" else server or file
+        item.add_marker(pytest.mark.xdist_group(name))
