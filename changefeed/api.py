@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Problems, Span
+from changefeed.core.events import ClientRow
 from changefeed.core.schema import TableSchema
 from changefeed.options import mask_statement
 from changefeed.plan.names import scheme_of, source_connections
@@ -38,7 +39,6 @@ from changefeed.statements.context import (
     NoHost,
     Result,
     Session,
-    StreamRow,
     log_place_of,
 )
 from changefeed.statements.values import Names, Rate, Seconds, Size
@@ -51,6 +51,7 @@ from sinks.registry import Offer
 from sinks.registry import offers as sink_schemes
 
 __all__ = [
+    "ClientRow",
     "Engine",
     "FeedHost",
     "FeedPlan",
@@ -63,7 +64,6 @@ __all__ = [
     "Seconds",
     "Session",
     "Size",
-    "StreamRow",
     "Summary",
     "parsed_statement",
     "sink_schemes",

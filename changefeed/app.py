@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.api import Engine, FeedPlan, StreamRow
+from changefeed.api import ClientRow, Engine, FeedPlan
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
+from changefeed.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
     from changefeed.monitor import MonitorServer
@@ -30,8 +31,7 @@ class Application:
         self,
         state: str,
         *,
-        master: str | None = None,
-        heap: str | None = None,
+        settings: SparkSettings | None = None,
         spark: SparkEngine | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
@@ -40,8 +40,7 @@ class Application:
 
         Args:
             state: directory, or ``postgresql://`` URL.
-            master: Spark's master for feeds run here; all cores of this machine by default.
-            heap: Spark's heap, as ``2g``.
+            settings: how Spark starts for feeds that run here.
             spark: an engine to use instead of one of our own.
             max_memory: bytes of finished messages the feeds of this node may keep to share.
             max_disk: bytes the change log of each source may take.
@@ -53,8 +52,7 @@ class Application:
         self.catalog = Catalog.open(state)
         self.engine = Engine(self.catalog, host=self)
         self._layout = StateLayout(Path(self.catalog.directory))
-        self._master = master
-        self._heap = heap
+        self._settings = settings or SparkSettings()
         self._spark = spark
         self._max_memory = max_memory
         self._max_disk = max_disk
@@ -113,7 +111,7 @@ class Application:
             if self._node is None:
                 self._layout.root.mkdir(parents=True, exist_ok=True)
                 log_to(self._layout.node_log)
-                engine = self._spark or SparkEngine(master=self._master, heap=self._heap)
+                engine = self._spark or SparkEngine.of(self._settings, self._layout.spark_log)
                 self._node = Node(
                     self.catalog,
                     self.state,
@@ -138,7 +136,7 @@ class Application:
 
     # -- what statements need (changefeed.api.FeedHost) -----------------------------------
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Run a feed whose rows come out of the iterator; closing it ends the feed."""
         if not self.node_running():
             self.start_node()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from changefeed.spark.settings import SparkSettings
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -39,14 +40,12 @@ class Backend:
         state: str,
         *,
         source: str | None = None,
-        master: str | None = None,
-        heap: str | None = None,
+        spark: SparkSettings | None = None,
     ) -> None:
         """See :class:`changefeed.app.Application`; ``source`` is what ``--source`` names."""
         self.state = state
         self._source = source
-        self._master = master
-        self._heap = heap
+        self._spark = spark
         self._lock = threading.Lock()
         self._opened: Application | None = None
         self._session: Session | None = None
@@ -73,7 +72,7 @@ class Backend:
         from changefeed.api import Session
         from changefeed.app import Application
 
-        application = Application(self.state, master=self._master, heap=self._heap)
+        application = Application(self.state, settings=self._spark)
         session = Session()
         try:
             if self._source is not None:

@@ -13,6 +13,7 @@ import click
 
 from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
+from changefeed.spark.settings import SparkSettings, parse_property
 from shell.exits import Exit, exit_status
 from shell.render.formats import Format
 
@@ -35,14 +36,11 @@ class Place:
     """Which state, and how Spark runs if it runs here."""
 
     state: str | None
-    master: str | None
-    heap: str | None
+    spark: SparkSettings
 
     def over(self, other: Place) -> Place:
         """These where they are given, else the other's."""
-        return Place(
-            self.state or other.state, self.master or other.master, self.heap or other.heap
-        )
+        return Place(self.state or other.state, self.spark.over(other.spark))
 
     @property
     def directory(self) -> str:
@@ -62,8 +60,24 @@ class _InOrder(click.Group):
         return super().parse_args(ctx, args)
 
 
+def _properties(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(parse_property(text) for text in value)
+    except ChangefeedError as error:
+        raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
+
+
 def _place_options(command: F) -> F:
     for option in (
+        click.option(
+            "--conf",
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=_properties,
+            help="A Spark property, as spark-submit takes it; may be repeated.",
+        ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
         click.option(
@@ -114,13 +128,14 @@ def cli(
     state: str | None,
     master: str | None,
     heap: str | None,
+    conf: tuple[tuple[str, str], ...],
     source: str | None,
     on_error: str,
     timing: bool,
     yes: bool,
 ) -> None:
     """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
-    place = Place(state, master, heap)
+    place = Place(state, SparkSettings(master, heap, conf))
     context.obj = place
     if context.invoked_subcommand is not None:
         if commands or files:
@@ -141,8 +156,7 @@ def cli(
                 go_on=on_error == "continue",
                 timing=timing,
                 sure=yes,
-                master=master,
-                heap=heap,
+                spark=place.spark,
             )
         )
     )
@@ -174,13 +188,14 @@ def start(
     state: str | None,
     master: str | None,
     heap: str | None,
+    conf: tuple[tuple[str, str], ...],
     http: tuple[str, int] | None,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
     from shell.service import serve
 
-    place = Place(state, master, heap).over(context.obj)
-    context.exit(serve(place.directory, master=place.master, heap=place.heap, http=http))
+    place = Place(state, SparkSettings(master, heap, conf)).over(context.obj)
+    context.exit(serve(place.directory, spark=place.spark, http=http))
 
 
 @cli.command()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.spark.settings import SparkSettings
 from shell.backend import Backend
 from shell.client import Client
 from shell.diagnostics import Diagnostics
@@ -40,17 +41,14 @@ class Request:
     go_on: bool = False
     timing: bool = False
     sure: bool = False
-    master: str | None = None
-    heap: str | None = None
+    spark: SparkSettings | None = None
 
 
 def open_shell(request: Request) -> Exit:
     """Run the scripts, or the prompt when there are none and input is a terminal."""
     end_cleanly()
     interactive = not request.inputs and sys.stdin.isatty()
-    backend = Backend(
-        request.state, source=request.source, master=request.master, heap=request.heap
-    )
+    backend = Backend(request.state, source=request.source, spark=request.spark)
     form = request.format or (Format.TABLE if sys.stdout.isatty() else Format.CSV)
     settings = Settings(
         format=form,

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from types import FrameType
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -21,8 +22,7 @@ _TICK = 1.0
 def serve(
     state: str,
     *,
-    master: str | None = None,
-    heap: str | None = None,
+    spark: SparkSettings | None = None,
     http: tuple[str, int] | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
@@ -42,7 +42,7 @@ def serve(
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        with Application(state, master=master, heap=heap) as application, ExitStack() as stack:
+        with Application(state, settings=spark) as application, ExitStack() as stack:
             if not application.start_node():
                 raise ChangefeedError(
                     "CF6003",

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from changefeed.core.errors import ChangefeedError
 
 
 class Accepts(StrEnum):
@@ -84,12 +83,27 @@ class Capabilities:
     spark_packs: tuple[str, ...] = ()
     resolved_by_topic: bool = False
 
+    @property
+    def takes_rows(self) -> bool:
+        """The sink takes typed rows, not messages."""
+        return self.accepts is Accepts.ROWS
+
 
 class Delivery(StrEnum):
     """How far a commit got. Progress moves on DURABLE only."""
 
     ACCEPTED = "accepted"
     DURABLE = "durable"
+
+
+def require_durable(delivery: Delivery) -> None:
+    """Refuse a commit that promises less.
+
+    Raises:
+        ChangefeedError: CF5004.
+    """
+    if delivery is not Delivery.DURABLE:
+        raise ChangefeedError("CF5004", "the sink did not make the data durable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.uri import redact
 from sinks.base import Capabilities, Sink
 
 GROUP = "changefeed.sinks"
@@ -314,17 +313,6 @@ def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callab
     sink = open_sink(uri, options)
     namer: Callable[[str], str] = getattr(sink, "topic", str)
     return namer
-
-
-def sink_location(uri: str) -> str:
-    """The URI as it may be shown: without passwords, keys and tokens.
-
-    A URI inside the path (``experimental-sql:///postgresql://..``) is redacted by itself.
-    """
-    outer, slashes, inner = uri.partition(":///")
-    if slashes and "://" in inner.partition("?")[0]:
-        return f"{outer}{slashes}{redact(inner)}"
-    return redact(uri)
 
 
 def _load(scheme: str) -> Any:

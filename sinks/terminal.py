@@ -9,24 +9,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Resolved, Truncate
+from changefeed.core.events import ClientRow, Resolved, Truncate
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
 ROWS = 10_000
 """Rows that may wait for the client."""
-
-
-class ClientRow(NamedTuple):
-    """One row as the client sees it; a resolved mark has neither table nor key."""
-
-    table: str | None
-    key: bytes | None
-    value: bytes | None
 
 
 class TerminalSink:

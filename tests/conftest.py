@@ -97,6 +97,7 @@ from tests.services.registry import FakeRegistry, Registry
 from tests.services.s3 import S3Server
 from tests.services.snowflake import SnowflakeEmulator
 from tests.services.spanner import SpannerServer
+from tests.services.spark_cluster import SparkCluster
 from tests.services.stores import ObjectStore
 
 PostgresFactory = Callable[..., PostgresCluster]
@@ -375,6 +376,15 @@ class _LentEngine(SparkEngine):
     def really_close(self) -> None:
         """End the JVM."""
         super().close()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster() -> Iterator[SparkCluster]:
+    """The run's standalone Spark cluster: a master and two workers as processes."""
+    with server_folder("spark-cluster") as folder:
+        cluster = SparkCluster(folder).start()
+        yield cluster
+        cluster.stop()
 
 
 @pytest.fixture(scope="session")

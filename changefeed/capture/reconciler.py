@@ -25,6 +25,8 @@ from changefeed.core.telemetry import log
 
 #: How often a source is looked at, and asked again when it did not answer.
 LOOK_SECONDS = 5.0
+#: The same while it waits for a transaction or a lock there.
+BUSY_SECONDS = 0.5
 #: How often SCHEMA and DATABASE feeds look for new tables.
 EXPAND_SECONDS = 10.0
 
@@ -143,7 +145,8 @@ class SourceWatch:
                 left = False
             if left and self._end(wish):
                 return
-            self._wake.wait(LOOK_SECONDS)
+            busy = self.error is not None and self.error.code.number == "CF2005"
+            self._wake.wait(min(BUSY_SECONDS, LOOK_SECONDS) if busy else LOOK_SECONDS)
 
     def _end(self, wish: Wish) -> bool:
         """Nothing is left at the source: over, unless something is wanted again by now."""
@@ -192,18 +195,22 @@ class SourceWatch:
             log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)
         self.error = error
         if not leaving:
+            # The feeds first: a statement that sees the source's state answers with theirs.
+            self._tell_waiting(error)
             self._catalog.save_source_state(
                 self.name, status="retrying", error=error.message, error_code=error.code.number
             )
-            self._tell_waiting(error)
 
     def _tell_waiting(self, error: ChangefeedError) -> None:
         """Feeds that wait for the source show why."""
-        status = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
+        usual = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
         for job in self._catalog.jobs(include_finished=False):
             waits = job.status.active and not self._runs(job.id) and not self.covers(job)
             if job.source != self.name or not waits:
                 continue
+            # While the source is busy nothing is wrong: the feed waits for its turn.
+            busy = error.code.number == "CF2005" and job.status is Status.PENDING
+            status = Status.PENDING if busy else usual
             if (job.status, job.error) != (status, error.message):
                 reason = f"source: {error.message}"
                 self._catalog.transition(job.id, status, reason=reason, error=error)

@@ -13,7 +13,7 @@ from changefeed.catalog.model import Job, Status
 from changefeed.catalog.rows import Connection
 from changefeed.catalog.store import Store
 from changefeed.core.errors import ChangefeedError
-from sinks.registry import sink_location
+from changefeed.core.uri import sink_location
 
 #: ``INTO 'external://name'`` points at a connection.
 EXTERNAL = "external://"

@@ -28,7 +28,7 @@ from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
-from sinks.registry import sink_location
+from changefeed.core.uri import sink_location
 
 #: How many dropped jobs SHOW JOBS still knows.
 KEPT_DROPPED = 200

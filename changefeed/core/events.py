@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -153,3 +153,14 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("headers", pa.string()),
     ]
 )
+
+
+class ClientRow(NamedTuple):
+    """One row of a sinkless feed as its client sees it.
+
+    A resolved timestamp has neither table nor key.
+    """
+
+    table: str | None
+    key: bytes | None
+    value: bytes | None

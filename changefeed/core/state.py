@@ -7,6 +7,7 @@ DIR/spool/<source>/   large transactions on their way in
 DIR/work              folder of temporary files of running feeds; emptied at start. The sinks of
                       a feed stage in its folder feed-<id>
 DIR/node.log          what the node did
+DIR/spark.log         what Spark and its Python workers printed
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class StateLayout:
     def node_log(self) -> Path:
         """The node's own log file."""
         return self.root / "node.log"
+
+    @property
+    def spark_log(self) -> Path:
+        """What the JVM of Spark and its Python workers printed."""
+        return self.root / "spark.log"
 
     def log(self, source: str) -> Path:
         """The change log of one source."""

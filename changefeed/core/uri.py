@@ -368,6 +368,17 @@ def redact(text: str) -> str:
     return head + slashes + _redact_body(body[len(slashes) :])
 
 
+def sink_location(uri: str) -> str:
+    """The URI as it may be shown: without passwords, keys and tokens.
+
+    A URI inside the path (``experimental-sql:///postgresql://..``) is redacted by itself.
+    """
+    outer, slashes, inner = uri.partition(":///")
+    if slashes and "://" in inner.partition("?")[0]:
+        return f"{outer}{slashes}{redact(inner)}"
+    return redact(uri)
+
+
 def _redact_body(body: str) -> str:
     end = _AUTHORITY_END.search(body)
     cut = end.start() if end else len(body)

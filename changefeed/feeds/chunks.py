@@ -21,7 +21,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.feeds.sink_session import TableError
+from changefeed.core.table_errors import TableError
 from changefeed.log import Piece, Slice
 
 #: Rows of one slice. A transaction larger than this is one slice, in several chunks.

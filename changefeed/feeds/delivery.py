@@ -18,11 +18,12 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.table_errors import TableError, about_table
 from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, Turn, items
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import SharedMessages
-from changefeed.feeds.sink_session import Outlet, TableError, about_table
+from changefeed.feeds.sink_session import Outlet
 from changefeed.options import MAX_MEMORY
 from sinks.base import Batch, Epoch, Receipt
 

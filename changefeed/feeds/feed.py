@@ -17,8 +17,9 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.compile import message_plan
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.registered import feed_schemas
-from changefeed.feeds.typed_rows import RowPlan
+from changefeed.encoding.typed_rows import RowPlan
 from changefeed.options import RESOLVED, Options
+from changefeed.scan.host import scan_place
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of
 
@@ -43,6 +44,11 @@ class Feed:
         self._changed: set[TableName] = set()
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
+
+    @property
+    def needs_spark(self) -> bool:
+        """Spark merges what this feed delivers; else it only helps with large scans."""
+        return self.abilities is not None and bool(self.abilities.spark_packs)
 
     # -- what to send ---------------------------------------------------------------------
 
@@ -269,8 +275,3 @@ def _least(places: Sequence[Timestamp | None]) -> Timestamp | None:
     """The smallest; None when one is not known, or there is none."""
     known = [place for place in places if place is not None]
     return min(known) if known and len(known) == len(places) else None
-
-
-def scan_place(table: TableName) -> str:
-    """Under what name a sink that keeps progress knows the last whole scan of a table."""
-    return f"{table}#scan"

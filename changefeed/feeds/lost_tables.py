@@ -13,8 +13,8 @@ from changefeed.capture.table_identity import Lost
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.sink_session import TableError
 
 
 class Leaving:

@@ -10,36 +10,32 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from changefeed.capture.source_runtime import SourceKeeper
-from changefeed.catalog import Lease, LeaseLost
-from changefeed.catalog.model import Job, Status, TableState
+from changefeed.catalog import Catalog, Lease, LeaseLost
+from changefeed.catalog.model import Job, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import CODES, Action, ChangefeedError
 from changefeed.core.events import SchemaChange
 from changefeed.core.internal_errors import FailureCounter
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.telemetry import log
-from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import Leaving
+from changefeed.feeds.message_cache import SharedMessages
+from changefeed.feeds.scan_coordinator import Scanning
+from changefeed.feeds.scan_host import FeedScanHost
 from changefeed.feeds.schema_policy import difference, needs_backfill
-from changefeed.feeds.sink_session import Outlet, TableError, TableFailure
-from changefeed.feeds.typed_rows import RowPlan
+from changefeed.feeds.sink_session import Outlet
 from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
-from changefeed.scan.coordinator import Scanning
 from changefeed.scan.thread import Scan
-from sinks.base import Sink, Target
-
-if TYPE_CHECKING:
-    from changefeed.node.node import Node
+from changefeed.spark.session import SparkEngine
+from sinks.base import Sink
 
 #: How long an idle feed sleeps before it looks around by itself.
 IDLE_SECONDS = 0.5
@@ -55,33 +51,65 @@ class StopFeed(Exception):
     """The runner was asked to stop, or has nothing left to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class FeedServices:
+    """What all feeds of a node share.
+
+    Attributes:
+        catalog: the state.
+        engine: Spark.
+        messages: the messages that several feeds encode alike.
+        node_id: the node, for sinks that must know who writes.
+        ended: called by a feed's thread when it ends.
+    """
+
+    catalog: Catalog
+    engine: SparkEngine
+    messages: SharedMessages
+    node_id: str
+    ended: Callable[[], None]
+
+
 class FeedRunner:
     """Runs one job until it is stopped, fails or is done."""
 
-    def __init__(self, node: Node, job: Job, lease: Lease, sink: Sink | None = None) -> None:
-        """``sink``: the sink object of a sinkless feed; others make theirs from the URI."""
-        self.node = node
-        self.catalog = node.catalog
-        self.engine = node.engine
+    def __init__(
+        self,
+        job: Job,
+        lease: Lease,
+        services: FeedServices,
+        keeper: SourceKeeper,
+        sink: Sink | None = None,
+    ) -> None:
+        """
+        Args:
+            job: the feed's row.
+            lease: the right to run it.
+            services: what the feeds of a node share.
+            keeper: the feed's source.
+            sink: the sink object of a sinkless feed; others make theirs from the URI.
+        """
+        self._services = services
+        self.catalog = services.catalog
         self.job_id = job.id
         self.name = job.name
         self.source = job.source
         self.generation = job.generation
-        self.keeper: SourceKeeper = node.keeper(job.source)
+        self.keeper = keeper
         self._lease = lease
         self._stopping = threading.Event()
         self._reload = threading.Event()
         self._renamed = threading.Event()
         self._feed = Feed(self.catalog, job, lease)
-        self.outlet = Outlet(self.catalog, self._feed, node.id, node.engine, sink)
-        self._delivery = Delivery(job.name, self.keeper, node.shared, self.outlet)
+        self.outlet = Outlet(self.catalog, self._feed, services.node_id, services.engine, sink)
+        self._delivery = Delivery(job.name, self.keeper, services.messages, self.outlet)
         self._checkpoint = Checkpoint(self.outlet, self._joining)
         self._leaving = Leaving(self.catalog, self.keeper, self.outlet.dropped)
         self._scanning = Scanning(
             self.catalog,
             self.keeper,
             self._stopping,
-            lambda tables: Scan(self, tables),
+            self._scan,
             lambda: self._checkpoint.resolved,
         )
         self._next_round = 0.0
@@ -151,43 +179,12 @@ class FeedRunner:
         """Let another node have the job."""
         self.catalog.release_lease(self._lease)
 
-    # -- for the scan ---------------------------------------------------------------------
-
-    @property
-    def promised(self) -> Timestamp | None:
-        """Consumers may have been told that everything up to here is out."""
-        told = [self._feed.job.high_water, self._checkpoint.resolved]
-        return max((at for at in told if at is not None), default=None)
-
-    def plan(self, schema: TableSchema) -> MessagePlan:
-        """How changes of a table version become messages."""
-        return self._feed.plan(schema)
-
-    def recognise(self, schema: TableSchema) -> None:
-        """Raise CF2106 unless the table is the one the feed began with."""
-        self._feed.recognise(schema)
-
-    def target(self, table: TableName) -> Target:
-        """The table as the sink sees it."""
-        return self._feed.target(table)
-
-    def messages(self, schema: TableSchema) -> MessagePlan:
-        """The same with its schemas known to the feed's registry, for encoding."""
-        return self._feed.messages(schema)
-
-    def row_plan(self, schema: TableSchema) -> RowPlan:
-        """What a sink of typed rows sees of a table version."""
-        return self._feed.row_plan(schema)
-
-    def encode_rows(self, rows: pa.Table, schema: TableSchema) -> pa.Table:
-        """Messages of rows that a scan read."""
-        return encode_messages(rows, self.messages(schema), scan=True)
+    # -- what its node may ask -------------------------------------------------------------
 
     @property
     def needs_spark(self) -> bool:
-        """Spark merges what this feed delivers; else it only helps with big scans."""
-        abilities = self._feed.abilities
-        return abilities is not None and bool(abilities.spark_packs)
+        """Spark merges what this feed delivers; else it only helps with large scans."""
+        return self._feed.needs_spark
 
     # -- the feed's thread ----------------------------------------------------------------
 
@@ -205,7 +202,7 @@ class FeedRunner:
             self._scanning.stop()
             self._delivery.close()
             self.outlet.close(for_good=True)
-            self.node.wake()
+            self._services.ended()
 
     def _guarded(self) -> bool:
         """Work until an error; whether to go on after it."""
@@ -375,6 +372,17 @@ class FeedRunner:
             # reads is how the table is from the change on.
             since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at
             self._feed.update(table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0)
+
+    def _scan(self, tables: Sequence[TableProgress]) -> Scan:
+        host = FeedScanHost(
+            self._feed,
+            self.catalog,
+            self.keeper,
+            self._services.engine,
+            self.outlet,
+            lambda: self._checkpoint.resolved,
+        )
+        return Scan(host, tables)
 
     # -- states ---------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
-from changefeed.feeds.sink_session import TableError
+from changefeed.core.table_errors import TableError
 from changefeed.options import (
     SCHEMA_CHANGE_EVENTS,
     SCHEMA_CHANGE_POLICY,

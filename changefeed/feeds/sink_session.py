@@ -19,6 +19,7 @@ from changefeed.core.faults import fault_point
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope, Format
 from changefeed.core.state import StateLayout
+from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log
 from changefeed.encoding.plan import mark_payload
 from changefeed.encoding.protobuf.schema import mark as protobuf_mark
@@ -26,9 +27,7 @@ from changefeed.feeds.feed import Feed
 from changefeed.options import DELIVERY, ENVELOPE, FORMAT, Guarantee
 from changefeed.spark.session import SparkEngine
 from sinks.base import (
-    Accepts,
     Batch,
-    Delivery,
     EndsScans,
     Epoch,
     Evolves,
@@ -37,46 +36,12 @@ from sinks.base import (
     Receipt,
     Sink,
     SinkContext,
+    require_durable,
 )
 from sinks.registry import open_sink
 
 #: Errors that concern one table: others of the feed go on.
 TABLE_ERRORS = frozenset({"CF5003", "CF5006"})
-
-
-class TableError(Exception):
-    """An error that stops one table of the feed and no other."""
-
-    def __init__(self, table: TableName, error: ChangefeedError) -> None:
-        super().__init__(error.message)
-        self.table = table
-        self.error = error
-
-
-class TableFailure(Exception):
-    """An exception that nobody planned for, met while working on one table.
-
-    Its cause is the exception itself.
-    """
-
-    def __init__(self, table: TableName) -> None:
-        super().__init__(str(table))
-        self.table = table
-
-
-@contextmanager
-def about_table(table: TableName) -> Iterator[None]:
-    """Whatever goes wrong inside in a way that nobody planned for is about this table.
-
-    Raises:
-        TableFailure: for an exception that is no error of ours.
-    """
-    try:
-        yield
-    except (ChangefeedError, TableError, TableFailure):
-        raise
-    except Exception as failure:
-        raise TableFailure(table) from failure
 
 
 class Outlet:
@@ -173,7 +138,7 @@ class Outlet:
     @property
     def takes_rows(self) -> bool:
         """The sink takes typed rows, not messages."""
-        return takes_rows(self.open())
+        return self.open().capabilities.takes_rows
 
     @property
     def pace(self) -> float:
@@ -244,7 +209,7 @@ class Outlet:
             if table is not None:
                 raise TableError(table, error) from error
             raise
-        durable(delivery)
+        require_durable(delivery)
         fault_point("runner.after_commit")
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
@@ -333,24 +298,9 @@ class Outlet:
             shutil.rmtree(self._layout.scratch(self._feed.job.id), ignore_errors=True)
 
 
-def takes_rows(sink: Sink) -> bool:
-    """The sink takes typed rows, not messages."""
-    return sink.capabilities.accepts is Accepts.ROWS
-
-
 def keeps_progress(sink: Sink, feed: Feed) -> bool:
     """The feed is exactly once by what this sink keeps."""
     return feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and isinstance(sink, KeepsProgress)
-
-
-def durable(delivery: Delivery) -> None:
-    """Refuse a commit that promises less.
-
-    Raises:
-        ChangefeedError: CF5004.
-    """
-    if delivery is not Delivery.DURABLE:
-        raise ChangefeedError("CF5004", "the sink did not make the data durable")
 
 
 def _empty(folder: Path) -> None:

@@ -29,16 +29,15 @@ from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job, Status, TableProgress, Wanted
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.events import Frontier
+from changefeed.core.events import ClientRow, Frontier
 from changefeed.core.internal_errors import FailureCounter, log_failure
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.feeds.message_cache import DEFAULT_BYTES, SharedMessages
-from changefeed.feeds.runner import FeedRunner
+from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.node.lock import NodeLock
 from changefeed.plan.stages import FeedPlan
 from changefeed.spark.session import SparkEngine
-from changefeed.statements.context import StreamRow
 from sinks.base import Sink
 from sinks.registry import open_sink
 
@@ -55,7 +54,7 @@ TURN_SECONDS = 5.0
 class ClientSink(Sink, Protocol):
     """The sink of a feed whose rows go to a client in this process."""
 
-    def take(self, timeout: float | None) -> StreamRow | None:
+    def take(self, timeout: float | None) -> ClientRow | None:
         """The next row; None after ``timeout`` seconds or at the end."""
         ...
 
@@ -99,6 +98,7 @@ class Node:
         self._lock_file = NodeLock(self._layout.lock)
         self.engine = engine or SparkEngine()
         self.shared = SharedMessages(max_memory or DEFAULT_BYTES)
+        self._services = FeedServices(catalog, self.engine, self.shared, self.id, self.wake)
         self._max_disk = max_disk
         self._keepers: dict[str, SourceKeeper] = {}
         self._runners: dict[int, FeedRunner] = {}
@@ -368,7 +368,7 @@ class Node:
             if keeper.error is not None:
                 keeper.retry()
             try:
-                runner = FeedRunner(self, job, lease)
+                runner = FeedRunner(job, lease, self._services, keeper)
             except Exception as failure:
                 # One that cannot even be read must not keep those behind it from running.
                 error = self._named(job, failure)
@@ -393,7 +393,7 @@ class Node:
 
     # -- sinkless feeds -------------------------------------------------------------------
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Run a feed for the one client in this process; closing the iterator ends it.
 
         Its job is in the table while it lives, so that the node that captures the source
@@ -411,7 +411,7 @@ class Node:
             keeper = self.keeper(job.source)
             if keeper.error is not None:
                 keeper.retry()
-            runner = FeedRunner(self, job, lease, sink)
+            runner = FeedRunner(job, lease, self._services, keeper, sink)
             # Before the loop sees it: a runner that is not alive gives its lease back.
             runner.start()
             with self._mutex:
@@ -456,7 +456,7 @@ class Node:
                 )
             self._stopping.wait(LOOP_SECONDS / 2)
 
-    def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[StreamRow]:
+    def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[ClientRow]:
         if not self.is_node:
             # A client may look at one row for long; a node has its pulse.
             threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()

@@ -16,6 +16,7 @@ from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Problems, Span, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.uri import sink_location
 from changefeed.encoding.compile import source_members, table_messages
 from changefeed.options import (
     CURSOR,
@@ -44,7 +45,6 @@ from grammar import nodes
 from grammar.printer import to_sql
 from grammar.spelling import did_you_mean
 from sinks.base import Target
-from sinks.registry import sink_location
 
 T = TypeVar("T")
 

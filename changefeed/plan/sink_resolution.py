@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from changefeed.catalog import Catalog, Job, external_name
 from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.schema import TableName
+from changefeed.core.uri import sink_location
 from changefeed.options import FULL_TABLE_NAME, Options
 from sinks import registry
 from sinks.base import Capabilities, Checks, Overlooks, SinkContext, Target
@@ -32,8 +33,8 @@ class Sinking:
         if self.written is None:
             return ""
         if external_name(self.written) is None:
-            return registry.sink_location(self.real)
-        return f"{registry.sink_location(self.written)} ({registry.sink_location(self.real)})"
+            return sink_location(self.real)
+        return f"{sink_location(self.written)} ({sink_location(self.real)})"
 
     def topics(self, options: Options) -> Callable[[TableName, str | None], str]:
         """What gives the finished topic of a table and its target's ``AS topic``.

@@ -32,10 +32,10 @@ from changefeed.core.faults import fault_point
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
-from changefeed.feeds.feed import scan_place
-from changefeed.feeds.sink_session import durable, takes_rows
+from changefeed.encoding.encode import encode_messages
 from changefeed.scan.admission import Ticket
 from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.host import ScanHost, scan_place
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
 from sinks.base import (
@@ -48,10 +48,10 @@ from sinks.base import (
     Sink,
     SinkContext,
     Target,
+    require_durable,
 )
 
 if TYPE_CHECKING:
-    from changefeed.feeds.runner import FeedRunner
     from changefeed.sources.base import ScanPart
 
 #: Tables estimated below this are read by the node itself: a Spark job would cost more.
@@ -73,7 +73,7 @@ READERS = 4
 class Reading:
     """What all tables of one scan have in common."""
 
-    runner: FeedRunner
+    host: ScanHost
     at: Timestamp
     fence: Fence
     group: str
@@ -102,13 +102,13 @@ class Reading:
             ChangefeedError: the source, Spark or the sink failed.
         """
         with self.fence.passing():
-            sink = self.runner.outlet.for_scan()
+            sink = self.host.sinks.for_scan()
         writer = Writer(self, sink, schema, told)
         small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
         large = not writer.typed and not small
-        in_workers = large and not writer.keeps and self.runner.outlet.in_workers(sink)
+        in_workers = large and not writer.keeps and self.host.sinks.in_workers(sink)
         try:
-            if self.runner.plan(schema).deletes is Deletes.ONLY:
+            if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
             if writer.typed:
                 self._typed(parts, writer, small=small)
@@ -124,12 +124,12 @@ class Reading:
     # -- typed rows -------------------------------------------------------------------------
 
     def _typed(self, parts: Sequence[ScanPart], writer: Writer, *, small: bool) -> None:
-        shape = functools.partial(self.runner.row_plan(writer.schema).scanned, at=self.at)
+        shape = functools.partial(self.host.row_plan(writer.schema).scanned, at=self.at)
         if small or not isinstance(writer.sink, ScansBySpark):
             self._here(parts, writer, shape, TYPED_ROWS)
             return
         with row_frame(
-            self.runner.engine,
+            self.host.engine,
             parts,
             schema=writer.seen,
             shape=shape,
@@ -146,7 +146,7 @@ class Reading:
     def _messages_here(self, parts: Sequence[ScanPart], writer: Writer) -> None:
         def messages(batch: pa.Table) -> pa.Table:
             rows = scan_rows(writer.schema, batch, self.at)
-            return self.runner.encode_rows(rows, writer.schema)
+            return encode_messages(rows, self.host.messages(writer.schema), scan=True)
 
         self._here(parts, writer, messages, MESSAGE_ROWS)
 
@@ -164,9 +164,9 @@ class Reading:
 
     def _messages_in_workers(self, parts: Sequence[ScanPart], writer: Writer) -> None:
         run_scan(
-            self.runner.engine,
+            self.host.engine,
             parts,
-            plan=self.runner.messages(writer.schema),
+            plan=self.host.messages(writer.schema),
             at=self.at,
             deliver=self._in_worker(writer),
             group=self.group,
@@ -177,13 +177,13 @@ class Reading:
             raise ScanStopped
 
     def _in_worker(self, writer: Writer) -> InWorker:
-        with self.runner.engine.use() as session:
+        with self.host.engine.use() as session:
             host = driver_host(session)
-        local = self.runner.engine.master.startswith("local")
+        local = self.host.engine.master.startswith("local")
         return InWorker(
-            sink=self.runner.outlet.made_anew(),
-            context=self.runner.outlet.context(scan=True, here=False),
-            feed=self.runner.name,
+            sink=self.host.sinks.made_anew(),
+            context=self.host.sinks.context(scan=True, here=False),
+            feed=self.host.name,
             epoch=writer.epoch,
             target=writer.target,
             schema=writer.schema,
@@ -205,28 +205,28 @@ class Writer:
         schema: TableSchema,
         told: Callable[[int, int], None],
     ) -> None:
-        runner = reading.runner
+        host = reading.host
         self.sink = sink
         self.schema = schema
-        self.typed = takes_rows(sink)
+        self.typed = sink.capabilities.takes_rows
         #: The shape the sink sees.
-        self.seen = runner.row_plan(schema).schema if self.typed else schema
-        self.target: Target = runner.target(schema.table)
+        self.seen = host.row_plan(schema).schema if self.typed else schema
+        self.target: Target = host.target(schema.table)
         self.epoch = reading.next_epoch()
         #: The whole table is one commit, which says so to the sink.
-        self.keeps = runner.outlet.keeps(sink)
+        self.keeps = host.sinks.keeps(sink)
         self._reading = reading
         self._told = told
         self._receipts: list[Receipt] = []
         self._pending = 0
         self._rows = self._bytes = 0
         self._round = max(sink.capabilities.round_rows, ROUND_ROWS)
-        self._ends = runner.plan(schema).deletes in (Deletes.YES, Deletes.SOFT)
+        self._ends = host.plan(schema).deletes in (Deletes.YES, Deletes.SOFT)
 
     def write(self, rows: pa.Table) -> None:
         """Hand over rows as the sink takes them."""
         batch = Batch(
-            feed=self._reading.runner.name,
+            feed=self._reading.host.name,
             epoch=self.epoch,
             partition=len(self._receipts),
             target=self.target,
@@ -255,7 +255,7 @@ class Writer:
         """Make durable what was written."""
         if self._receipts:
             with self._reading.fence.passing():
-                durable(self.sink.commit(self.epoch, self._receipts))
+                require_durable(self.sink.commit(self.epoch, self._receipts))
             self._settled()
 
     def end(self) -> None:
@@ -264,7 +264,7 @@ class Writer:
         if self.keeps and isinstance(sink, KeepsProgress):
             with self._reading.fence.passing():
                 place = {scan_place(self.schema.table): at}
-                durable(sink.commit_with(self.epoch, self._receipts, place))
+                require_durable(sink.commit_with(self.epoch, self._receipts, place))
             self._settled()
         else:
             self.commit()
@@ -328,7 +328,7 @@ class InWorker:
                     )
                 )
             )
-        durable(self.sink.commit(self.epoch, receipts))
+        require_durable(self.sink.commit(self.epoch, receipts))
         return sum(r.rows for r in receipts), sum(r.bytes for r in receipts)
 
     def close(self) -> None:

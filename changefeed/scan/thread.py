@@ -18,20 +18,17 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import fault_point
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.feeds.sink_session import about_table
+from changefeed.core.table_errors import about_table
 from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.host import ScanHost
 from changefeed.scan.table import Reading
 from changefeed.sources.base import KeyRange, Snapshot
-
-if TYPE_CHECKING:
-    from changefeed.feeds.runner import FeedRunner
 
 
 @dataclass
@@ -54,20 +51,20 @@ class TableScan:
 
 
 class Scan(threading.Thread):
-    """Scans tables of a feed; the feed's runner looks at :attr:`tables` and :attr:`at`."""
+    """Scans tables of a feed; the feed looks at :attr:`tables` and :attr:`at`."""
 
-    def __init__(self, runner: FeedRunner, tables: Sequence[TableProgress]) -> None:
-        super().__init__(name=f"scan-{runner.name}", daemon=True)
+    def __init__(self, host: ScanHost, tables: Sequence[TableProgress]) -> None:
+        super().__init__(name=f"scan-{host.name}", daemon=True)
         self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
         self.at: Timestamp | None = None
         self.error: Exception | None = None
         #: What this scan writes, it writes through here.
         self.fence = Fence()
-        #: Set by the runner once :attr:`at` is durable in the progress of the tables.
+        #: Set by the feed's thread once :attr:`at` is durable in the progress of the tables.
         self.placed = threading.Event()
-        self._runner = runner
+        self._host = host
         self._stopping = threading.Event()
-        self._group = f"scan-{runner.job_id}-{id(self)}"
+        self._group = f"scan-{host.job_id}-{id(self)}"
         self._began = 0.0
 
     def stop(self) -> None:
@@ -76,7 +73,7 @@ class Scan(threading.Thread):
         self.placed.set()
         for table in self.tables.values():
             table.caught_up.set()
-        self._runner.engine.cancel(self._group)
+        self._host.engine.cancel(self._group)
 
     @property
     def group(self) -> str:
@@ -104,37 +101,37 @@ class Scan(threading.Thread):
         finally:
             # Tasks of a job that failed may still run: the next scan comes after them.
             self.fence.close()
-            self._runner.wake()
+            self._host.wake()
 
     def _scan(self) -> None:
-        keeper = self._runner.keeper
+        keeper = self._host.keeper
         source = keeper.source
-        if self._runner.needs_spark:
+        if self._host.needs_spark:
             # An open image holds back VACUUM at the source: nothing may wait for Spark's start
             # then.
-            self._runner.engine.session()
+            self._host.engine.session()
         # The image must be younger than the capture, or changes between them would be lost.
         keeper.wait_captured(self.tables, self._stopping)
         described = self._describe()
-        if self._runner.promised is not None:
+        if self._host.promised is not None:
             # An idle source's image has the instant of the last frontier, which consumers may
             # have been told is complete.
-            keeper.wait_above(self._runner.promised, self._stopping)
+            keeper.wait_above(self._host.promised, self._stopping)
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
             self.at = keeper.wait_position(snapshot.position, self._stopping)
             self._began = time.monotonic()
-            self._runner.wake()
+            self._host.wake()
             fault_point("scan.after_snapshot")
             self.placed.wait()
             # Again: the image may have waited long for open transactions, and has the columns
             # that came meanwhile. One that came since then is not in the image, and told by it.
             described = self._describe()
-            reading = Reading(self._runner, self.at, self.fence, self._group, self._stopping.is_set)
+            reading = Reading(self._host, self.at, self.fence, self._group, self._stopping.is_set)
             for table in described:
                 if self._stopping.is_set():
                     return
                 self._scan_table(snapshot, table, reading)
-                self._runner.wake()
+                self._host.wake()
 
     def _describe(self) -> list[TableScan]:
         """Find each table's present shape; one that is gone fails alone."""
@@ -143,9 +140,9 @@ class Scan(threading.Thread):
             if table.error is not None:
                 continue
             try:
-                shape = self._runner.keeper.source.describe(table.name.schema, table.name.name)
-                self._runner.recognise(shape)
-                table.schema = self._runner.catalog.intern_schema(shape)
+                shape = self._host.keeper.source.describe(table.name.schema, table.name.name)
+                self._host.recognise(shape)
+                table.schema = self._host.intern_schema(shape)
                 found.append(table)
             except ChangefeedError as error:
                 if error.code.number == "CF2001":
@@ -163,7 +160,7 @@ class Scan(threading.Thread):
 
         def told(rows: int, size: int) -> None:
             table.rows, table.bytes = rows, size
-            self._runner.wake()
+            self._host.wake()
 
         try:
             parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)

@@ -59,7 +59,9 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
     if "cancelled part of cancelled job group" in text:
         return ChangefeedError("CF4002", "the Spark job was cancelled")
     return ChangefeedError(
-        "CF4002", f"Spark failed: {_kind(failure)}", hint="the log of Spark has the details."
+        "CF4002",
+        f"Spark failed: {_kind(failure)}",
+        hint="spark.log in the state directory has the details.",
     )
 
 
@@ -73,5 +75,22 @@ def _kind(failure: BaseException) -> str:
     if java is not None:
         match = re.search(r"An error occurred while calling [^\n]*\n: ([\w.$]+)", str(failure))
         if match:
-            return match[1]
+            return _with_causes(match[1], str(failure))
     return type(failure).__name__
+
+
+#: Java's "class not found" errors have the class's name, never a value, as their whole text.
+_NO_CLASS = re.compile(r"\b(?:ClassNotFoundException|NoClassDefFoundError): ([\w.$/]+)(?=\s|$)")
+_CAUSE = re.compile(r"^Caused by: ([\w.$]+)", re.MULTILINE)
+
+
+def _with_causes(kind: str, text: str) -> str:
+    """The class of an exception with the class of its root cause, and the class it missed."""
+    parts = [kind]
+    causes = _CAUSE.findall(text)
+    if causes and causes[-1] != kind:
+        parts.append(f"caused by {causes[-1]}")
+    missing = _NO_CLASS.search(text)
+    if missing:
+        parts.append(f"class {missing[1].replace('/', '.')} is missing")
+    return ", ".join(parts)

@@ -256,7 +256,7 @@ def spark_jars() -> Path:
         import pyspark
     except ImportError as cause:
         raise ChangefeedError(
-            "CF4003", "pyspark is not installed", hint="pip install 'changefeed[spark]'"
+            "CF4003", "pyspark is not installed", hint="pip install 'pyspark==4.1.*'"
         ) from cause
     jars = Path(pyspark.__file__).parent / "jars"
     if not jars.is_dir():

@@ -36,6 +36,7 @@ from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import Gateway, Jvm, Launch, launch_jvm, spark_jars
 from changefeed.spark.packs import Pack, cached, pack, paths
+from changefeed.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +88,12 @@ class SparkEngine:
         self._life: _Life | None = None
         self._starts = 0
         self._closed = False
+
+    @classmethod
+    def of(cls, settings: SparkSettings, log: Path | None = None) -> SparkEngine:
+        """The engine that a command line asks for."""
+        conf = dict(settings.conf)
+        return cls(master=settings.master, heap=settings.heap, settings=conf, log=log)
 
     def start(self) -> None:
         """Begin starting in the background, unless it runs or starts already."""
@@ -301,11 +308,7 @@ class _Life:
         from pyspark.sql import SparkSession
 
         _quiet_py4j()
-        settings = {**_settings(engine, self.scratch), **engine._settings}
-        if "hadoop-aws" in self.packs:
-            settings |= _STORE_SETTINGS
         jars = paths(sorted(self.packs))
-        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         if java is not None:
             self.jvm, gateway = launch_jvm(
                 Launch(
@@ -321,10 +324,17 @@ class _Life:
             )
             client = _connect(gateway)
         else:
-            self.jvm, client = _launch_for_cluster(engine.heap, self._log, jars)
+            self.jvm, client = _launch_for_cluster(engine, self._log, jars)
+        settings = _settings(engine, self.scratch)
+        if "hadoop-aws" in self.packs:
+            settings |= _STORE_SETTINGS
+        settings = choose_properties(settings, {} if java else _given(client), engine._settings)
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         context = SparkContext(conf=conf, gateway=client)
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
-        context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        context.pythonExec = os.environ.get(
+            "PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable)
+        )
         for module in _LATER:
             importlib.import_module(module)
         return SparkSession(context)
@@ -401,8 +411,10 @@ def _extend(plain: SparkSession, formats: Sequence[Pack]) -> SparkSession:
 
     plain._jsparkSession.sessionState()  # built now, if it was not
     extensions = plain._jsparkSession.extensions()
+    # The loader of Spark's jars: py4j's own does not have those that a cluster's driver is given.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for its in formats:
-        kind = jvm.java.lang.Class.forName(its.extension)
+        kind = loader.loadClass(its.extension)
         kind.getConstructor(none("Class")).newInstance(none("Object")).apply(extensions)
     session = SparkSession(plain.sparkContext, plain._jsparkSession.newSession())
     for its in formats:
@@ -470,6 +482,46 @@ _SETTINGS = {
 }
 
 
+#: Properties that the results depend on: neither a site's defaults nor ``--conf`` change them.
+_FIXED = frozenset(
+    {
+        "spark.sql.session.timeZone",
+        "spark.python.daemon.module",
+        "spark.sql.execution.arrow.pyspark.enabled",
+    }
+)
+
+
+def choose_properties(
+    ours: Mapping[str, str], site: Mapping[str, str], person: Mapping[str, str]
+) -> dict[str, str]:
+    """The properties of a session: a person's before the site's before ours, save the fixed."""
+    chosen = {**ours, **site, **person}
+    for name in _FIXED & (site.keys() | person.keys()):
+        if chosen[name] != ours[name]:
+            log.warning("Spark property %s stays %s: results depend on it", name, ours[name])
+            chosen[name] = ours[name]
+    return chosen
+
+
+#: Properties that Spark's launcher sets by itself, and those that every session of ours has.
+_NOT_A_SITES = (
+    "spark.app.",
+    "spark.submit.",
+    "spark.master",
+    "spark.jars",
+    "spark.driver.memory",
+    "spark.ui.showConsoleProgress",
+)
+
+
+def _given(gateway: Any) -> dict[str, str]:
+    """The properties that Spark's launcher found: spark-defaults.conf of the site."""
+    pairs = gateway.jvm.org.apache.spark.SparkConf().getAll()
+    found = {pair._1(): pair._2() for pair in pairs}
+    return {k: v for k, v in found.items() if not k.startswith(_NOT_A_SITES)}
+
+
 #: Of a session that writes to an object store: what goes there is gathered in local files, by a
 #: class that takes no other filesystem than Hadoop's own for the local one.
 _STORE_SETTINGS = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
@@ -525,14 +577,19 @@ def _connect(gateway: Gateway) -> Any:
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
 
 
-def _launch_for_cluster(heap: str, log: Path, jars: Sequence[Path]) -> tuple[Jvm, Any]:
+def _launch_for_cluster(engine: SparkEngine, log: Path, jars: Sequence[Path]) -> tuple[Jvm, Any]:
     """Spark's own launcher: it reads the cluster's settings (spark-env.sh, Hadoop's files)."""
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
 
-    conf = SparkConf(loadDefaults=False).set("spark.driver.memory", heap)
-    if jars:
-        conf.set("spark.jars", ",".join(map(str, jars)))
+    conf = SparkConf(loadDefaults=False).set("spark.driver.memory", engine.heap)
+    conf.set("spark.master", engine.master)
+    # Some properties only count when the JVM starts, such as the class path.
+    conf.setAll(list(engine._settings.items()))
+    theirs = engine._settings.get("spark.jars", "")
+    names = [*filter(None, theirs.split(",")), *(jar.as_uri() for jar in jars)]
+    if names:
+        conf.set("spark.jars", ",".join(names))
     with open(log, "ab") as output:
         client = launch_gateway(  # type: ignore[no-untyped-call]
             conf, {"stdout": output, "stderr": output}

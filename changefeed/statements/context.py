@@ -11,7 +11,7 @@ from typing import Protocol
 from changefeed.catalog import Catalog, Connection, Job
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Position
+from changefeed.core.events import ClientRow, Position
 from changefeed.core.state import StateLayout
 from changefeed.options import to_span
 from changefeed.plan.build import OpenSource, Surroundings
@@ -22,14 +22,11 @@ from changefeed.statements.values import Cell
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
-#: One row of a sinkless feed: table (None for a resolved mark), key, value.
-StreamRow = tuple[str | None, bytes | None, bytes | None]
-
 
 class FeedHost(Protocol):
     """What a statement needs of the node in this process (or the lack of one)."""
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Run a feed whose rows come out of the iterator; closing it ends the feed."""
         ...
 
@@ -48,7 +45,7 @@ class NoHost:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[StreamRow]:
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Refused: somebody has to run it.
 
         Raises:

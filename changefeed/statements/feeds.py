@@ -145,7 +145,8 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
     tables = {table.schema.table: table.schema.oid for table in plan.tables}
 
     def settled() -> bool:
-        return _captured(job, tables, context) or not catalog.job(job.id).status.active
+        captured = _captured(job, tables, context)
+        return captured or _source_waits(job, context) or not catalog.job(job.id).status.active
 
     if context.wait(settled, CAPTURE_SECONDS) and _captured(job, tables, context):
         return []
@@ -164,11 +165,15 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
         raise ChangefeedError(
             "CF1304",
             late,
-            detail=f"waited {CAPTURE_SECONDS:g}s; without an initial scan the feed would miss "
-            "changes",
+            detail="without an initial scan the feed would miss changes",
             hint="look at the source and try again.",
         )
     return [f"{late}; the feed begins when it does"]
+
+
+def _source_waits(job: Job, context: Context) -> bool:
+    """The source waits for a transaction or a lock of somebody else: that may take long."""
+    return context.catalog.source_state(job.source).error_code == "CF2005"
 
 
 def _captured(job: Job, tables: Mapping[TableName, int], context: Context) -> bool:
@@ -314,7 +319,12 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():
         added = {stage.schema.table: stage.schema.oid for stage in plan.add}
-        if not context.wait(lambda: _captured(job, added, context), CAPTURE_SECONDS):
+
+        def settled() -> bool:
+            return _captured(job, added, context) or _source_waits(job, context)
+
+        context.wait(settled, CAPTURE_SECONDS)
+        if not _captured(job, added, context):
             error = context.catalog.source_state(job.source).error
             why = f": {error}" if error else ""
             late.append(f"the source does not send the added tables yet{why}")

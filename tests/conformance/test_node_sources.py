@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import JobSpec, TableProgress, TableState
+from changefeed.catalog import JobSpec, Status, TableProgress, TableState
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.feed import Feed
@@ -299,3 +300,19 @@ def test_a_paused_feed_misses_nothing_of_a_table_that_was_left_out(bench: Bench)
     bench.feeds.execute("RESUME CHANGEFEED f")
     bench.feeds.sync("f")
     assert bench.notes("a") == ["a1", "a2"]
+
+
+def test_create_answers_beside_an_open_transaction(bench: Bench) -> None:
+    with bench.database.connect(autocommit=False) as writer:
+        writer.execute("insert into a values (2, 'a2')")
+        result = bench.feeds.execute(f"CREATE CHANGEFEED f FOR a, b INTO 'file://{bench.folder}'")
+        pid = f"pid {writer.info.backend_pid}"
+        assert any(pid in notice for notice in result.notices), result.notices
+        job = bench.feeds.catalog.job("f")
+        assert job.status is Status.PENDING and pid in job.reason, job
+        with pytest.raises(ChangefeedError, match=pid):
+            bench.feeds.execute("CREATE CHANGEFEED g FOR a INTO 'null://' WITH initial_scan = 'no'")
+        assert bench.feeds.catalog.find_job("g") is None
+        writer.commit()
+    bench.feeds.sync("f")
+    assert bench.feeds.catalog.job("f").emitted_rows == 3

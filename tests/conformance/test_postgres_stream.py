@@ -140,9 +140,9 @@ def test_key_written_several_times_in_one_transaction(postgres: Database, tmp_pa
         ("u", False, {"id": 1, "a": "old"}, {"id": 1, "a": "mid"}),
         ("u", True, {"id": 1, "a": "old"}, {"id": 1, "a": "new"}),
         ("d", False, {"id": 2, "a": "old"}, None),
-        ("c", True, {"id": 2, "a": "old"}, {"id": 2, "a": "again"}),
+        ("u", True, {"id": 2, "a": "old"}, {"id": 2, "a": "again"}),
         ("c", False, None, {"id": 3, "a": "x"}),
-        ("d", True, {"id": 3, "a": None}, None),
+        ("d", False, {"id": 3, "a": "x"}, None),
     ]
 
 
@@ -419,7 +419,8 @@ def test_large_transactions_are_streamed(postgres: Database, tmp_path: Path) -> 
         tail.catch_up()
     rows = tail.changes("t")
     assert [c.after and c.after["id"] for c in rows[:20000]] == list(range(1, 20001))
-    assert [(c.op, c.after and c.after["a"]) for c in rows[20000:]] == [("u", "mine")] * 10
+    assert [(c.op, c.after and c.after["a"]) for c in rows[20000:]] == [("c", "mine")] * 10
+    assert [c.last for c in rows] == [False] * 10 + [True] * 20000
     assert [c.ordinal for c in rows] == list(range(20010))
     assert len({(c.at, c.xid) for c in rows}) == 1
     assert [c.seq for c in tail.changes()] == list(range(1, 20013))
@@ -437,7 +438,7 @@ def test_large_transaction_not_streamed_is_cut(postgres: Database, tmp_path: Pat
     with tailing(postgres, tmp_path, batch_bytes=128 << 10) as tail:
         tail.catch_up()
     partial = [f.frontier is None for f in tail.flushes if f.events]
-    assert sum(partial) >= 3 and not partial[-1]
+    assert any(partial) and not partial[-1]
     assert [c.after and c.after["id"] for c in tail.changes()] == list(range(20001))
     assert len({c.at for c in tail.changes()}) == 2
 

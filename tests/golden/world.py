@@ -12,7 +12,7 @@ from changefeed.api import Engine, FeedPlan, Result, Session
 from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.events import Frontier, Position
+from changefeed.core.events import ClientRow, Frontier, Position
 from changefeed.core.partition import Interval, Partition
 from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 from changefeed.core.uri import mask
@@ -241,12 +241,10 @@ class FakeNode:
     def node_running(self) -> bool:
         return self.up
 
-    def start_sinkless(
-        self, plan: FeedPlan
-    ) -> Iterator[tuple[str | None, bytes | None, bytes | None]]:
+    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         for table in plan.tables:
-            yield table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode()
-        yield None, None, b'{"resolved": "1.0000000000"}'
+            yield ClientRow(table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode())
+        yield ClientRow(None, None, b'{"resolved": "1.0000000000"}')
 
     def wake(self) -> None:
         self.wakes += 1

@@ -116,7 +116,7 @@ def test_demo_lock_is_a_part_of_the_whole_lock() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
     assert [text for text in wanted if canonicalize_name(Requirement(text).name) not in demo] == []
-    assert "pyspark" not in demo and "pytest" not in demo
+    assert "pytest" not in demo
 
 
 def _locked(name: str) -> dict[str, list[str]]:

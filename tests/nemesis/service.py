@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -45,13 +45,16 @@ class Service:
 
     # -- the process ----------------------------------------------------------------------
 
-    def start(self, faults: str = "") -> None:
-        """Start the node; ``faults`` arms it and its captures (see changefeed.core.faults)."""
+    def start(self, faults: str = "", spark: Sequence[str] = ("--master", "local[2]")) -> None:
+        """Start the node; ``faults`` arms it and its captures (see changefeed.core.faults).
+
+        ``spark`` are the flags that say where Spark runs.
+        """
         environment = {**os.environ, VARIABLE: faults}
         command = [sys.executable, "-m", "shell", "start", "--state", str(self.state)]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [*command, "--heap", "512m", "--master", "local[2]"],
+                [*command, "--heap", "512m", *spark],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

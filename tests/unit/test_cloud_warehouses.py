@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from snowflake.connector import errors as snow
 
 from changefeed.core.errors import ChangefeedError
-from sinks.registry import check, open_sink, sink_location
+from changefeed.core.uri import sink_location
+from sinks.registry import check, open_sink
 from sinks.warehouse.bigquery_client import _scripts
 from sinks.warehouse.bigquery_errors import sorted_out
 from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name

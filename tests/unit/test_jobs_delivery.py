@@ -18,14 +18,15 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.chunks import MarkItem, items
 from changefeed.feeds.delivery import Delivery
-from changefeed.feeds.feed import Feed, scan_place
+from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import SharedMessages
-from changefeed.feeds.sink_session import TableError, TableFailure
 from changefeed.log import Piece
 from changefeed.scan.barrier import ScanStopped
+from changefeed.scan.host import scan_place
 from changefeed.scan.table import joined, read_parts
 from sinks.base import Batch, Epoch, Receipt
 

@@ -14,9 +14,9 @@ from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import Leaving
-from changefeed.feeds.sink_session import TableError
 from changefeed.sources.base import Sighting
 
 T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")

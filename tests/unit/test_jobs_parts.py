@@ -14,11 +14,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.table_errors import TableError
 from changefeed.feeds.chunks import Chunk
 from changefeed.feeds.message_cache import SharedMessages
 from changefeed.feeds.runner import RetryClock
 from changefeed.feeds.schema_policy import difference, needs_backfill
-from changefeed.feeds.sink_session import TableError
 from changefeed.log import LogSettings
 from changefeed.options import parse_options
 from grammar import nodes

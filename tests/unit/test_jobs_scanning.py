@@ -16,8 +16,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from changefeed.feeds.feed import Feed
+from changefeed.feeds.scan_coordinator import Scanning
 from changefeed.scan.barrier import Fence
-from changefeed.scan.coordinator import Scanning
 from changefeed.scan.thread import Scan, TableScan
 
 TABLE = TableName("shop", "public", "t")

@@ -12,13 +12,14 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import MESSAGE_SCHEMA
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.uri import sink_location
 from sinks.base import SinkContext
 from sinks.elasticsearch import body, mapping
 from sinks.elasticsearch.answers import Outcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import counted
 from sinks.elasticsearch.names import MAX_INDEX_BYTES, index_name
 from sinks.elasticsearch.options import Settings, parse
-from sinks.registry import check, open_sink, sink_location
+from sinks.registry import check, open_sink
 
 # ------------------------------------------------------------------------------------- names
 

@@ -13,10 +13,11 @@ import pytest
 from pyarrow import fs
 
 from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.uri import sink_location
 from sinks.files.options import parse
 from sinks.files.places.base import explain, explained
 from sinks.files.places.objects import COPY, MOVE, ObjectPlace, open_objects
-from sinks.registry import check, sink_location
+from sinks.registry import check
 
 KEYS = "AWS_ACCESS_KEY_ID=AKIA&AWS_SECRET_ACCESS_KEY=a%2Fb+c"
 ACCOUNT = base64.b64encode(json.dumps({"type": "service_account"}).encode()).decode()

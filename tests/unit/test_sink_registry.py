@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import sink_location
 from sinks import registry
 from sinks.null.sink import NullSink
 from sinks.testing.conformance import CASES
@@ -118,7 +119,7 @@ def test_sinks_of_other_packages_join(plugin: None) -> None:
     ],
 )
 def test_locations_hide_secrets(uri: str) -> None:
-    shown = registry.sink_location(uri)
+    shown = sink_location(uri)
     assert "hunter2" not in shown
     assert shown.startswith(uri.partition(":")[0])
     assert "hunter2" not in str(registry.check(uri + "&wrong=1"))

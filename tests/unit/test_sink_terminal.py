@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from sinks.terminal import ClientRow, TerminalSink
+from changefeed.core.events import ClientRow
+from sinks.terminal import TerminalSink
 from sinks.testing.feed import Feed, at, put
 
 

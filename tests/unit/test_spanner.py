@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
-from sinks.registry import check, open_sink, sink_location
+from changefeed.core.uri import sink_location
+from sinks.registry import check, open_sink
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.sink import WarehouseSink, read_options

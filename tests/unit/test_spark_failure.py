@@ -41,3 +41,28 @@ def test_values_stay_out(failure: Exception) -> None:
 def test_a_dead_jvm_explains_everything_else() -> None:
     error = translate(RuntimeError("whatever"), jvm_died=True)
     assert (error.code.number, error.action) == ("CF4002", "retry")
+
+
+class JavaSays(Exception):
+    """Like py4j's exception for one that Java threw."""
+
+    java_exception = object()
+
+
+def test_a_java_failure_names_its_class_its_root_cause_and_the_class_it_missed() -> None:
+    trace = (
+        "An error occurred while calling o1.loadClass.\n"
+        ": org.apache.spark.SparkException: row 'secret'\n"
+        "\tat org.apache.spark.Y\n"
+        "Caused by: java.lang.RuntimeException: value 'secret'\n"
+        "\tat org.apache.spark.Z\n"
+        "Caused by: java.lang.ClassNotFoundException: io.delta.sql.DeltaSparkSessionExtension\n"
+        "\tat java.base/x\n"
+    )
+    error = translate(JavaSays(trace), jvm_died=False)
+    assert error.message == (
+        "Spark failed: org.apache.spark.SparkException, "
+        "caused by java.lang.ClassNotFoundException, "
+        "class io.delta.sql.DeltaSparkSessionExtension is missing"
+    )
+    assert "secret" not in error.message

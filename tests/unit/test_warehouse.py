@@ -16,8 +16,9 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
+from changefeed.core.uri import sink_location
 from sinks.base import Checks, SinkContext
-from sinks.registry import check, open_sink, sink_location
+from sinks.registry import check, open_sink
 from sinks.testing.feed import at
 from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
 from sinks.warehouse import evolution

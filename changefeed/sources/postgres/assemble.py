@@ -5,13 +5,14 @@ crash between receiving and making durable changes nothing.
 
 * A commit gets ``last.at_least(commit time)``; transactions come in commit order.
 * Its position is the end of its commit record; a restart goes on from there.
-* Rows of a transaction too large for one buffer go out in flushes without a frontier.
+* A transaction too large for one buffer waits in the spool for its commit; its rows then go out
+  in flushes without a frontier (:mod:`.replay`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,9 +38,16 @@ from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.pgoutput import Cut, Inbox, Mark
 from changefeed.sources.postgres.relations import Relations
+from changefeed.sources.postgres.replay import replay
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
-from changefeed.sources.postgres.superseded import last_column, mark_superseded
+from changefeed.sources.postgres.superseded import Collapsed, collapse
+from changefeed.sources.postgres.transactions import (
+    RowMessages,
+    Shapes,
+    Transaction,
+    table_oids,
+)
 from changefeed.sources.postgres.values import Mask, Places
 
 #: Below this many rows of a table in a block the decoder of single rows is cheaper. Measured:
@@ -70,29 +78,13 @@ Lookup = Callable[[TableSchema, Sequence[int], Sequence[pa.Array]], Found]
 
 
 @dataclass(slots=True)
-class _Transaction:
-    """A transaction being read.
-
-    ``previous`` is the timestamp before it, ``rows`` counts what was given out so far.
-    """
-
-    xid: int
-    at: Timestamp
-    previous: Timestamp
-    commit_us: int
-    skip: bool = False
-    rows: int = 0
-    touched: bool = False
-
-
-@dataclass(slots=True)
 class _Commits:
     wall: list[int] = field(default_factory=list)
     logical: list[int] = field(default_factory=list)
     position: list[str] = field(default_factory=list)
     xid: list[int] = field(default_factory=list)
 
-    def add(self, transaction: _Transaction, position: str) -> None:
+    def add(self, transaction: Transaction, position: str) -> None:
         self.wall.append(transaction.at.wall)
         self.logical.append(transaction.at.logical)
         self.position.append(position)
@@ -102,14 +94,9 @@ class _Commits:
         return Commits(self.wall, self.logical, self.position, self.xid)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Row messages of one stretch without schema changes, with the transaction of each."""
-
-    tags: Places
-    of: Places
-    transactions: Sequence[_Transaction]
-    streamed: bool = False
+#: Makes of a table's rows the changes of their transactions: oid, schema, rows, and for each row
+#: its message's place in the stretch.
+Collapse = Callable[[int, TableSchema, Decoded, Places], Collapsed]
 
 
 class Assembler:
@@ -132,8 +119,10 @@ class Assembler:
         self._spool = spool
         self._lookup = lookup
         self._small = small
-        self._open: _Transaction | None = None
+        self._open: Transaction | None = None
         self._streaming: int | None = None
+        #: The open transaction goes into the spool.
+        self._keeping = False
         self._events: list[Event] = []
         self._commits = _Commits()
         self._log_schemas: dict[int, tuple[TableSchema, pa.Schema]] = {}
@@ -167,13 +156,13 @@ class Assembler:
 
     # ------------------------------------------------------------------- transactions
 
-    def begin(self, lsn: int, commit_us: int, xid: int) -> _Transaction:
+    def begin(self, lsn: int, commit_us: int, xid: int) -> Transaction:
         """The next transaction in commit order; one that the frontier covers is skipped."""
         skip = lsn < self._start
         previous = self._last
         if not skip:
             self._last = previous.at_least(commit_us * 1000)
-        self._open = _Transaction(xid, self._last, previous, commit_us, skip)
+        self._open = Transaction(xid, self._last, previous, commit_us, skip)
         return self._open
 
     def commit(self, end: int) -> None:
@@ -224,39 +213,66 @@ class Assembler:
 
     # ---------------------------------------------------------------------------- rows
 
-    def rows(self, inbox: Inbox, block: Block, rows: _Rows) -> None:
-        """Decode a stretch of row messages into batches, one for each table."""
-        oids = block.word(rows.tags + (5 if rows.streamed else 1)) & 0xFFFFFFFF
-        groups = _by_table(oids)
-        self._resolve(groups, rows)
-        decoded = [(oid, at, self._decode(inbox, block, oid, rows, at)) for oid, at in groups]
+    def shapes(self, oids: Iterable[int]) -> Shapes:
+        """What tables look like to the rows that come now; a change is told once."""
+        wanted = list(oids)
+        changes = self._relations.resolve(wanted)
+        return Shapes({oid: self._relations.schema(oid) for oid in wanted}, changes)
+
+    def rows(
+        self,
+        data: bytearray,
+        block: Block,
+        rows: RowMessages,
+        shapes: Shapes | None = None,
+        collapsed: Collapse | None = None,
+    ) -> None:
+        """Decode a stretch of row messages into batches, one for each table.
+
+        Args:
+            data, block: the buffer they lie in.
+            shapes: of the tables, where they are known already.
+            collapsed: finds the writes of one key. By default every transaction of ``rows`` is
+                there as a whole.
+        """
+        groups = _by_table(table_oids(block, rows.tags, streamed=rows.streamed))
+        if shapes is None:
+            shapes = self.shapes(oid for oid, _ in groups)
+        for oid, at in groups:
+            self._tell_change(shapes, oid, rows.transactions[rows.of[at[0]]])
+        decoded = [
+            (oid, at, self._decode(data, block, shapes.schemas[oid], rows, at))
+            for oid, at in groups
+        ]
         numbers, width = _numbers(len(rows.tags), [(at, d) for _, at, d in decoded])
         ordinals = self._ordinals(rows, width)
         for (oid, _, part), number in zip(decoded, numbers, strict=True):
-            self._events.append(self._batch(oid, part, number, ordinals, rows))
+            if collapsed is None:
+                marked = collapse(part.schema, part.rows, rows.of[part.message])
+            else:
+                marked = collapsed(oid, part.schema, part.rows, part.message)
+            self._events.append(self._batch(oid, part, number, ordinals, rows, marked))
         self._seq += int(width.sum())
 
-    def _resolve(self, groups: Sequence[tuple[int, Places]], rows: _Rows) -> None:
-        changed = self._relations.resolve([oid for oid, _ in groups])
-        for oid, at in groups:
-            if oid in changed:
-                change = changed[oid]
-                moment = rows.transactions[rows.of[at[0]]].at
-                self._seq += 1
-                self._events.append(
-                    SchemaChange(change.old, change.new, moment, self._seq, change.rewritten)
-                )
+    def _tell_change(self, shapes: Shapes, oid: int, transaction: Transaction) -> None:
+        change = shapes.changes.get(oid)
+        if change is not None:
+            self._seq += 1
+            self._events.append(
+                SchemaChange(change.old, change.new, transaction.at, self._seq, change.rewritten)
+            )
 
-    def _decode(self, inbox: Inbox, block: Block, oid: int, rows: _Rows, at: Places) -> _Part:
-        schema = self._relations.schema(oid)
+    def _decode(
+        self, data: bytearray, block: Block, schema: TableSchema, rows: RowMessages, at: Places
+    ) -> _Part:
         tags = rows.tags[at]
         if len(at) < self._small:
-            found = decode_rows(inbox.data, tags.tolist(), schema, streamed=rows.streamed)
+            found = decode_rows(data, tags.tolist(), schema, streamed=rows.streamed)
         else:
             found = decode_columns(block, tags, schema, streamed=rows.streamed)
         return _Part(schema, found, at[found.message])
 
-    def _ordinals(self, rows: _Rows, width: Places) -> Places:
+    def _ordinals(self, rows: RowMessages, width: Places) -> Places:
         """For each message the number of its first log row inside its transaction."""
         starts = np.cumsum(width) - width
         counts = np.bincount(rows.of, width, len(rows.transactions)).astype(np.intp)
@@ -268,26 +284,31 @@ class Assembler:
         return ordinals
 
     def _batch(
-        self, oid: int, part: _Part, number: Places, ordinals: Places, rows: _Rows
+        self,
+        oid: int,
+        part: _Part,
+        number: Places,
+        ordinals: Places,
+        rows: RowMessages,
+        marked: Collapsed,
     ) -> ChangeBatch:
         schema, found, message = part.schema, part.rows, part.message
         missing = self._fill(schema, found)
         of = rows.of[message]
-        stays, before = mark_superseded(schema, found, of)
         walls, logicals, xids, micros = _by_transaction(rows.transactions)
         seconds = _seconds(message)
         arrays = [
-            _letters(found.op),
+            _letters(marked.op),
             pa.array(walls[of]),
             pa.array(logicals[of]),
             pa.array(self._seq + 1 + number),
             pa.array((ordinals[message] + seconds).astype(np.int32)),
             pa.array(xids[of]),
             pa.array(micros[of]),
-            last_column(stays, len(found)),
+            marked.last_column(),
             missing,
             *found.after,
-            *before,
+            *marked.before,
         ]
         return ChangeBatch(
             schema, pa.RecordBatch.from_arrays(arrays, schema=self._log_schema(oid, schema))
@@ -314,13 +335,18 @@ class Assembler:
                 names[place].append(schema.columns[ordinal].name)
         return pa.array([json.dumps(some) if some else None for some in names], pa.string())
 
-    def truncate(self, oids: Sequence[int], transaction: _Transaction) -> None:
+    def truncate(
+        self, oids: Sequence[int], transaction: Transaction, shapes: Shapes | None = None
+    ) -> None:
         """TRUNCATE of tables."""
-        self._resolve([(oid, np.zeros(1, np.intp)) for oid in oids], _one_row(transaction))
+        if shapes is None:
+            shapes = self.shapes(oids)
+        for oid in oids:
+            self._tell_change(shapes, oid, transaction)
         for oid in oids:
             self._seq += 1
             transaction.rows += 1
-            self._events.append(Truncate(self._relations.schema(oid), transaction.at, self._seq))
+            self._events.append(Truncate(shapes.schemas[oid], transaction.at, self._seq))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +359,11 @@ class _Part:
 
 
 class _Taking:
-    """One pass over the marks of an inbox."""
+    """One pass over the marks of an inbox.
+
+    A transaction is decoded as a whole: one that goes on behind the inbox, or that a TRUNCATE or
+    a table's other shape parts, is put into the spool and read from there when it commits.
+    """
 
     def __init__(self, assembler: Assembler, inbox: Inbox, cut: Cut) -> None:
         self.to = assembler
@@ -341,19 +371,23 @@ class _Taking:
         self.cut = cut
         self.block = Block(inbox.bytes())
         self.from_row = 0
-        self.transactions: list[_Transaction] = []
+        self.transactions: list[Transaction] = []
         self.first_rows: list[int] = []
+        #: From here on the bytes belong to the transaction that goes into the spool.
         self.region = 0
-        self.carried = assembler._open
+        #: Behind the Begin of the open transaction.
+        self.begun = 0
 
     def run(self) -> Iterator[Flush]:
         to = self.to
-        if to._open is not None:
+        if to._open is not None and not to._keeping:
             self._enter(to._open, 0)
         for mark in self.inbox.marks[: self.cut.marks]:
             if mark.tag == pgoutput.STREAM_COMMIT:
                 self._decode(mark.rows)
                 yield from self._stream_commit(mark)
+            elif mark.tag == pgoutput.COMMIT and to._keeping:
+                yield from self._kept_commit(mark)
             else:
                 action = _ACTIONS.get(mark.tag)
                 if action is None:
@@ -362,40 +396,61 @@ class _Taking:
         yield from self._finish()
 
     def _finish(self) -> Iterator[Flush]:
+        """The inbox ends, perhaps in the middle of a transaction because it is full."""
         to = self.to
         if to._streaming is not None:
             self._spool(self.cut.place)
-        if to._open is None:
+        transaction = to._open
+        if transaction is None or transaction.skip:
             self._decode(self.cut.rows)
             flush = to.flush(to.frontier)
         else:
-            # Only when the buffer is full: the complete ones first, for they need not wait.
-            yield from self._complete_before_open()
-            self._decode(self.cut.rows)
-            flush = to.flush(None)
+            self._keep(transaction)
+            self._spool(self.cut.place)
+            # The complete ones need not wait.
+            flush = to.flush(Frontier(transaction.previous, position_of(to._position), to._seq))
         if flush is not None:
             yield flush
 
-    def _complete_before_open(self) -> Iterator[Flush]:
-        """What committed before the open transaction began, unless a part of that one is
-        already among the events."""
-        transaction = self.to._open
-        if transaction is None or transaction is self.carried:
+    def _keep(self, transaction: Transaction) -> None:
+        """Put the open transaction into the spool, from its beginning on."""
+        to = self.to
+        if to._keeping:
             return
         self._decode(self.first_rows[-1])
-        if transaction.rows == 0:
-            to = self.to
-            flush = to.flush(Frontier(transaction.previous, position_of(to._position), to._seq))
-            if flush is not None:
-                yield flush
+        self.transactions, self.first_rows = [], []
+        self.region = self.begun
+        to._keeping = True
+
+    def _kept_commit(self, mark: Mark) -> Iterator[Flush]:
+        """The transaction in the spool is complete."""
+        to, transaction = self.to, self.to._open
+        if transaction is None:
+            raise ChangefeedError("CF2105", "a commit without a begin")
+        self._spool(mark.place - pgoutput.TAG_OFFSET)
+        to._keeping = False
+        self.from_row = mark.rows
+        before = Frontier(transaction.previous, position_of(to._position), to._seq)
+        yield from self._replay(transaction, before, streamed=False)
+        to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
+
+    def _replay(
+        self, transaction: Transaction, before: Frontier, *, streamed: bool
+    ) -> Iterator[Flush]:
+        flush = self.to.flush(before)
+        if flush is not None:
+            yield flush
+        yield from replay(self.to, self.to._spool, transaction, streamed=streamed)
+        self.to._spool.discard(transaction.xid)
 
     # -------------------------------------------------------------------------- marks
 
     def _begin(self, mark: Mark) -> None:
         message = pgoutput.read_begin(self.inbox.data, mark.place)
         self._enter(self.to.begin(message.lsn, message.commit_us, message.xid), mark.rows)
+        self.begun = pgoutput.frame_end(self.inbox.data, mark.place)
 
-    def _enter(self, transaction: _Transaction, row: int) -> None:
+    def _enter(self, transaction: Transaction, row: int) -> None:
         self.transactions.append(transaction)
         self.first_rows.append(row)
 
@@ -406,18 +461,32 @@ class _Taking:
         self.to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
 
     def _relation(self, mark: Mark) -> None:
+        if self.to._keeping:
+            return
         body = pgoutput.relation_body(self.inbox.data, mark.place, streamed=False)
         if self.to._relations.changes(body):
+            if self._parts(mark):
+                return
             self._decode(mark.rows)
         self.to._relations.put(body)
 
     def _truncate(self, mark: Mark) -> None:
+        if self.to._keeping or self._parts(mark):
+            return
         self._decode(mark.rows)
         transaction = self.to._open
         if transaction is not None and not transaction.skip:
             transaction.touched = True
             oids = pgoutput.read_truncate(self.inbox.data, mark.place, streamed=False)
             self.to.truncate(oids, transaction)
+
+    def _parts(self, mark: Mark) -> bool:
+        """Rows of the open transaction lie before this mark: it goes into the spool."""
+        transaction = self.to._open
+        if transaction is None or transaction.skip or mark.rows == self.first_rows[-1]:
+            return False
+        self._keep(transaction)
+        return True
 
     def _keepalive(self, mark: Mark) -> None:
         message = pgoutput.read_keepalive(self.inbox.data, mark.place)
@@ -437,9 +506,11 @@ class _Taking:
         self.to._streaming = None
 
     def _spool(self, end: int) -> None:
-        if self.to._streaming is not None and end > self.region:
+        transaction = self.to._open
+        xid = transaction.xid if transaction is not None else self.to._streaming
+        if xid is not None and end > self.region:
             with memoryview(self.inbox.data) as view:
-                self.to._spool.append(self.to._streaming, view[self.region : end])
+                self.to._spool.append(xid, view[self.region : end])
         self.region = end
 
     def _stream_abort(self, mark: Mark) -> None:
@@ -452,12 +523,10 @@ class _Taking:
         message = pgoutput.read_commit(data, mark.place + 4)
         before = to.frontier
         transaction = to.begin(message.lsn, message.commit_us, xid)
-        if not transaction.skip:
-            flush = to.flush(before)
-            if flush is not None:
-                yield flush
-            yield from _Replay(to, transaction).run()
-        to._spool.discard(xid)
+        if transaction.skip:
+            to._spool.discard(xid)
+        else:
+            yield from self._replay(transaction, before, streamed=True)
         to.commit(message.end)
 
     # --------------------------------------------------------------------------- rows
@@ -484,7 +553,7 @@ class _Taking:
             tags, of = tags[wanted], of[wanted]
             if not len(tags):
                 return
-        self.to.rows(self.inbox, self.block, _Rows(tags, of, transactions))
+        self.to.rows(self.inbox.data, self.block, RowMessages(tags, of, transactions))
 
 
 _ACTIONS: dict[int, Callable[[_Taking, Mark], None]] = {
@@ -500,54 +569,6 @@ _ACTIONS: dict[int, Callable[[_Taking, Mark], None]] = {
     pgoutput.STREAM_STOP: _Taking._stream_stop,
     pgoutput.STREAM_ABORT: _Taking._stream_abort,
 }
-
-
-class _Replay:
-    """The rows of a spooled transaction, a flush without a frontier for each chunk but the
-    last, which waits for its commit."""
-
-    def __init__(self, to: Assembler, transaction: _Transaction) -> None:
-        self.to = to
-        self.transaction = transaction
-        self.aborted = np.array(sorted(to._spool.aborted(transaction.xid)), np.intp)
-
-    def run(self) -> Iterator[Flush]:
-        for inbox in self.to._spool.replay(self.transaction.xid):
-            flush = self.to.flush(None)
-            if flush is not None:
-                yield flush
-            self._chunk(inbox)
-
-    def _chunk(self, inbox: Inbox) -> None:
-        block = Block(inbox.bytes())
-        done = 0
-        for mark in inbox.marks:
-            if mark.tag == pgoutput.RELATION:
-                body = pgoutput.relation_body(inbox.data, mark.place, streamed=True)
-                if self.to._relations.changes(body):
-                    self._rows(inbox, block, done, mark.rows)
-                    done = mark.rows
-                self.to._relations.put(body)
-            elif mark.tag == pgoutput.TRUNCATE:
-                self._rows(inbox, block, done, mark.rows)
-                done = mark.rows
-                self._truncate(inbox, mark)
-        self._rows(inbox, block, done, len(inbox.rows))
-
-    def _truncate(self, inbox: Inbox, mark: Mark) -> None:
-        if pgoutput.read_xid(inbox.data, mark.place) not in self.aborted:
-            self.transaction.touched = True
-            oids = pgoutput.read_truncate(inbox.data, mark.place, streamed=True)
-            self.to.truncate(oids, self.transaction)
-
-    def _rows(self, inbox: Inbox, block: Block, first: int, upto: int) -> None:
-        tags = np.array(inbox.rows[first:upto], np.intp)
-        if len(self.aborted) and len(tags):
-            tags = tags[~np.isin(block.word(tags + 1) & 0xFFFFFFFF, self.aborted)]
-        if len(tags):
-            self.transaction.touched = True
-            of = np.zeros(len(tags), np.intp)
-            self.to.rows(inbox, block, _Rows(tags, of, [self.transaction], streamed=True))
 
 
 # ------------------------------------------------------------------------------- helpers
@@ -583,7 +604,7 @@ def _numbers(count: int, parts: Sequence[tuple[Places, _Part]]) -> tuple[list[Pl
 
 
 def _by_transaction(
-    transactions: Sequence[_Transaction],
+    transactions: Sequence[Transaction],
 ) -> tuple[Places, npt.NDArray[np.int32], Places, Places]:
     return (
         np.array([t.at.wall for t in transactions], np.int64),
@@ -596,10 +617,6 @@ def _by_transaction(
 def _letters(op: npt.NDArray[np.uint8]) -> pa.Array:
     offsets = np.arange(len(op) + 1, dtype=np.int32)
     return pa.StringArray.from_buffers(len(op), pa.py_buffer(offsets), pa.py_buffer(op))
-
-
-def _one_row(transaction: _Transaction) -> _Rows:
-    return _Rows(np.zeros(1, np.intp), np.zeros(1, np.intp), [transaction])
 
 
 def look_up(schema: TableSchema, rows: Decoded, lookup: Lookup) -> dict[int, Mask]:

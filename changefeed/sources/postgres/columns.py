@@ -110,6 +110,14 @@ def decode_columns(
     return _Decoder(block, tags, schema, 5 if streamed else 1).decode()
 
 
+def decode_keys(
+    block: Block, tags: Places, schema: TableSchema, *, streamed: bool = False
+) -> tuple[Places, Operations, list[pa.Array]]:
+    """``message``, ``op`` and ``key`` of what :func:`decode_columns` makes of the same messages."""
+    decoder = _Decoder(block, tags, schema, 5 if streamed else 1)
+    return decoder.message, decoder.op, decoder.keys()
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """Which tuple each output row reads: ``at`` where ``present`` (None: everywhere)."""
@@ -259,6 +267,10 @@ class _Decoder:
         return _Choice(np.where(present, at, 0), present)
 
     # ------------------------------------------------------------------------- values
+
+    def keys(self) -> list[pa.Array]:
+        """The key that each row is about."""
+        return [self._key_column(ordinal, {}) for ordinal in self.schema.key]
 
     def decode(self) -> Decoded:
         unchanged: dict[int, Mask] = {}

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +28,28 @@ from psycopg import errors, sql
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.sources.base import SlotState
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import BEHAVIOUR, Connection
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
 
 #: What a publication of ours carries.
 PUBLISH = "insert, update, delete, truncate"
 
-#: How long to wait for transactions that were writing to a table when it was added.
-SETTLE_SECONDS = 120.0
+#: How long one call waits for transactions that were writing to a table when it was added. Most
+#: end at once; who calls says why it waits for the others, and calls again.
+SETTLE_SECONDS = 2.0
+
+#: How long a slot is waited for at first, and at most: each attempt begins its wait anew, so on
+#: a server that always has some transaction of a few seconds a short one would never succeed.
+SLOT_SECONDS, LONGEST_SLOT_SECONDS = 2.0, 60.0
+
+#: How long a change of the publication waits for a table that somebody else has locked. While
+#: it waits it holds up no reader and no writer, only other changes of the table's definition.
+LOCK_SECONDS = 3.0
 
 #: How long a dead reader may hold the slot before its server process is ended.
 RELEASE_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
-_NO_LIMIT = "SET statement_timeout = 0"
 _COMMENT = "made by changefeed"
 _SETTLING = re.compile(r"settling ([\d ]+)")
 
@@ -111,10 +120,10 @@ def set_tables(
 
     Raises:
         psycopg.Error: a right is missing, or a table is gone.
+        ChangefeedError: CF2005 somebody has locked one of the tables.
     """
     target = {member.oid: member for member in wanted}
-    with connection.transaction():
-        _lock(connection, publication)
+    with _publication_change(connection, publication, target):
         present = members(connection, publication)
         if present is None:
             _create(connection, publication, target.values())
@@ -132,6 +141,42 @@ def set_tables(
         if added or present is None:
             _remember(connection, publication, waiting)
     return Change(present is None, tuple(added), tuple(removed), tuple(refused))
+
+
+@contextmanager
+def _publication_change(
+    connection: Connection, publication: str, tables: Iterable[int]
+) -> Iterator[None]:
+    """A transaction in which nobody else changes the publication, and that waits for no lock
+    longer than :data:`LOCK_SECONDS`."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
+            _lock(connection, publication)
+            yield
+    except errors.LockNotAvailable as error:
+        raise _locked(connection, sorted(tables)) from error
+
+
+def _locked(connection: Connection, tables: Sequence[int]) -> ChangefeedError:
+    rows = connection.execute(
+        """
+        SELECT DISTINCT l.pid FROM pg_catalog.pg_locks l
+        WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::oid[])
+          AND l.database = (SELECT oid FROM pg_catalog.pg_database
+                            WHERE datname = pg_catalog.current_database())
+          AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
+          AND l.pid IS NOT NULL
+        """,
+        [list(tables)],
+    )
+    pids = sorted(pid for (pid,) in rows)
+    who = _pids(pids) if pids else "another session"
+    return ChangefeedError(
+        "CF2005",
+        f"a table cannot be added to the publication while it is locked by {who}",
+        hint=_look_at(pids) if pids else "it is tried again.",
+    )
 
 
 def of_others(
@@ -232,8 +277,7 @@ def settle(connection: Connection, publication: str, seconds: float = SETTLE_SEC
             raise _still_writing(connection, writers)
         time.sleep(_POLL_SECONDS)
         writers &= _writers(connection, waiting)
-    with connection.transaction():
-        _lock(connection, publication)
+    with _publication_change(connection, publication, waiting):
         connection.execute(
             sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
                 sql.Identifier(publication), sql.Literal(PUBLISH)
@@ -271,14 +315,23 @@ def _still_writing(
 ) -> ChangefeedError:
     pids = sorted(pid for _, pid in writers if pid is not None)
     prepared = any(pid is None for _, pid in writers)
-    who = [f"pid {pid}" for pid in pids] + (["a prepared transaction"] if prepared else [])
+    who = [_pids(pids)] * bool(pids) + ["a prepared transaction"] * prepared
     return ChangefeedError(
         "CF2005",
-        "a transaction that wrote to the table before it was watched does not end",
-        detail=f"held by {', '.join(who)}",
-        hint="SELECT pid, xact_start, usename, state FROM pg_stat_activity WHERE pid = ANY("
+        f"a transaction that wrote to the table before it was watched has not ended: "
+        f"{', '.join(who)}",
+        hint=_look_at(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
+    )
+
+
+def _pids(pids: Sequence[int]) -> str:
+    return ", ".join(f"pid {pid}" for pid in pids)
+
+
+def _look_at(pids: Sequence[int]) -> str:
+    return (
+        "SELECT pid, xact_start, usename, state FROM pg_stat_activity WHERE pid = ANY("
         f"'{{{','.join(map(str, pids))}}}'); -- and COMMIT, ROLLBACK or pg_terminate_backend(pid)"
-        + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
     )
 
 
@@ -333,7 +386,7 @@ def _position(lsn: str | None) -> Position:
     return position_of(parse_lsn(lsn)) if lsn else ""
 
 
-def create_slot(connection: Connection, slot: str) -> bool:
+def create_slot(connection: Connection, slot: str, seconds: float = SLOT_SECONDS) -> bool:
     """Make the slot unless it is there; True when it was made.
 
     Waits until the transactions that are writing now have ended (so does the server), but not
@@ -342,7 +395,7 @@ def create_slot(connection: Connection, slot: str) -> bool:
     Raises:
         psycopg.Error: no free slot, right missing.
         ChangefeedError: CF2003 when another kind of slot has the name; CF2005 when a
-            transaction outlasts :data:`SETTLE_SECONDS`.
+            transaction outlasts ``seconds``.
     """
     state = slot_state(connection, slot)
     if not state.exists:
@@ -350,28 +403,48 @@ def create_slot(connection: Connection, slot: str) -> bool:
         # after a promotion; without such a standby it behaves like any other.
         failover = ", false, false, true" if connection.info.server_version >= 170_000 else ""
         try:
-            connection.execute(f"SET statement_timeout = '{SETTLE_SECONDS:.0f}s'")
+            # Waiting for a transaction is waiting for a lock of its own.
+            connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
             connection.execute(
                 sql.SQL(
                     "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
                 ).format(sql.SQL(failover)),
                 [slot],
             )
-            connection.execute(_NO_LIMIT)
+            _usual_limits(connection)
             return True
         except errors.DuplicateObject:
-            connection.execute(_NO_LIMIT)
+            _usual_limits(connection)
             state = slot_state(connection, slot)
         except errors.QueryCanceled as error:
-            raise ChangefeedError(
-                "CF2005",
-                f"the replication slot could not be made within {SETTLE_SECONDS:.0f} s: "
-                "a transaction does not end",
-                hint="SELECT pid, usename, xact_start FROM pg_stat_activity WHERE backend_xid IS "
-                "NOT NULL ORDER BY xact_start; -- and COMMIT or ROLLBACK it",
-            ) from error
+            _usual_limits(connection)
+            raise _slot_waits(connection) from error
     _check_slot(connection, slot, state)
     return False
+
+
+def _usual_limits(connection: Connection) -> None:
+    for name in ("statement_timeout", "lock_timeout"):
+        connection.execute(f"SET {name} = '{BEHAVIOUR[name]}'")
+
+
+def _slot_waits(connection: Connection) -> ChangefeedError:
+    """Who has written something and not ended, in any database of the server."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL "
+        "AND pid <> pg_catalog.pg_backend_pid() ORDER BY xact_start LIMIT 10"
+    )
+    pids = [pid for (pid,) in rows]
+    row = connection.execute("SELECT count(*) FROM pg_catalog.pg_prepared_xacts").fetchone()
+    prepared = bool(row and row[0])
+    who = [_pids(pids)] * bool(pids)
+    who += ["a prepared transaction"] * prepared
+    return ChangefeedError(
+        "CF2005",
+        "the replication slot waits for transactions that have not ended: "
+        + (", ".join(who) or "they ended just now"),
+        hint=_look_at(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
+    )
 
 
 def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:

@@ -18,7 +18,7 @@ from changefeed.sources.base import (
     Watch,
 )
 from changefeed.sources.postgres import checks, introspect, partitions, setup
-from changefeed.sources.postgres.connect import Sessions, connection_info
+from changefeed.sources.postgres.connect import Connection, Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
@@ -40,6 +40,7 @@ class PostgresSource:
         self._uri, self._binary = split_binary(uri)
         connection_info(self._uri)
         self._sessions = Sessions(self._uri)
+        self._patience = setup.SLOT_SECONDS
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r})"
@@ -164,14 +165,24 @@ class PostgresSource:
             )
             for member in change.refused:
                 problems[names[member.oid]] = _unsafe_now(member)
-            created = setup.create_slot(connection, slot)
-            setup.settle(connection, publication)
+            created = self._slot(connection, slot)
+            setup.settle(connection, publication, setup.SETTLE_SECONDS)
         return Prepared(
             slot_created=created,
             added=tuple(names[member.oid] for member in change.added),
             removed=tuple(TableName(self.name, m.schema, m.name) for m in change.removed),
             problems=problems,
         )
+
+    def _slot(self, connection: Connection, slot: str) -> bool:
+        """Make the slot; each attempt that was too short is followed by a longer one."""
+        try:
+            created = setup.create_slot(connection, slot, self._patience)
+        except ChangefeedError:
+            self._patience = min(2 * self._patience, setup.LONGEST_SLOT_SECONDS)
+            raise
+        self._patience = setup.SLOT_SECONDS
+        return created
 
     def forget(self, *, slot: str, publication: str) -> None:
         """See :meth:`changefeed.sources.base.Source.forget`."""

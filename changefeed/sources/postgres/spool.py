@@ -3,7 +3,9 @@
 The server sends a transaction above its ``logical_decoding_work_mem`` in pieces while it runs,
 between other transactions, not knowing whether it will commit (protocol version 2). The pieces
 are kept as they came, a file for each transaction, and decoded in bounded chunks when the
-commit arrives. An abort of a subtransaction is remembered and its rows are left out then.
+commit arrives. An abort of a subtransaction is remembered and its rows are left out then. A
+transaction that the server sends whole, but that does not fit the receive buffer, is kept here
+until its commit as well.
 
 Nothing here outlives the connection: after a reconnect the server sends such a transaction
 again from its beginning.
@@ -12,11 +14,42 @@ again from its beginning.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from changefeed.core.errors import ChangefeedError
-from changefeed.sources.postgres.pgoutput import Inbox
+from changefeed.sources.postgres.pgoutput import Inbox, Mark
+from changefeed.sources.postgres.values import PADDING, Places
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of a kept transaction, small enough to be decoded at once.
+
+    Attributes:
+        start: where it begins in the transaction.
+        data: its bytes, and :data:`~changefeed.sources.postgres.values.PADDING`.
+        rows: places of the tags of its row messages in ``data``.
+        marks: everything between them.
+    """
+
+    start: int
+    data: bytearray
+    rows: Places
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Where a chunk lies in the transaction's file, and how many row messages it has."""
+
+    start: int
+    length: int
+    rows: int
+    marks: tuple[Mark, ...]
 
 
 class Spool:
@@ -24,8 +57,8 @@ class Spool:
 
     def __init__(self, folder: Path, chunk: int = 8 << 20) -> None:
         """``chunk``: bytes that are decoded at once at commit. The folder is emptied."""
+        self.chunk = chunk
         self._folder = folder
-        self._chunk = chunk
         self._aborted: dict[int, set[int]] = {}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -40,9 +73,7 @@ class Spool:
             with self._path(xid).open("ab") as file:
                 file.write(frames)
         except OSError as error:
-            raise ChangefeedError(
-                "CF3003", f"cannot keep a large transaction on disk: {error.strerror}"
-            ) from error
+            raise no_room(error) from error
 
     def abort(self, xid: int, subtransaction: int) -> None:
         """Forget a transaction, or one part of it that was rolled back."""
@@ -55,24 +86,19 @@ class Spool:
         """The rolled-back parts of a transaction."""
         return self._aborted.get(xid, set())
 
-    def replay(self, xid: int) -> Iterator[Inbox]:
-        """The transaction in scanned pieces; each is good until the next is asked for."""
-        path = self._path(xid)
-        if not path.exists():
-            return
-        inbox = Inbox(self._chunk)
-        with path.open("rb", buffering=0) as file:
-            while inbox.fill(lambda view: file.readinto(view) or 0):
-                inbox.scan()
-                if inbox.full:
-                    yield inbox
-                    inbox.drop(inbox.cut(everything=True))
-        yield inbox
+    def scanned(self, xid: int) -> Scanned:
+        """A complete transaction, to be read chunk by chunk as often as needed."""
+        return Scanned(self._path(xid), self.scratch(xid, "places"), self.chunk)
+
+    def scratch(self, xid: int, name: str) -> Path:
+        """A file for what is found out about a transaction; it goes with the transaction."""
+        return self._folder / f"{xid}.{name}"
 
     def discard(self, xid: int) -> None:
         """Forget a transaction."""
         self._aborted.pop(xid, None)
-        self._path(xid).unlink(missing_ok=True)
+        for path in self._folder.glob(f"{xid}.*"):
+            path.unlink(missing_ok=True)
 
     def bytes(self) -> int:
         """How much is on disk."""
@@ -80,3 +106,65 @@ class Spool:
 
     def _path(self, xid: int) -> Path:
         return self._folder / f"{xid}.frames"
+
+
+class Scanned:
+    """A kept transaction whose messages are found once, at the first pass over its chunks.
+
+    Where the row messages lie is kept in a file beside it, so that further passes need not look
+    for them again and memory does not grow with the transaction.
+    """
+
+    def __init__(self, frames: Path, places: Path, chunk: int) -> None:
+        self.frames = frames
+        self._places = places
+        self._chunk = chunk
+        self._extents: list[_Extent] | None = None
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The transaction from its beginning; each chunk is good until the next is asked for."""
+        if self._extents is None:
+            yield from self._first_pass()
+            return
+        if not self._extents:
+            return
+        data = bytearray(max(extent.length for extent in self._extents) + PADDING)
+        with self.frames.open("rb", buffering=0) as frames, self._places.open("rb") as places:
+            for extent in self._extents:
+                with memoryview(data) as view:
+                    frames.readinto(view[: extent.length])
+                rows = np.fromfile(places, np.int32, extent.rows).astype(np.intp)
+                yield Chunk(extent.start, data, rows, extent.marks)
+
+    def _first_pass(self) -> Iterator[Chunk]:
+        extents: list[_Extent] = []
+        if self.frames.exists():
+            inbox, start = Inbox(self._chunk), 0
+            with self.frames.open("rb", buffering=0) as frames, self._places.open("wb") as places:
+                while inbox.fill(lambda view: frames.readinto(view) or 0):
+                    inbox.scan()
+                    if inbox.full:
+                        yield self._noted(inbox, start, extents, places.write)
+                        start += inbox.place
+                        inbox.drop(inbox.cut(everything=True))
+                if inbox.rows or inbox.marks:
+                    yield self._noted(inbox, start, extents, places.write)
+        self._extents = extents
+
+    def _noted(
+        self, inbox: Inbox, start: int, extents: list[_Extent], write: Callable[[bytes], int]
+    ) -> Chunk:
+        """Remember where the messages of a chunk lie."""
+        rows = np.array(inbox.rows, np.intp)
+        marks = tuple(inbox.marks)
+        try:
+            write(rows.astype(np.int32).tobytes())
+        except OSError as error:
+            raise no_room(error) from error
+        extents.append(_Extent(start, inbox.place, len(rows), marks))
+        return Chunk(start, inbox.data, rows, marks)
+
+
+def no_room(error: OSError) -> ChangefeedError:
+    """CF3003 for what a full disk answers."""
+    return ChangefeedError("CF3003", f"cannot keep a large transaction on disk: {error.strerror}")

@@ -1,11 +1,15 @@
-"""Several writes of one key in one transaction: which row stays, and its image before.
+"""Several writes of one key in one transaction: one change, from the row before the transaction.
 
-A reader at a commit timestamp must see one row a key. Every row stays in the log; all but the
-last of a key in a transaction are marked ``last = false``, and the last one gets as before
-image what the *first* one had: the row as it was before the transaction.
+A reader at a commit timestamp must see one row a key. Every row stays in the log, and all but the
+last one of a key in a transaction are marked ``last = false``. The last one says what the
+transaction did: its image before is that of the *first* write, and it is an insert or an update by
+whether the key existed before. A key that the transaction made and deleted again has no change at
+all: none of its rows is the last.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,29 +17,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import TableSchema
-from changefeed.sources.postgres.columns import DELETED, Decoded
+from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, Operations
 from changefeed.sources.postgres.values import Mask, Places
 
 Codes = npt.NDArray[np.int64]
 
 
-def mark_superseded(
-    schema: TableSchema, rows: Decoded, transaction: Places
-) -> tuple[Mask | None, list[pa.Array]]:
-    """Mark the rows of one table.
+@dataclass(frozen=True, slots=True)
+class Collapsed:
+    """Rows of one table with their place among the writes of their key.
+
+    Attributes:
+        op: what each row did; of a row that stays, what its transaction did to the key.
+        stays: which rows are the change of their transaction (None: all).
+        before: the images before, by ``schema.before_ordinals``; of a row that stays, the row
+            before its transaction.
+    """
+
+    op: Operations
+    stays: Mask | None
+    before: list[pa.Array]
+
+    def last_column(self) -> pa.Array:
+        """The ``last`` column of the log."""
+        return pa.array(np.ones(len(self.op), np.bool_) if self.stays is None else self.stays)
+
+
+def collapse(schema: TableSchema, rows: Decoded, transaction: Places) -> Collapsed:
+    """Find the writes of one key in one transaction among the rows of one table.
 
     Args:
-        transaction: for each row, the number of its transaction (rising).
+        transaction: for each row, the number of its transaction (rising). All rows of a
+            transaction are here.
 
-    Returns:
-        Which rows stay (None: all) and the before images, changed where that was needed.
-        Rows of a table without a key never supersede each other: equal rows are two rows.
+    Rows of a table without a key never supersede each other: equal rows are two rows.
     """
-    if schema.keyless or not _any_twice(transaction):
-        return None, rows.before
-    codes = _codes(rows.key, transaction)
+    codes = None
+    if not schema.keyless and _any_twice(transaction):
+        codes = _codes(rows.key, transaction)
     if codes is None:
-        return None, rows.before
+        return Collapsed(rows.op, None, rows.before)
     positions = np.arange(len(rows))
     groups = int(codes.max()) + 1
     final = np.empty(groups, np.intp)
@@ -43,8 +64,22 @@ def mark_superseded(
     first = np.empty(groups, np.intp)
     first[codes[::-1]] = positions[::-1]
     stays: Mask = final[codes] == positions
-    origin = np.where(stays, first[codes], positions)
-    return stays, _before(schema, rows, origin)
+    existed: Mask = (rows.op[first] != CREATED)[codes]
+    stays &= existed | (rows.op != DELETED)
+    origin = pa.array(np.where(stays, first[codes], positions))
+    return Collapsed(
+        op=transaction_op(rows.op, stays, existed),
+        stays=stays,
+        before=[column.take(origin) for column in rows.before],
+    )
+
+
+def transaction_op(op: Operations, stays: Mask, existed: Mask) -> Operations:
+    """What the transaction of each row that ``stays`` did to its key; others keep their own."""
+    written = stays & (op != DELETED)
+    of_transaction = np.where(existed, np.uint8(UPDATED), np.uint8(CREATED))
+    changed: Operations = np.where(written, of_transaction, op).astype(np.uint8)
+    return changed
 
 
 def _any_twice(transaction: Places) -> bool:
@@ -80,22 +115,3 @@ def _sortable(column: pa.Array) -> Codes:
 
 def _all_differ(ordered: Codes) -> bool:
     return bool((ordered[1:] != ordered[:-1]).all())
-
-
-def _before(schema: TableSchema, rows: Decoded, origin: Places) -> list[pa.Array]:
-    """Before images from the first row of the key. A delete keeps its key there in any case:
-    it has no other place for it."""
-    indices = pa.array(origin)
-    images = [column.take(indices) for column in rows.before]
-    deleted = rows.op == DELETED
-    if deleted.any():
-        for place, ordinal in enumerate(schema.before_ordinals):
-            if ordinal in schema.key:
-                own = rows.key[schema.key.index(ordinal)]
-                images[place] = pc.if_else(pa.array(deleted), own, images[place])
-    return images
-
-
-def last_column(stays: Mask | None, count: int) -> pa.Array:
-    """The ``last`` column of the log."""
-    return pa.array(np.ones(count, np.bool_) if stays is None else stays)

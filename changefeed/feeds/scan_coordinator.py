@@ -12,8 +12,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import fault_point
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.sink_session import TableError
 from changefeed.options import INITIAL_SCAN, InitialScan
 from changefeed.scan.thread import Scan
 

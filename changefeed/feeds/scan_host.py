@@ -1,0 +1,87 @@
+"""A feed as its scans see it: :class:`changefeed.scan.host.ScanHost` for one scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.catalog import Catalog
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.typed_rows import RowPlan
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.sink_session import Outlet
+from changefeed.spark.session import SparkEngine
+from sinks.base import Target
+
+
+@dataclass(frozen=True)
+class FeedScanHost:
+    """The feed as it is when the scan begins: an ALTER ends the scan.
+
+    Attributes:
+        feed: the job with its options, tables and plans.
+        catalog: the state.
+        keeper: the source.
+        engine: Spark.
+        sinks: the feed's sink objects.
+        resolved: the last resolved timestamp that consumers got, if any.
+    """
+
+    feed: Feed
+    catalog: Catalog
+    keeper: SourceKeeper
+    engine: SparkEngine
+    sinks: Outlet
+    resolved: Callable[[], Timestamp | None]
+
+    @property
+    def name(self) -> str:
+        """The feed's present name."""
+        return self.feed.job.name
+
+    @property
+    def job_id(self) -> int:
+        """The feed's job."""
+        return self.feed.job.id
+
+    @property
+    def promised(self) -> Timestamp | None:
+        """Consumers may have been told that everything up to here was delivered."""
+        known = [self.feed.job.high_water, self.resolved()]
+        return max((at for at in known if at is not None), default=None)
+
+    @property
+    def needs_spark(self) -> bool:
+        """Spark merges what the feed delivers; else it only helps with large scans."""
+        return self.feed.needs_spark
+
+    def wake(self) -> None:
+        """Let the feed's thread look at the scan."""
+        self.keeper.wake()
+
+    def recognise(self, schema: TableSchema) -> None:
+        """Raise CF2106 unless the table is the one that the feed began with."""
+        self.feed.recognise(schema)
+
+    def intern_schema(self, schema: TableSchema) -> TableSchema:
+        """The same shape with the version that the catalog knows it by."""
+        return self.catalog.intern_schema(schema)
+
+    def plan(self, schema: TableSchema) -> MessagePlan:
+        """How rows of a table version become messages."""
+        return self.feed.plan(schema)
+
+    def messages(self, schema: TableSchema) -> MessagePlan:
+        """:meth:`plan` with its schemas known to the feed's registry, for encoding."""
+        return self.feed.messages(schema)
+
+    def row_plan(self, schema: TableSchema) -> RowPlan:
+        """What a sink of typed rows sees of a table version."""
+        return self.feed.row_plan(schema)
+
+    def target(self, table: TableName) -> Target:
+        """The table as the sink sees it."""
+        return self.feed.target(table)

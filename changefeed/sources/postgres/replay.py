@@ -1,0 +1,409 @@
+"""A transaction that was kept in the spool, decoded chunk by chunk when it commits.
+
+No chunk knows the others' keys, so the transaction is read up to three times:
+
+1. its messages are found, the shapes of its tables looked up, and which kinds of changes each
+   table has;
+2. where a key may be written twice (an update, or inserts beside deletes), the keys are compared
+   (:mod:`.repeats`);
+3. the rows are decoded and given out, a flush without a frontier for each chunk but the last,
+   which waits for its commit. An image before the transaction is read where the key's first
+   write lies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.events import Flush
+from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.sources.postgres import pgoutput
+from changefeed.sources.postgres.columns import (
+    Block,
+    Decoded,
+    decode_columns,
+    decode_keys,
+    masked,
+)
+from changefeed.sources.postgres.pgoutput import TAG_OFFSET
+from changefeed.sources.postgres.repeats import (
+    EXISTED,
+    NEW,
+    ONCE,
+    SUPERSEDED,
+    Places64,
+    Repeats,
+    Writes,
+)
+from changefeed.sources.postgres.spool import Chunk, Spool
+from changefeed.sources.postgres.superseded import Collapsed, transaction_op
+from changefeed.sources.postgres.transactions import (
+    RowMessages,
+    Shapes,
+    Transaction,
+    table_oids,
+)
+from changefeed.sources.postgres.values import PADDING, Bytes, Mask, Places
+
+if TYPE_CHECKING:
+    from changefeed.sources.postgres.assemble import Assembler
+
+
+def replay(
+    to: Assembler, spool: Spool, transaction: Transaction, *, streamed: bool
+) -> Iterator[Flush]:
+    """Give the rows of a kept transaction to the assembler, and out what has gathered between.
+
+    Args:
+        streamed: the server sent it while it ran: each message has the number of its
+            subtransaction, and some may have been rolled back.
+    """
+    yield from _Replay(to, spool, transaction, streamed).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Truncation:
+    """TRUNCATE of these tables, after the rows of a stretch."""
+
+    oids: list[int]
+    shapes: Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Row messages of one chunk between which no table changes its shape.
+
+    Attributes:
+        first, upto: which of the chunk's rows.
+        shapes: of the tables they are about.
+        groups: numbers by table; keys of rows in different groups are different keys. A TRUNCATE
+            begins a new one, and a change of the columns that are compared.
+        truncation: what follows.
+    """
+
+    first: int
+    upto: int
+    shapes: Shapes
+    groups: Mapping[int, int]
+    truncation: _Truncation | None = None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the first pass found."""
+
+    chunks: list[list[_Stretch]] = field(default_factory=list)
+    kinds: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    groups: dict[int, int] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    #: Shapes by table, with the place from which on messages have them.
+    history: dict[int, list[tuple[int, TableSchema]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def repeats(self, schema: TableSchema, oid: int) -> bool:
+        """A key of the table may be written twice."""
+        if schema.keyless:
+            return False
+        kinds = self.kinds[oid]
+        return pgoutput.UPDATE in kinds or {pgoutput.INSERT, pgoutput.DELETE} <= kinds
+
+    def group(self, oid: int) -> int:
+        """The number under which the table's present keys are compared."""
+        if oid not in self.groups:
+            self.begin_group(oid)
+        return self.groups[oid]
+
+    def begin_group(self, oid: int) -> None:
+        """Rows of the table that follow have nothing to do with those before."""
+        self.groups[oid] = next(self.numbers)
+
+
+class _Replay:
+    def __init__(
+        self, to: Assembler, spool: Spool, transaction: Transaction, streamed: bool
+    ) -> None:
+        self.to = to
+        self.spool = spool
+        self.transaction = transaction
+        self.streamed = streamed
+        self.kept = spool.scanned(transaction.xid)
+        self.aborted = np.array(sorted(spool.aborted(transaction.xid)), np.intp)
+        self.plan = _Plan()
+
+    def run(self) -> Iterator[Flush]:
+        self._make_plan()
+        records = self.spool.scratch(self.transaction.xid, "records")
+        found = self.spool.scratch(self.transaction.xid, "found")
+        with closing(Repeats(records, found)) as repeats:
+            if any(self._compared(stretch) for part in self.plan.chunks for stretch in part):
+                self._compare(repeats)
+            for chunk, stretches in zip(self.kept.chunks(), self.plan.chunks, strict=True):
+                flush = self.to.flush(None)
+                if flush is not None:
+                    yield flush
+                yield from self._chunk(chunk, stretches, repeats)
+
+    # -- first pass: shapes and kinds -------------------------------------------------------
+
+    def _make_plan(self) -> None:
+        for chunk in self.kept.chunks():
+            block = Block(_bytes(chunk))
+            stretches: list[_Stretch] = []
+            done = 0
+            for mark in chunk.marks:
+                if mark.tag == pgoutput.RELATION:
+                    body = pgoutput.relation_body(chunk.data, mark.place, streamed=self.streamed)
+                    if self.to._relations.changes(body):
+                        stretches.append(self._stretch(chunk, block, done, mark.rows))
+                        done = mark.rows
+                    self.to._relations.put(body)
+                elif mark.tag == pgoutput.TRUNCATE and not self._undone(chunk, mark.place):
+                    oids = pgoutput.read_truncate(chunk.data, mark.place, streamed=self.streamed)
+                    stretches.append(self._stretch(chunk, block, done, mark.rows, oids))
+                    done = mark.rows
+            stretches.append(self._stretch(chunk, block, done, len(chunk.rows)))
+            self.plan.chunks.append(stretches)
+
+    def _undone(self, chunk: Chunk, place: int) -> bool:
+        return self.streamed and pgoutput.read_xid(chunk.data, place) in self.aborted
+
+    def _stretch(
+        self, chunk: Chunk, block: Block, first: int, upto: int, emptied: Sequence[int] = ()
+    ) -> _Stretch:
+        tags = self._tags(chunk, block, first, upto)
+        tables = self._tables(block, tags)
+        shapes = self.to.shapes(tables)
+        for oid, at in tables.items():
+            self.plan.kinds[oid].update(np.unique(block.data[tags[at]]).tolist())
+            self._note_shape(oid, shapes.schemas[oid], chunk.start + int(tags[at[0]]))
+        groups = {oid: self.plan.group(oid) for oid in tables}
+        truncation = None
+        if emptied:
+            truncation = _Truncation(list(emptied), self.to.shapes(emptied))
+            for oid in emptied:
+                self.plan.begin_group(oid)
+        return _Stretch(first, upto, shapes, groups, truncation)
+
+    def _note_shape(self, oid: int, schema: TableSchema, place: int) -> None:
+        known = self.plan.history[oid]
+        if known and known[-1][1] is schema:
+            return
+        if known and not _comparable(known[-1][1], schema):
+            self.plan.begin_group(oid)
+        known.append((place, schema))
+
+    def _tags(self, chunk: Chunk, block: Block, first: int, upto: int) -> Places:
+        tags = chunk.rows[first:upto]
+        if self.streamed and len(self.aborted) and len(tags):
+            tags = tags[~np.isin(block.word(tags + 1) & 0xFFFFFFFF, self.aborted)]
+        return tags
+
+    def _tables(self, block: Block, tags: Places) -> dict[int, Places]:
+        """Which of the tags are about which table."""
+        if not len(tags):
+            return {}
+        oids = table_oids(block, tags, streamed=self.streamed)
+        return {oid: np.flatnonzero(oids == oid) for oid in np.unique(oids).tolist()}
+
+    # -- second pass: keys ------------------------------------------------------------------
+
+    def _compared(self, stretch: _Stretch) -> list[int]:
+        """The tables of a stretch whose keys are compared, in the order of the records."""
+        schemas = stretch.shapes.schemas
+        return [oid for oid in sorted(stretch.groups) if self.plan.repeats(schemas[oid], oid)]
+
+    def _compare(self, repeats: Repeats) -> None:
+        for chunk, stretches in zip(self.kept.chunks(), self.plan.chunks, strict=True):
+            block = Block(_bytes(chunk))
+            for stretch in stretches:
+                tags = self._tags(chunk, block, stretch.first, stretch.upto)
+                tables = self._tables(block, tags)
+                for oid in self._compared(stretch):
+                    mine = tags[tables[oid]]
+                    schema = stretch.shapes.schemas[oid]
+                    message, op, key = decode_keys(block, mine, schema, streamed=self.streamed)
+                    repeats.add(stretch.groups[oid], key, op, chunk.start + mine[message])
+        repeats.sort()
+
+    # -- third pass: rows -------------------------------------------------------------------
+
+    def _chunk(
+        self, chunk: Chunk, stretches: Sequence[_Stretch], repeats: Repeats
+    ) -> Iterator[Flush]:
+        block = Block(_bytes(chunk))
+        for stretch in stretches:
+            yield from self._rows(chunk, block, stretch, repeats)
+            if stretch.truncation is not None:
+                self.transaction.touched = True
+                self.to.truncate(
+                    stretch.truncation.oids, self.transaction, stretch.truncation.shapes
+                )
+
+    def _rows(
+        self, chunk: Chunk, block: Block, stretch: _Stretch, repeats: Repeats
+    ) -> Iterator[Flush]:
+        writes = {oid: repeats.take() for oid in self._compared(stretch)}
+        shapes = stretch.shapes
+        tags = self._tags(chunk, block, stretch.first, stretch.upto)
+        for number, part in enumerate(self._parts(chunk, tags, writes, shapes)):
+            if number and (flush := self.to.flush(None)) is not None:
+                yield flush
+            self.transaction.touched = True
+            here = (chunk.start + int(part[0]), chunk.start + int(part[-1]))
+            mine = {oid: some.of(*here) for oid, some in writes.items()}
+            messages = self._messages(part)
+            self.to.rows(chunk.data, block, messages, shapes, partial(self._collapsed, mine))
+            told = self._tables(block, part).keys()
+            left = {oid: c for oid, c in shapes.changes.items() if oid not in told}
+            shapes = replace(shapes, changes=left)
+
+    def _messages(self, tags: Places) -> RowMessages:
+        """Rows of this transaction."""
+        of = np.zeros(len(tags), np.intp)
+        return RowMessages(tags, of, [self.transaction], streamed=self.streamed)
+
+    def _parts(
+        self, chunk: Chunk, tags: Places, writes: Mapping[int, Writes], shapes: Shapes
+    ) -> list[Places]:
+        """Rows whose images before the transaction fit into memory together."""
+        if not len(tags):
+            return []
+        read = [
+            some.of_kind(EXISTED) for oid, some in writes.items() if _whole(shapes.schemas[oid])
+        ]
+        place = np.concatenate([some.place for some in read] or [np.empty(0, np.int64)])
+        first = np.concatenate([some.first for some in read] or [np.empty(0, np.int64)])
+        order = np.argsort(place, kind="stable")
+        sizes = np.cumsum(self._lengths(first[order]))
+        if not len(sizes) or sizes[-1] <= self.spool.chunk:
+            return [tags]
+        cuts = np.flatnonzero(np.diff(sizes // self.spool.chunk)) + 1
+        bounds = np.searchsorted(tags + chunk.start, place[order][cuts])
+        return [part for part in np.split(tags, bounds) if len(part)]
+
+    def _collapsed(
+        self,
+        writes: Mapping[int, Writes],
+        oid: int,
+        schema: TableSchema,
+        rows: Decoded,
+        message: Places,
+    ) -> Collapsed:
+        mine = writes.get(oid)
+        if mine is None or (mine.kind == ONCE).all():
+            return Collapsed(rows.op, None, rows.before)
+        existed: Mask = mine.kind == EXISTED
+        made: Mask = mine.kind == NEW
+        before = [masked(column, ~made) for column in rows.before]
+        if _whole(schema):
+            known = self._images(oid, schema, mine.first[existed])
+        else:  # the key is all that is told, and it is the row's own
+            of_key = dict(zip(schema.key, rows.key, strict=True))
+            known = [of_key[i].filter(pa.array(existed)) for i in schema.before_ordinals]
+        chosen = pa.array(existed)
+        return Collapsed(
+            op=transaction_op(rows.op, existed | made, existed),
+            stays=mine.kind != SUPERSEDED,
+            before=[
+                pc.replace_with_mask(column, chosen, image)
+                for column, image in zip(before, known, strict=True)
+            ],
+        )
+
+    # -- images before the transaction ------------------------------------------------------
+
+    def _images(self, oid: int, schema: TableSchema, places: Places64) -> list[pa.Array]:
+        """The rows before the changes at ``places``, by ``schema.before_ordinals``."""
+        unique, inverse = np.unique(places, return_inverse=True)
+        history = self.plan.history[oid]
+        bounds = np.searchsorted(unique, [place for place, _ in history[1:]])
+        found = [
+            self._decoded_images(part, told, schema)
+            for part, (_, told) in zip(np.split(unique, bounds), history, strict=True)
+            if len(part)
+        ]
+        if not found:
+            return [pa.nulls(0, schema.columns[i].arrow) for i in schema.before_ordinals]
+        at = pa.array(inverse)
+        return [pa.concat_arrays(columns).take(at) for columns in zip(*found, strict=True)]
+
+    def _decoded_images(
+        self, places: Places64, told: TableSchema, schema: TableSchema
+    ) -> list[pa.Array]:
+        """Images of messages that were sent with the shape ``told``, in that of ``schema``."""
+        data, tags = self._frames(places)
+        rows = decode_columns(Block(data), tags, told, streamed=self.streamed)
+        at = pa.array(np.searchsorted(rows.message, np.arange(len(tags))))
+        images = {
+            _identity(told.columns[i]): column.take(at)
+            for i, column in zip(told.before_ordinals, rows.before, strict=True)
+        }
+        nothing = partial(pa.nulls, len(tags))
+        return [
+            images[_identity(column)] if _identity(column) in images else nothing(column.arrow)
+            for column in (schema.columns[i] for i in schema.before_ordinals)
+        ]
+
+    def _frames(self, places: Places64) -> tuple[Bytes, Places]:
+        """The messages whose tags lie at ``places``, beside each other, and their tags there."""
+        sizes = self._lengths(places)
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        inside = np.arange(int(ends[-1])) + np.repeat(places - TAG_OFFSET - starts, sizes)
+        data = np.zeros(len(inside) + PADDING, np.uint8)
+        data[: len(inside)] = self._file[inside]
+        return data, (starts + TAG_OFFSET).astype(np.intp)
+
+    def _lengths(self, places: Places64) -> Places64:
+        """How many bytes the messages have whose tags lie at ``places``."""
+        if not len(places):
+            return np.empty(0, np.int64)
+        at = places - TAG_OFFSET + 1
+        length = np.zeros(len(places), np.int64)
+        for i in range(4):
+            length = length << 8 | self._file[at + i]
+        return length + 1
+
+    @cached_property
+    def _file(self) -> npt.NDArray[np.uint8]:
+        return np.memmap(self.kept.frames, np.uint8, "r")
+
+
+def _bytes(chunk: Chunk) -> Bytes:
+    return np.frombuffer(chunk.data, np.uint8)
+
+
+def _whole(schema: TableSchema) -> bool:
+    """Changes carry whole old rows."""
+    return schema.identity is Identity.FULL
+
+
+def _identity(column: Column) -> int | str:
+    """What a column keeps when it is renamed."""
+    return column.number or column.name
+
+
+def _comparable(old: TableSchema, new: TableSchema) -> bool:
+    """A row of the one shape can be the image before a row of the other."""
+
+    def key(schema: TableSchema) -> list[int | str]:
+        return [_identity(column) for column in schema.key_columns]
+
+    kinds = {_identity(c): (c.physical, c.form, c.logical) for c in old.columns}
+    same = all(
+        kinds.get(_identity(c), (c.physical, c.form, c.logical)) == (c.physical, c.form, c.logical)
+        for c in new.columns
+    )
+    return same and key(old) == key(new) and old.identity is new.identity

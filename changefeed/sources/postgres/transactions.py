@@ -1,0 +1,54 @@
+"""What is known of a transaction while its rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableSchema
+from changefeed.sources.postgres.columns import Block
+from changefeed.sources.postgres.relations import ShapeChange
+from changefeed.sources.postgres.values import Places
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A transaction being read.
+
+    ``previous`` is the timestamp before it, ``rows`` counts what was given out so far.
+    """
+
+    xid: int
+    at: Timestamp
+    previous: Timestamp
+    commit_us: int
+    skip: bool = False
+    rows: int = 0
+    touched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What tables look like from some place of the stream on, by oid.
+
+    ``changes`` has those that look otherwise than before.
+    """
+
+    schemas: Mapping[int, TableSchema]
+    changes: Mapping[int, ShapeChange]
+
+
+@dataclass(frozen=True, slots=True)
+class RowMessages:
+    """Row messages of one stretch without schema changes, with the transaction of each."""
+
+    tags: Places
+    of: Places
+    transactions: Sequence[Transaction]
+    streamed: bool = False
+
+
+def table_oids(block: Block, tags: Places, *, streamed: bool) -> Places:
+    """Which table each row message is about."""
+    return block.word(tags + (5 if streamed else 1)) & 0xFFFFFFFF

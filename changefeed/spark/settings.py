@@ -1,0 +1,46 @@
+"""Where Spark runs and how it is configured, as the command line gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from changefeed.core.errors import ChangefeedError
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """How this process starts Spark when a feed first needs it.
+
+    Attributes:
+        master: Spark's master URL; None: all cores of this machine.
+        heap: memory of the driver's JVM, as ``2g``; None: a share of the machine's.
+        conf: further Spark properties, which override ours.
+    """
+
+    master: str | None = None
+    heap: str | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+
+    def over(self, other: SparkSettings) -> SparkSettings:
+        """These where they are given, else the other's; properties of both."""
+        merged = {**dict(other.conf), **dict(self.conf)}
+        return SparkSettings(
+            self.master or other.master, self.heap or other.heap, tuple(merged.items())
+        )
+
+
+def parse_property(text: str) -> tuple[str, str]:
+    """``spark.name=value``, the form of ``spark-submit --conf``.
+
+    Raises:
+        ChangefeedError: CF1204 when it is not of that form.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name.startswith("spark."):
+        raise ChangefeedError(
+            "CF1204",
+            f"invalid Spark property {name!r}",
+            hint="write it as spark-submit does: --conf spark.executor.memory=4g",
+        )
+    return name, value.strip()

@@ -1,0 +1,64 @@
+"""Feeds into lake tables by a node whose Spark is a standalone cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from changefeed.spark.session import SparkEngine
+from tests.lake import Lake, unused_catalog
+from tests.nemesis.service import Service
+from tests.services.postgres import Database
+from tests.services.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
+
+#: Enough that the initial scan is a job of several tasks.
+ROWS = 30_000
+
+
+@pytest.fixture
+def service(tmp_path: Path, spark_cluster: SparkCluster) -> Iterator[Service]:
+    tmp_path.chmod(0o755)
+    service = Service(tmp_path / "state")
+    service.start(spark=spark_cluster.flags)
+    yield service
+    service.close()
+
+
+def rows(db: Database) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in db.execute("select a, b from t order by a")]
+
+
+def test_lake_feeds_survive_the_loss_of_an_executor(
+    service: Service,
+    tmp_path: Path,
+    postgres: Database,
+    spark_cluster: SparkCluster,
+    spark_engine: SparkEngine,
+) -> None:
+    postgres.execute(
+        "create table t (a int primary key, b text);"
+        f"insert into t select i, 'row ' || i from generate_series(1, {ROWS}) i"
+    )
+    delta = Lake(spark_engine, f"delta://{tmp_path}/delta")
+    place = f"type=hadoop&warehouse={tmp_path}/iceberg"
+    iceberg = Lake(spark_engine, f"iceberg://{unused_catalog()}/shop?{place}")
+    service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+    for name, lake in {"d": delta, "i": iceberg}.items():
+        service.execute(f"CREATE CHANGEFEED {name} FOR shop.public.t INTO '{lake.uri}'")
+        service.sync(name)
+    query = "select a, b from {t} order by a"
+    assert delta.query(query) == rows(postgres)
+    assert iceberg.query(query) == rows(postgres)
+
+    before = spark_cluster.executors()
+    assert len(before) == 2
+    postgres.execute("update t set b = 'new' where a % 3 = 0; delete from t where a % 7 = 0")
+    before[0].kill()
+    for name in ("d", "i"):
+        service.sync(name)
+    assert delta.query(query) == rows(postgres)
+    assert iceberg.query(query) == rows(postgres)
