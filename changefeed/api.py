@@ -15,6 +15,7 @@ in the text. Thread-safe as long as each client has its own :class:`Session`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ from changefeed.statements.context import (
     Session,
     log_place_of,
 )
+from changefeed.statements.health import STATUSES, STOPPED, Health, health
 from changefeed.statements.values import Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.parser import parse
@@ -55,12 +57,14 @@ __all__ = [
     "Engine",
     "FeedHost",
     "FeedPlan",
+    "Health",
     "LISTING_COLUMNS",
     "Names",
     "NoHost",
     "Offer",
     "Rate",
     "Result",
+    "STATUSES",
     "Seconds",
     "Session",
     "Size",
@@ -109,13 +113,15 @@ SHOWN_EXPECTED = 8
 class Summary:
     """The toolbar's figures.
 
-    ``active`` feeds run or would if a node did; ``scanning`` maps feeds under an initial scan to
-    (rows, total).
+    ``active`` feeds run or would if a node did; ``stopped`` ones would, and no node is alive;
+    ``troubled`` counts every feed that wants attention, those too; ``scanning`` maps feeds under
+    an initial scan to (rows, total).
     """
 
     feeds: int
     active: int
     running: int
+    stopped: int
     troubled: int
     worst_lag: Seconds | None
     scanning: dict[str, tuple[int, int]]
@@ -266,19 +272,34 @@ class Engine:
             return None
         return self.open_source(name, self.catalog.connection(name).uri).describe(schema, table)
 
+    def health(self) -> list[tuple[Job, Health]]:
+        """The state of each feed as SHOW CHANGEFEEDS has it; by id."""
+        failed = self.catalog.failed_tables()
+        node, now = self.host.node_running(), self.clock.now().wall
+        return [
+            (job, health(job, failed.get(job.id, ()), node=node, now=now))
+            for job in self.catalog.jobs()
+        ]
+
     def summary(self) -> Summary:
         """Feeds running, feeds in trouble, worst lag, scans under way."""
-        jobs = self.catalog.jobs()
-        now = self.clock.now().wall
-        active = [job for job in jobs if job.status.active]
-        lags = [lag for job in active if (lag := listing.lag(job, now)) is not None]
+        feeds = self.health()
+        active = [(job, shown) for job, shown in feeds if job.status.active]
+        statuses = Counter(shown.status for _, shown in feeds)
         return Summary(
-            feeds=len(jobs),
+            feeds=len(feeds),
             active=len(active),
-            running=sum(job.status in (Status.RUNNING, Status.SCANNING) for job in jobs),
-            troubled=sum(_troubled(job) for job in jobs),
-            worst_lag=max(lags, default=None),
-            scanning={job.name: self._scan(job) for job in active if job.status is Status.SCANNING},
+            running=statuses[Status.RUNNING] + statuses[Status.SCANNING],
+            stopped=statuses[STOPPED],
+            troubled=sum(shown.troubled for _, shown in feeds),
+            worst_lag=max(
+                (shown.lag for _, shown in active if shown.lag is not None), default=None
+            ),
+            scanning={
+                job.name: self._scan(job)
+                for job, shown in active
+                if job.status is Status.SCANNING and shown.status != STOPPED
+            },
         )
 
     def _scan(self, job: Job) -> tuple[int, int]:
@@ -289,10 +310,6 @@ class Engine:
         ]
         rows = sum(t.scan_rows for t in tables)
         return rows, max(rows, sum(max(t.scan_rows, t.scan_total) for t in tables))
-
-
-def _troubled(job: Job) -> bool:
-    return job.status in (Status.FAILED, Status.RETRYING, Status.STALLED)
 
 
 def parsed_statement(text: str) -> nodes.Statement:

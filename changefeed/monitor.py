@@ -19,11 +19,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from changefeed.api import Engine, Session
-from changefeed.catalog import Job, Status, TableState
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, Options
-from changefeed.statements.listing import lag
+from changefeed.statements.health import TROUBLE
 
 _LABELS = ("job_id", "feed", "source")
 
@@ -39,41 +38,44 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything now."""
-        jobs = self._engine.catalog.jobs()
-        yield from self._of_feeds(jobs)
+        yield from self._of_feeds()
         up = GaugeMetricFamily("changefeed_source_up", "the source answers", labels=["source"])
         for state in self._engine.catalog.source_states():
             up.add_metric([state.name], float(not state.error))
         yield up
 
-    def _of_feeds(self, jobs: list[Job]) -> Iterator[Metric]:
+    def _of_feeds(self) -> Iterator[Metric]:
         now = self._engine.clock.now().wall
 
         def gauge(name: str, text: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"changefeed_{name}", text, labels=_LABELS)
 
         status = GaugeMetricFamily(
-            "changefeed_status", "1 for where the feed is", labels=(*_LABELS, "status")
+            "changefeed_status", "1 for the current status of the feed", labels=(*_LABELS, "status")
         )
         behind = gauge("lag_seconds", "age of the newest instant up to which all is delivered")
         used = gauge("retention_used_ratio", "lag as a part of gc_ttl; at 1 the feed fails")
         rate = gauge("rows_per_second", "rows delivered, over the last seconds")
-        failed = gauge("failed_tables", "tables that stopped alone")
+        failed = gauge("failed_tables", "tables of the feed that have failed")
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
-        for job in jobs:
+        in_trouble = gauge("troubled", "1 when the feed wants attention, whatever the reason")
+        all_failed = self._engine.catalog.failed_tables()
+        for job, shown in self._engine.health():
             labels = [str(job.id), job.name, job.source]
-            status.add_metric([*labels, str(job.status)], 1.0)
+            status.add_metric([*labels, shown.status], 1.0)
+            in_trouble.add_metric(labels, float(shown.troubled))
             rows.add_metric(labels, float(job.emitted_rows))
             size.add_metric(labels, float(job.emitted_bytes))
             rate.add_metric(labels, job.rows_per_second)
-            tables = self._engine.catalog.tables(job.id)
-            failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
-            seconds = lag(job, now)
-            if seconds is not None:
-                behind.add_metric(labels, float(seconds))
-                used.add_metric(labels, float(seconds) / Options.from_dict(job.options)[GC_TTL])
-        yield from (status, behind, used, rate, failed, rows, size)
+            failed.add_metric(labels, float(len(all_failed.get(job.id, ()))))
+            if shown.lag is not None:
+                behind.add_metric(labels, float(shown.lag))
+            if shown.lag is not None and job.high_water is not None:
+                # Only what the tables at work have not taken yet lets the feed fail.
+                late = max(0.0, (now - job.high_water.wall) / 1e9)
+                used.add_metric(labels, late / Options.from_dict(job.options)[GC_TTL])
+        yield from (status, in_trouble, behind, used, rate, failed, rows, size)
 
 
 class Monitor:
@@ -117,7 +119,7 @@ class Monitor:
         return _PAGE.format(state=html.escape(self._engine.catalog.shown), head=head, body=body)
 
 
-_TROUBLE = ", ".join(f"tr.{status}" for status in (Status.FAILED, Status.RETRYING, Status.STALLED))
+_TROUBLE = ", ".join(f"tr.{status}" for status in sorted(TROUBLE))
 _PAGE = (
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">

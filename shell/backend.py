@@ -121,6 +121,24 @@ class Backend:
                 node.set_result(False)
             failed(error)
 
+    def take_over(self) -> bool:
+        """Run the feeds here when the node that a prompt had found elsewhere has ended.
+
+        Does nothing while the node of :meth:`start` is still being started, or where none was.
+
+        Returns:
+            Whether this process has become the node just now.
+
+        Raises:
+            ChangefeedError: no node can start.
+        """
+        application = self._opened
+        if application is None or self._node is None or not self._node.done():
+            return False
+        if application.node_running():
+            return False
+        return application.start_node()
+
     def ready_for(self, statement: nodes.Statement) -> None:
         """Wait for, or start, the node that a statement needs.
 

@@ -65,6 +65,19 @@ class Progress(Store):
             )
             return [_raised(_progress(row), high_water) for row in rows]
 
+    def failed_tables(self) -> dict[int, list[TableProgress]]:
+        """The tables that have failed, by job; jobs without one are left out."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(
+                select(_table)
+                .where(_table.c.state == TableState.FAILED.value)
+                .order_by(_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
+            )
+            found: dict[int, list[TableProgress]] = {}
+            for row in rows:
+                found.setdefault(row.job_id, []).append(_progress(row))
+            return found
+
     def watched(self, source: str) -> dict[TableName, list[str]]:
         """Names of the feeds that watch each table of a source (succeeded ones do not)."""
         with self._database.read() as transaction:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from changefeed.catalog import Catalog, Connection, Job
+from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow, Position
@@ -18,6 +18,7 @@ from changefeed.plan.build import OpenSource, Surroundings
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source
+from changefeed.statements.health import Health, health
 from changefeed.statements.values import Cell
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -131,6 +132,20 @@ class Context:
         """The source behind a connection; does not connect yet."""
         connection: Connection = self.catalog.connection(name)
         return self.open_source(connection.name, connection.uri)
+
+    def health(
+        self,
+        job: Job,
+        tables: Sequence[TableProgress] | None = None,
+        node: bool | None = None,
+    ) -> Health:
+        """The state of a feed as people see it; asks for what is not given."""
+        return health(
+            job,
+            self.catalog.tables(job.id) if tables is None else tables,
+            node=self.host.node_running() if node is None else node,
+            now=self.clock.now().wall,
+        )
 
     def job(self, ref: nodes.FeedRef) -> Job:
         """The feed a statement names.

@@ -559,7 +559,9 @@ def _until(
 
 def _statuses(jobs: list[Job], notices: list[str], context: Context, verb: str) -> Result:
     rows: list[tuple[Cell, ...]] = []
+    node = context.host.node_running()
     for job in jobs:
         now = context.catalog.find_job(job.id)
-        rows.append((job.id, job.name, str(now.status if now else Status.DROPPED)))
+        status = context.health(now, node=node).status if now else str(Status.DROPPED)
+        rows.append((job.id, job.name, status))
     return Result("rows", STATUS_COLUMNS, rows, notices, tag=f"{verb} CHANGEFEED")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cmp_to_key
 from typing import Any
 
-from changefeed.catalog import Job, Status, TableProgress
+from changefeed.catalog import Job, TableProgress
 from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration, parse_size
@@ -45,21 +45,23 @@ Row = tuple[Cell, ...]
 
 def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Result:
     """SHOW CHANGEFEEDS [WHERE ..] [ORDER BY ..] [LIMIT n]."""
-    rows = [feed_row(job, context) for job in context.catalog.jobs()]
+    node = context.host.node_running()
+    rows = [feed_row(job, context, node) for job in context.catalog.jobs()]
     rows = select(rows, COLUMNS, statement)
     return Result(columns=COLUMNS, rows=rows)
 
 
-def feed_row(job: Job, context: Context) -> Row:
-    """One row of the listing."""
+def feed_row(job: Job, context: Context, node: bool) -> Row:
+    """One row of the listing; ``node`` says whether a node is alive."""
     tables = context.catalog.tables(job.id)
+    shown = context.health(job, tables, node)
     return (
         job.id,
         job.name,
-        str(job.status),
-        running_status(job),
+        shown.status,
+        shown.reason,
         job.source,
-        lag(job, context.clock.now().wall),
+        shown.lag,
         Rate(round(job.rows_per_second, 1)),
         Size(round(job.bytes_per_second)),
         None if job.high_water is None else str(job.high_water),
@@ -73,20 +75,6 @@ def feed_row(job: Job, context: Context) -> Row:
         moment(job.finished),
         moment(job.modified),
     )
-
-
-def running_status(job: Job) -> str:
-    """Why the job is where it is; of a healthy one, how far it is (CockroachDB's words)."""
-    if job.status is Status.RUNNING and job.high_water is not None:
-        return f"running: resolved={job.high_water}"
-    return job.reason
-
-
-def lag(job: Job, now: int) -> Seconds | None:
-    """How far behind now everything delivered is; None before there is anything, and at the end."""
-    if job.high_water is None or job.status is Status.SUCCEEDED:
-        return None
-    return Seconds(round(max(0.0, (now - job.high_water.wall) / 1e9), 3))
 
 
 def error_text(job: Job, tables: Sequence[TableProgress]) -> str | None:

@@ -11,7 +11,7 @@ from changefeed.options import Options
 from changefeed.plan.build import feed_sql
 from changefeed.statements import listing
 from changefeed.statements.context import Context, Result
-from changefeed.statements.listing import error_text, feed_row, moment, running_status
+from changefeed.statements.listing import error_text, feed_row, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
 
@@ -28,7 +28,9 @@ def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result
 def _detail(job: Job, context: Context) -> Result:
     """Everything about one feed, in one row."""
     tables = context.catalog.tables(job.id)
-    row = dict(zip(listing.COLUMNS, feed_row(job, context), strict=True))
+    row = dict(
+        zip(listing.COLUMNS, feed_row(job, context, context.host.node_running()), strict=True)
+    )
     state = context.catalog.source_state(job.source)
     detail: dict[str, Cell] = {
         **row,
@@ -166,16 +168,18 @@ def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
     """SHOW JOBS: every job, dropped ones too."""
     jobs = [*context.catalog.jobs(), *context.catalog.dropped_jobs()]
     rows: list[tuple[Cell, ...]] = []
+    node = context.host.node_running()
     for job in sorted(jobs, key=lambda job: job.id):
         tables = context.catalog.tables(job.id)
+        shown = context.health(job, tables, node)
         rows.append(
             (
                 job.id,
                 job.name,
                 "CHANGEFEED",
                 create_sql(job),
-                str(job.status),
-                running_status(job),
+                shown.status,
+                shown.reason,
                 moment(job.created),
                 moment(job.started),
                 moment(job.finished),

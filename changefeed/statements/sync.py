@@ -12,7 +12,6 @@ from changefeed.options import to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
 from changefeed.statements.context import Context, Result
-from changefeed.statements.listing import lag
 from changefeed.statements.values import Seconds
 from grammar import nodes
 
@@ -107,8 +106,8 @@ class _Waiting:
 
     def _late(self) -> ChangefeedError:
         job = self.context.catalog.job(self.job_id)
-        behind = lag(job, self.context.clock.now().wall)
-        state = f"{job.status}, {behind} behind" if behind is not None else f"{job.status}"
+        shown = self.context.health(job)
+        state = shown.status + (f", {shown.lag} behind" if shown.lag is not None else "")
         error = self.context.catalog.source_state(job.source).error
         return ChangefeedError(
             "CF1304",

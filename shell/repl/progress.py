@@ -19,7 +19,7 @@ EVERY = 0.25
 WINDOW = 10.0
 
 _BAR = 24
-_WAITS = ("pending", "retrying")
+_WAITS = ("pending", "retrying", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def going_on(scan: Scan) -> bool:
 
 def bar(scan: Scan, rate: Rate) -> str:
     """One line: name, bar, share, rows, time left."""
-    if scan.status != "scanning" or not scan.total:
+    if scan.status not in ("scanning", "degraded") or not scan.total:
         return f"{scan.name}: {scan.reason or 'preparing the initial scan'}"
     share = min(1.0, scan.rows / scan.total)
     full = round(share * _BAR)

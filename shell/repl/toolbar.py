@@ -33,6 +33,7 @@ class Figures:
     problem: str = ""
     here: bool = False
     running: bool = False
+    took_over: bool = False
 
 
 class Watcher:
@@ -41,6 +42,7 @@ class Watcher:
     def __init__(self, backend: Backend, changed: Callable[[], None]) -> None:
         """``changed`` is called from the thread when there is something new to draw."""
         self.figures = Figures()
+        self._took_over = False
         self._backend = backend
         self._changed = changed
         self._stopping = threading.Event()
@@ -72,10 +74,12 @@ class Watcher:
     def _read(self) -> Figures:
         application = self._backend.application
         try:
+            self._took_over |= self._backend.take_over()
             return Figures(
                 application.engine.summary(),
                 here=application.is_node,
                 running=application.node_running(),
+                took_over=self._took_over,
             )
         except ChangefeedError as error:
             return Figures(problem=error.message)
@@ -97,9 +101,13 @@ def _feeds(figures: Figures) -> tuple[str, str]:
     if summary is None:
         return "", "opening the state"
     node = "node in this shell" if figures.here else "node elsewhere"
+    if figures.took_over:
+        node = "node in this shell (the other one has ended)"
     parts = [_count(summary.feeds, "feed"), f"{summary.running} running"]
-    if summary.troubled:
-        parts.append(f"{summary.troubled} in trouble")
+    if summary.stopped:
+        parts.append(f"{summary.stopped} stopped")
+    if summary.troubled > summary.stopped:
+        parts.append(f"{summary.troubled - summary.stopped} in trouble")
     if summary.worst_lag is not None:
         parts.append(f"worst lag {summary.worst_lag}")
     for name, (rows, total) in summary.scanning.items():

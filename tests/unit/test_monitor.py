@@ -42,6 +42,15 @@ class Bench:
             for sample in family.samples
         }
 
+    def statuses(self) -> dict[str, str]:
+        """The status of each feed, which stands in a label."""
+        return {
+            sample.labels["feed"]: sample.labels["status"]
+            for family in text_string_to_metric_families(self.get("/metrics")[1])
+            for sample in family.samples
+            if sample.name == "changefeed_status"
+        }
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
@@ -67,6 +76,21 @@ def test_the_figures_of_a_feed(bench: Bench) -> None:
     assert found["changefeed_source_up", "shop"] == 1
     world.catalog.save_source_state("shop", error="cannot connect")
     assert bench.figures()["changefeed_source_up", "shop"] == 0
+
+
+def test_trouble_shows_in_the_figures_and_on_the_page(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders, items INTO 'null://'")
+    world.node.deliver("f", NOW - 5 * 10**9)
+    assert bench.statuses() == {"f": "running"} and bench.figures()["changefeed_troubled", "f"] == 0
+    world.fail_table("f", "items", "CF2106 dropped at the source")
+    assert bench.statuses() == {"f": "degraded"}
+    assert bench.figures()["changefeed_troubled", "f"] == 1
+    page = bench.get("/")[1]
+    assert '<tr class="degraded">' in page and "tr.degraded" in page and "tr.stopped" in page
+    world.node.up = False
+    assert bench.statuses() == {"f": "stopped"}
+    assert bench.figures()["changefeed_troubled", "f"] == 1
 
 
 def test_the_page_shows_the_feeds_and_no_secret(bench: Bench) -> None:

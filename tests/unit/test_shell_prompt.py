@@ -200,6 +200,7 @@ def figures(**changes: Any) -> Figures:
         "feeds": 2,
         "active": 2,
         "running": 1,
+        "stopped": 0,
         "troubled": 0,
         "worst_lag": None,
         "scanning": {},

@@ -1,0 +1,91 @@
+"""The state of a feed as people see it: what its job says, and what the job's row cannot say.
+
+A job's row holds what a node last wrote there. It does not say whether any node is left, and a
+job whose table has failed is ``running`` still. Every place that shows a status (SHOW, the
+toolbar, the status page, the metrics) takes it from :func:`health`, so that they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from changefeed.catalog import Job, Status, TableProgress, TableState
+from changefeed.statements.values import Seconds
+
+#: The node runs the feed, but at least one of its tables has failed.
+DEGRADED = "degraded"
+
+#: The feed should run, and no node of this state is alive.
+STOPPED = "stopped"
+
+#: Every status that SHOW CHANGEFEEDS can show.
+STATUSES = (*(str(status) for status in Status if status is not Status.DROPPED), DEGRADED, STOPPED)
+
+#: Statuses that want a person's attention.
+TROUBLE = frozenset(
+    {str(Status.RETRYING), str(Status.STALLED), str(Status.FAILED), DEGRADED, STOPPED}
+)
+
+NO_NODE = "no node runs it: changefeed start"
+
+#: While the job says one of these, a failed table is the worst there is to say.
+_AT_WORK = frozenset({Status.PENDING, Status.SCANNING, Status.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a feed is.
+
+    Attributes:
+        status: one of :data:`STATUSES`, or ``dropped``.
+        reason: why, in one sentence.
+        lag: how far behind its worst table is; None before anything was delivered, and once
+            the feed has succeeded.
+    """
+
+    status: str
+    reason: str
+    lag: Seconds | None
+
+    @property
+    def troubled(self) -> bool:
+        """Somebody should look at the feed."""
+        return self.status in TROUBLE
+
+
+def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -> Health:
+    """The state of a feed.
+
+    Args:
+        job: its row.
+        tables: its tables; those that failed are enough.
+        node: whether a node of this state is alive.
+        now: ns since 1970.
+    """
+    failed = [table for table in tables if table.state is TableState.FAILED]
+    behind = _lag(job, failed, now)
+    if job.status.active and not node:
+        return Health(STOPPED, NO_NODE, behind)
+    if job.status in _AT_WORK and failed:
+        return Health(DEGRADED, _failures(failed), behind)
+    if job.status is Status.RUNNING and job.high_water is not None:
+        # CockroachDB's words.
+        return Health(str(job.status), f"running: resolved={job.high_water}", behind)
+    return Health(str(job.status), job.reason, behind)
+
+
+def _failures(failed: Sequence[TableProgress]) -> str:
+    """``2 tables failed: public.a: was dropped; public.b: ...``: each with its cause."""
+    causes = "; ".join(f"{t.table.schema}.{t.table.name}: {t.error}" for t in failed)
+    return f"{len(failed)} table{'s' * (len(failed) != 1)} failed: {causes}"
+
+
+def _lag(job: Job, failed: Sequence[TableProgress], now: int) -> Seconds | None:
+    """A failed table is as far as it came, and has come nowhere since it was added."""
+    if job.status in (Status.SUCCEEDED, Status.DROPPED):
+        return None
+    places = [] if job.high_water is None else [job.high_water.wall]
+    for table in failed:
+        places.append(table.done_upto.wall if table.done_upto else table.added_at or job.created)
+    return Seconds(round(max(0.0, (now - min(places)) / 1e9), 3)) if places else None

@@ -1,0 +1,88 @@
+"""The state of a feed as people see it: degraded and stopped, and the lag of the worst table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import Status, TableProgress
+from changefeed.core.errors import ChangefeedError
+from changefeed.statements.health import DEGRADED, STATUSES, STOPPED, Health, health
+from changefeed.statements.values import Seconds
+from tests.golden.world import NOW, World
+
+SECOND = 10**9
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.shop()
+    world.run("CREATE CHANGEFEED f FOR orders, items INTO 'null://'")
+    yield world
+    world.close()
+
+
+def look(world: World, tables: list[TableProgress] | None = None, **job: object) -> Health:
+    found = replace(world.catalog.job("f"), **job)  # type: ignore[arg-type]
+    progress = world.catalog.tables(found.id) if tables is None else tables
+    return health(found, progress, node=world.node.up, now=NOW + 60 * SECOND)
+
+
+def broken(world: World, **changes: object) -> list[TableProgress]:
+    """The tables of the feed, one of which failed."""
+    items, orders = world.catalog.tables(1)
+    failed = items.failed(ChangefeedError("CF2106", "dropped at the source"))
+    return [replace(failed, **changes), orders]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.SCANNING, Status.RUNNING])
+def test_a_failed_table_degrades_a_feed_at_work(world: World, status: Status) -> None:
+    shown = look(world, broken(world), status=status)
+    assert (shown.status, shown.troubled) == (DEGRADED, True)
+    assert shown.reason == "1 table failed: public.items: dropped at the source"
+
+
+@pytest.mark.parametrize("status", [Status.RETRYING, Status.STALLED, Status.FAILED])
+def test_worse_than_degraded_stays_what_it_is(world: World, status: Status) -> None:
+    shown = look(world, broken(world), status=status, reason="why")
+    assert (shown.status, shown.reason, shown.troubled) == (status, "why", True)
+
+
+def test_the_lag_is_that_of_the_worst_table(world: World) -> None:
+    world.node.deliver("f", NOW + 50 * SECOND)
+    assert look(world).lag == Seconds(10)
+    before = broken(world, done_upto=None, added_at=NOW - 40 * SECOND)
+    assert look(world, before).lag == Seconds(100), "nothing of it came since it was added"
+    assert look(world, before, status=Status.SUCCEEDED).lag is None
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s.active])
+def test_without_a_node_nothing_runs(world: World, status: Status) -> None:
+    world.node.up = False
+    shown = look(world, broken(world), status=status)
+    assert (shown.status, shown.troubled) == (STOPPED, True)
+    assert shown.reason == "no node runs it: changefeed start"
+
+
+@pytest.mark.parametrize("status", [Status.PAUSED, Status.FAILED, Status.SUCCEEDED])
+def test_what_needs_no_node_keeps_its_status(world: World, status: Status) -> None:
+    world.node.up = False
+    assert look(world, status=status).status == status
+
+
+def test_every_status_is_listed() -> None:
+    assert set(STATUSES) == {*Status, DEGRADED, STOPPED} - {Status.DROPPED}
+
+
+def test_the_summary_counts_them(world: World) -> None:
+    world.run("CREATE CHANGEFEED g FOR orders INTO 'null://'")
+    world.fail_table("f", "items", "CF2106 dropped at the source")
+    summary = world.engine.summary()
+    assert (summary.feeds, summary.running, summary.troubled, summary.stopped) == (2, 1, 1, 0)
+    world.node.up = False
+    summary = world.engine.summary()
+    assert (summary.running, summary.troubled, summary.stopped, summary.active) == (0, 2, 2, 2)
