@@ -237,7 +237,10 @@ def main() -> int:
         return Exit.USAGE
     except (KeyboardInterrupt, click.Abort):
         return Exit.INTERRUPTED
-    except BrokenPipeError:
+    except SystemExit as leaving:
+        # click ends with 1 where it meets a closed pipe, before anybody else sees it.
+        if not isinstance(leaving.__context__, BrokenPipeError):
+            raise
         # Nobody reads: what is still in the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.PIPE

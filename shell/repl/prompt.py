@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application.current import get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import Completer, ThreadedCompleter
 from prompt_toolkit.filters import Condition, completion_is_selected
@@ -54,17 +53,20 @@ def make_prompt(
         toolbar: (text being typed, columns) -> formatted text.
         source, output: the terminal by default.
     """
-    return PromptSession(
+
+    def typed() -> str:
+        # Not the current buffer: during Ctrl-R that is the line of the search.
+        return session.default_buffer.text
+
+    session: PromptSession[str] = PromptSession(
         completer=ThreadedCompleter(completer),
         complete_while_typing=True,
         history=history,
         auto_suggest=AutoSuggestFromHistory(),
         lexer=StatementLexer(),
-        multiline=Condition(lambda: not runs(get_app().current_buffer.text)),
+        multiline=Condition(lambda: not runs(typed())),
         prompt_continuation=_continuation,
-        bottom_toolbar=lambda: toolbar(
-            get_app().current_buffer.text, shutil.get_terminal_size().columns
-        ),
+        bottom_toolbar=lambda: toolbar(typed(), shutil.get_terminal_size().columns),
         key_bindings=_keys(),
         style=STYLE,
         # Typed in the middle of a run, a Ctrl-Z stops the shell as it does others.
@@ -73,6 +75,7 @@ def make_prompt(
         input=source,
         output=output,
     )
+    return session
 
 
 def _continuation(width: int, line_number: int, wrap_count: int) -> StyleAndTextTuples:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from changefeed.core.errors import ChangefeedError
-from grammar.split import is_complete
+from grammar.split import Kind, is_complete, lexemes
 from shell.backend import Backend
 from shell.render.widths import clip, width
 
@@ -23,6 +23,12 @@ EVERY = 1.0
 _RUN = "Enter runs it"
 _MORE = "Enter: new line, ; ends the statement"
 _EMPTY = "\\? help"
+#: Inside one of these a semicolon ends nothing.
+_OPEN = {
+    Kind.STRING: "Enter: new line; the string is open, ' ends it",
+    Kind.QUOTED: 'Enter: new line; the name is open, " ends it',
+    Kind.BLOCK_COMMENT: "Enter: new line; the comment is open, */ ends it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,12 @@ def _count(number: int, what: str) -> str:
 def _enter(text: str) -> str:
     if not text.strip():
         return _EMPTY
-    return _RUN if runs(text) else _MORE
+    if runs(text):
+        return _RUN
+    last = None
+    for last in lexemes(text):
+        pass
+    return _OPEN.get(last.kind, _MORE) if last is not None and not last.closed else _MORE
 
 
 #: What people type at any prompt, and the local command they mean.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from shell.repl.progress import Rate, Scan, bar, ending, going_on
 from shell.repl.prompt import make_prompt
 from shell.repl.toolbar import Figures, line, runs
 from shell.settings import Settings
+from tests.waiting import until
 
 
 @dataclass
@@ -122,6 +124,31 @@ def test_several_statements_on_one_line(shell: Typist) -> None:
 
 def test_ctrl_c_clears_the_line_and_the_shell_goes_on(shell: Typist) -> None:
     assert shell.type("SHOW TAB\x03SHOW JOBS;\n") == ["SHOW JOBS"]
+
+
+def test_ctrl_r_finds_what_ran_before(shell: Typist) -> None:
+    buffer = shell.loop._prompt.default_buffer
+
+    def search() -> None:
+        # The history is read behind the prompt: a person is slower than that.
+        until(lambda: len(buffer._working_lines) > 1)
+        # Enter takes what the search found, the next one runs it.
+        shell.keys.send_text("\x12JO\n\n\x04")
+
+    shell.keys.send_text("SHOW JOBS;\n")
+    searching = threading.Thread(target=search)
+    searching.start()
+    shell.loop.run()
+    searching.join()
+    assert shell.engine.ran == ["SHOW JOBS", "SHOW JOBS"]
+
+
+@pytest.mark.parametrize("leave", ["\x03", "\x07"])
+def test_a_search_without_a_match_can_be_left(shell: Typist, leave: str) -> None:
+    assert shell.type(f"SHOW JOBS;\n\x12nomatch{leave}SHOW TABLES;\n") == [
+        "SHOW JOBS",
+        "SHOW TABLES",
+    ]
 
 
 def test_a_local_command_runs_at_once(shell: Typist) -> None:
@@ -224,6 +251,19 @@ def test_the_toolbar_says_what_enter_does() -> None:
     assert text_of(figures(), "SHOW").rstrip().endswith("; ends the statement")
     assert text_of(figures(), "SHOW JOBS;").rstrip().endswith("Enter runs it")
     assert runs("\\x") and not runs("SHOW ';'")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("CREATE CHANGEFEED FOR a INTO 'null://;", "the string is open, ' ends it"),
+        ('PAUSE CHANGEFEED "a;', 'the name is open, " ends it'),
+        ("SHOW /* JOBS;", "the comment is open, */ ends it"),
+        ("SHOW -- JOBS;", "; ends the statement"),
+    ],
+)
+def test_the_toolbar_says_what_is_open(typed: str, said: str) -> None:
+    assert text_of(figures(), typed).rstrip().endswith(said)
 
 
 @pytest.mark.parametrize("room", [40, 60, 81, 200])
