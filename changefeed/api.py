@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from changefeed.options import mask_statement
 from changefeed.plan.names import scheme_of, source_connections
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
-from changefeed.sources.base import Source, TableInfo
+from changefeed.sources.base import Partitions, Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import connections, feeds, listing, show, sync
@@ -50,11 +50,14 @@ from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem
 from grammar.split import split
 from sinks.registry import Offer
+from sinks.registry import capabilities as sink_capabilities
 from sinks.registry import offers as sink_schemes
+from sinks.registry import parameters as sink_parameters
 
 __all__ = [
     "ClientRow",
     "Engine",
+    "FeedFacts",
     "FeedHost",
     "FeedPlan",
     "Health",
@@ -70,6 +73,8 @@ __all__ = [
     "Size",
     "Summary",
     "parsed_statement",
+    "sink_capabilities",
+    "sink_parameters",
     "sink_schemes",
     "source_schemes",
 ]
@@ -125,6 +130,27 @@ class Summary:
     troubled: int
     worst_lag: Seconds | None
     scanning: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFacts:
+    """What completion knows of a feed.
+
+    Attributes:
+        job_id, name: either names it.
+        status: as SHOW CHANGEFEEDS has it.
+        scheme: of its sink, that of the connection behind ``external://``; empty of a sinkless
+            feed.
+        options: those that are set.
+        tables: (schema, name) of each table it watches.
+    """
+
+    job_id: int
+    name: str
+    status: str
+    scheme: str
+    options: tuple[str, ...]
+    tables: tuple[tuple[str, str], ...]
 
 
 class Engine:
@@ -239,9 +265,28 @@ class Engine:
         """Names of the external connections."""
         return [c.name for c in self.catalog.connections()]
 
+    def connection_schemes(self) -> dict[str, str]:
+        """The external connections, with the scheme of each."""
+        return {c.name: scheme_of(c.uri) for c in self.catalog.connections()}
+
     def feeds(self) -> list[str]:
         """Names of the feeds."""
         return [job.name for job in self.catalog.jobs()]
+
+    def feed_facts(self) -> list[FeedFacts]:
+        """What completion wants to know of each feed; by id."""
+        schemes = self.connection_schemes()
+        return [
+            FeedFacts(
+                job.id,
+                job.name,
+                shown.status,
+                _sink_scheme(job.sink_uri or "", schemes),
+                tuple(job.options),
+                tuple((t.table.schema, t.table.name) for t in self.catalog.tables(job.id)),
+            )
+            for job, shown in self.health()
+        ]
 
     def source_name(self, session: Session) -> str | None:
         """What unqualified table names belong to: USE, or the only source."""
@@ -281,6 +326,20 @@ class Engine:
             for job in self.catalog.jobs()
         ]
 
+    def partitions(self, session: Session, schema: str | None, table: str) -> list[str]:
+        """The partitions of one table of the session's source; none where it has none.
+
+        Raises:
+            ChangefeedError: there is no such table, or the source cannot be asked.
+        """
+        name = self.source_name(session)
+        if name is None:
+            return []
+        source = self.open_source(name, self.catalog.connection(name).uri)
+        if not isinstance(source, Partitions):
+            return []
+        return source.partitions(source.describe(schema, table))
+
     def summary(self) -> Summary:
         """Feeds running, feeds in trouble, worst lag, scans under way."""
         feeds = self.health()
@@ -310,6 +369,13 @@ class Engine:
         ]
         rows = sum(t.scan_rows for t in tables)
         return rows, max(rows, sum(max(t.scan_rows, t.scan_total) for t in tables))
+
+
+def _sink_scheme(uri: str, connections: Mapping[str, str]) -> str:
+    scheme, _, rest = uri.partition(":")
+    if scheme.lower() != "external":
+        return scheme.lower()
+    return connections.get(rest.lstrip("/").partition("?")[0], "")
 
 
 def parsed_statement(text: str) -> nodes.Statement:

@@ -57,6 +57,7 @@ _PUNCTUATION = frozenset(
 )
 _TAIL = re.compile(r"[\w$]*\Z")
 _FEEDS = frozenset({"FEED_NAME", "NEW_FEED"})
+_ACTIONS = {"_ADD": "ADD", "_DROP": "DROP", "_SET": "SET", "_UNSET": "UNSET"}
 
 #: A character that no terminal matches: it stops the lexer without ending the text, so that a
 #: keyword that is a name when nothing follows stays a keyword.
@@ -77,9 +78,14 @@ class Suggestions:
         quote: the open quote the cursor is in; empty outside one.
         path: the parts before ``prefix`` in a dotted name: ``shop.public.or`` has two.
         table: the parts of the last table named, for its columns.
+        tables: the parts of every table named.
         source: the connection named after FROM.
         feed: the feed named, for its options and tables.
+        feeds: every feed named so far.
         given: options that already stand in the list.
+        column: the column of a listing that a value is being compared with.
+        verb: the first word of the statement, in capitals.
+        action: the last ADD, DROP, SET or UNSET of an ALTER CHANGEFEED.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -90,9 +96,14 @@ class Suggestions:
     quote: str = ""
     path: tuple[str, ...] = ()
     table: tuple[str, ...] = ()
+    tables: tuple[tuple[str, ...], ...] = ()
     source: str | None = None
     feed: str | None = None
+    feeds: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
+    column: str | None = None
+    verb: str = ""
+    action: str = ""
 
 
 def complete(text: str, cursor: int | None = None) -> Suggestions:
@@ -168,6 +179,7 @@ def _described(
     quote: str,
 ) -> Suggestions:
     names = [token for token in tokens if token.type in ("OPTION_NAME", "CDC_OPTION_NAME")]
+    named = _tables(tokens)
     return Suggestions(
         kinds,
         words,
@@ -176,11 +188,23 @@ def _described(
         sink=_sink(tokens),
         quote=quote,
         path=_path(tokens),
-        table=_table(tokens),
+        table=named[-1] if named else (),
+        tables=named,
         source=_last(tokens, {"CONNECTION_NAME"}),
         feed=_last(tokens, _FEEDS),
+        feeds=tuple(identifier(token) for token in tokens if token.type in _FEEDS),
         given=frozenset(map(identifier, names)),
+        column=_last(tokens, {"RESULT_COLUMN"}) if "value" in kinds else None,
+        verb=str(tokens[0]).upper() if tokens else "",
+        action=_action(tokens),
     )
+
+
+def _action(tokens: list[Token]) -> str:
+    if not tokens or tokens[0].type != "_ALTER":
+        return ""
+    found = [token.type for token in tokens if token.type in _ACTIONS]
+    return _ACTIONS[found[-1]] if found else ""
 
 
 def _last(tokens: list[Token], types: frozenset[str] | set[str]) -> str | None:
@@ -207,10 +231,11 @@ def _path(tokens: list[Token]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _table(tokens: list[Token]) -> tuple[str, ...]:
-    parts: list[str] = []
+def _tables(tokens: list[Token]) -> tuple[tuple[str, ...], ...]:
+    found: list[tuple[str, ...]] = []
     for index, token in enumerate(tokens):
         if token.type == "TABLE_PART":
             joined = index > 0 and tokens[index - 1].type == "_DOT"
-            parts = [*parts, identifier(token)] if joined else [identifier(token)]
-    return tuple(parts)
+            before = found.pop() if joined and found else ()
+            found.append((*before, identifier(token)))
+    return tuple(found)

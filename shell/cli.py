@@ -50,8 +50,28 @@ class Place:
         return self.state or os.environ.get("CHANGEFEED_STATE") or default_state()
 
 
+class _ReaderGone(Exception):
+    """Standard output is a pipe that nobody reads any longer."""
+
+
 class _InOrder(click.Group):
-    """Remembers the order of the flags: ``-c`` and ``-f`` run as they were given."""
+    """Remembers the order of the flags: ``-c`` and ``-f`` run as they were given.
+
+    A closed pipe leaves it as an exception that click does not know: click would end the process
+    with status 1.
+    """
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **extra)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -237,10 +257,7 @@ def main() -> int:
         return Exit.USAGE
     except (KeyboardInterrupt, click.Abort):
         return Exit.INTERRUPTED
-    except SystemExit as leaving:
-        # click ends with 1 where it meets a closed pipe, before anybody else sees it.
-        if not isinstance(leaving.__context__, BrokenPipeError):
-            raise
+    except _ReaderGone:
         # Nobody reads: what is still in the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.PIPE

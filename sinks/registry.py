@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import UnknownParameters
 from sinks.base import Capabilities, Sink
 
 GROUP = "changefeed.sinks"
@@ -302,6 +303,20 @@ def check(uri: str, options: Mapping[str, object] | None = None) -> list[Changef
     except ChangefeedError as error:
         found += getattr(error, "problems", None) or [error]
     return found
+
+
+def parameters(scheme: str) -> tuple[str, ...]:
+    """The parameters that a URI of this scheme takes; empty where the sink does not say.
+
+    The sinks read their parameters one by one and refuse what is left, naming what they know: so
+    they are asked with one that no sink has. Nothing is connected.
+    """
+    example = entry(scheme).example
+    asked = f"{example}{'&' if '?' in example else '?'}changefeed_parameters=1"
+    for problem in check(asked):
+        if isinstance(problem, UnknownParameters):
+            return problem.known
+    return ()
 
 
 def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callable[[str], str]:

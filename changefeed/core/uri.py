@@ -152,6 +152,18 @@ def _parameters(query: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------- sink URLs
 
 
+class UnknownParameters(ChangefeedError):
+    """Parameters that the sink does not have.
+
+    Attributes:
+        known: those that it has; ``name*`` stands for all that begin so.
+    """
+
+    def __init__(self, code: str, message: str, *, hint: str, known: tuple[str, ...]) -> None:
+        super().__init__(code, message, hint=hint)
+        self.known = known
+
+
 class SinkURL:
     """A sink's URI whose parameters are consumed: what is left at :meth:`finish` is an error.
 
@@ -329,10 +341,11 @@ class SinkURL:
             if (near := did_you_mean(name, self._known)) and near != name
         ]
         listed = f"it takes {', '.join(self._known)}" if self._known else "it takes none"
-        raise ChangefeedError(
+        raise UnknownParameters(
             "CF1202",
             f"unknown {kind or self.scheme} sink query parameters: [{', '.join(names)}]",
             hint=f"did you mean {', '.join(guesses)}?" if guesses else listed,
+            known=self.known,
         )
 
     def redacted(self) -> str:

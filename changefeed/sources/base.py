@@ -273,6 +273,10 @@ class ChecksTables(Protocol):
 class Partitions(Protocol):
     """Optional: a source whose tables have partitions that a feed may watch by themselves."""
 
+    def partitions(self, table: TableSchema) -> list[str]:
+        """The names of a table's partitions, at every level; none of a plain table."""
+        ...
+
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
         """One partition of a table, at any level.
 

@@ -15,8 +15,8 @@ from shell.repl.complete import ShellCompleter
 from shell.repl.history import History
 from shell.repl.names import Names
 from shell.repl.progress import follow
-from shell.repl.prompt import make_prompt
-from shell.repl.toolbar import Watcher, line, meant
+from shell.repl.prompt import complete_again, make_prompt
+from shell.repl.toolbar import Watcher, meant, toolbar
 from shell.script import items
 
 
@@ -27,12 +27,16 @@ def run_prompt(client: Client) -> Exit:
         # From other threads; where no line is being typed it does nothing.
         prompt.app.invalidate()
 
+    def offer_again() -> None:
+        # Names came later than the menu that asked for them.
+        complete_again(prompt)
+
     watcher = Watcher(client.backend, redraw)
-    names = Names(client.backend, changed=redraw)
+    names = Names(client.backend, changed=offer_again)
     prompt = make_prompt(
         ShellCompleter(names),
         History(history_file()),
-        lambda text, room: line(watcher.figures, text, room),
+        lambda text, room, selected: toolbar(watcher.figures, text, room, selected),
     )
     client.backend.start(watcher.failed)
     watcher.start()

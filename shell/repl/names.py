@@ -1,6 +1,7 @@
 """Names to complete, read in the background: a keystroke never waits for a source.
 
-What is asked for and not known yet is empty now and there at the next keystroke.
+What is asked for the first time is waited for a moment, which only the thread of completion
+does; what takes longer is empty now, and ``changed`` is called when it is there.
 """
 
 from __future__ import annotations
@@ -8,16 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from changefeed.core.errors import ChangefeedError
 from shell.backend import Backend
 
+if TYPE_CHECKING:
+    from changefeed.api import FeedFacts
+
 T = TypeVar("T")
 
-#: Names older than this are read anew, seconds.
+#: Names older than this are read again, seconds.
 FRESH = 15.0
+
+#: How long the first reading is waited for, seconds.
+PATIENCE = 0.2
 
 
 @dataclass(slots=True)
@@ -25,6 +32,7 @@ class _Entry:
     value: Any
     at: float
     reading: bool
+    read: threading.Event = field(default_factory=threading.Event)
 
 
 class Names:
@@ -41,9 +49,13 @@ class Names:
         """External connections."""
         return self._kept("connections", lambda: self._backend.engine.connections(), [])
 
-    def feeds(self) -> list[str]:
+    def schemes(self) -> dict[str, str]:
+        """External connections, with the scheme of each."""
+        return self._kept("schemes", lambda: self._backend.engine.connection_schemes(), {})
+
+    def feeds(self) -> list[FeedFacts]:
         """Changefeeds."""
-        return self._kept("feeds", lambda: self._backend.engine.feeds(), [])
+        return self._kept("feeds", lambda: self._backend.engine.feed_facts(), [])
 
     def tables(self, source: str | None = None) -> list[tuple[str, str]]:
         """(schema, name) of each table of a connection, or of the source in use."""
@@ -55,11 +67,18 @@ class Names:
         name = source or self._source()
         return self._kept(("columns", name, table), lambda: self._read_columns(table, name), [])
 
+    def partitions(self, table: tuple[str, ...], source: str | None = None) -> list[str]:
+        """The partitions of a table, by the parts of its name."""
+        name = source or self._source()
+        key = ("partitions", name, table)
+        return self._kept(key, lambda: self._read_partitions(table, name), [])
+
     def forget(self) -> None:
-        """A statement ran: read everything anew when it is asked for next; old names serve."""
+        """A statement ran: read everything again when it is asked for next; old names serve."""
         with self._lock:
             for entry in self._entries.values():
                 entry.at = float("-inf")
+                entry.read.clear()
 
     # -- reading --------------------------------------------------------------------------
 
@@ -87,7 +106,24 @@ class Names:
         found = self._backend.engine.describe(Session(source=source), schema, table[-1])
         return [] if found is None else [(c.name, c.type_name) for c in found.columns]
 
+    def _read_partitions(self, table: tuple[str, ...], source: str | None) -> list[str]:
+        from changefeed.api import Session
+
+        if len(table) == 3:
+            source = table[0]
+        schema = table[-2] if len(table) > 1 else None
+        return self._backend.engine.partitions(Session(source=source), schema, table[-1])
+
     def _kept(self, key: Hashable, read: Callable[[], T], default: T) -> T:
+        entry = self._asked(key, read, default)
+        if self._backend.opened:
+            entry.read.wait(PATIENCE)
+        with self._lock:
+            value: T = entry.value
+            return value
+
+    def _asked(self, key: Hashable, read: Callable[[], T], default: T) -> _Entry:
+        """The entry of a key, which is being read when it is stale."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(default, float("-inf"), False))
             stale = time.monotonic() - entry.at > FRESH
@@ -96,8 +132,7 @@ class Names:
                 threading.Thread(
                     target=self._read, args=(entry, read), name="shell-names", daemon=True
                 ).start()
-            value: T = entry.value
-            return value
+            return entry
 
     def _read(self, entry: _Entry, read: Callable[[], Any]) -> None:
         try:
@@ -108,5 +143,6 @@ class Names:
         with self._lock:
             new = value != entry.value
             entry.value, entry.at, entry.reading = value, time.monotonic(), False
+            entry.read.set()
         if new and self._changed is not None:
             self._changed()

@@ -31,10 +31,12 @@ STYLE = Style.from_dict(
         "bottom-toolbar.text": "",
         "trouble": "bold bg:ansired ansiwhite",
         "enter": "italic",
+        "form": "",
+        "form.current": "bold",
     }
 )
 
-Toolbar = Callable[[str, int], StyleAndTextTuples]
+Toolbar = Callable[[str, int, str], StyleAndTextTuples]
 
 
 def make_prompt(
@@ -50,13 +52,19 @@ def make_prompt(
     Args:
         completer: runs in a thread.
         history: what Up and Ctrl-R look through.
-        toolbar: (text being typed, columns) -> formatted text.
+        toolbar: (text being typed, columns, what the menu says of the selected completion) ->
+            formatted text.
         source, output: the terminal by default.
     """
 
     def typed() -> str:
         # Not the current buffer: during Ctrl-R that is the line of the search.
         return session.default_buffer.text
+
+    def selected() -> str:
+        state = session.default_buffer.complete_state
+        chosen = None if state is None else state.current_completion
+        return "" if chosen is None else chosen.display_meta_text
 
     session: PromptSession[str] = PromptSession(
         completer=ThreadedCompleter(completer),
@@ -66,7 +74,7 @@ def make_prompt(
         lexer=StatementLexer(),
         multiline=Condition(lambda: not runs(typed())),
         prompt_continuation=_continuation,
-        bottom_toolbar=lambda: toolbar(typed(), shutil.get_terminal_size().columns),
+        bottom_toolbar=lambda: toolbar(typed(), shutil.get_terminal_size().columns, selected()),
         key_bindings=_keys(),
         style=STYLE,
         # Typed in the middle of a run, a Ctrl-Z stops the shell as it does others.
@@ -76,6 +84,24 @@ def make_prompt(
         output=output,
     )
     return session
+
+
+def complete_again(session: PromptSession[str]) -> None:
+    """Open the menu again for what stands there, from any thread.
+
+    Leaves a person alone who is choosing in the menu, is searching, or has typed nothing.
+    """
+    app, buffer = session.app, session.default_buffer
+    if app.loop is None or not app.is_running:
+        return
+
+    def start() -> None:
+        state = buffer.complete_state
+        choosing = None if state is None else state.complete_index
+        if app.is_running and app.current_buffer is buffer and buffer.text and choosing is None:
+            buffer.start_completion(select_first=False)
+
+    app.loop.call_soon_threadsafe(start)
 
 
 def _continuation(width: int, line_number: int, wrap_count: int) -> StyleAndTextTuples:

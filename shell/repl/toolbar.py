@@ -12,7 +12,8 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from changefeed.core.errors import ChangefeedError
 from grammar.split import Kind, is_complete, lexemes
 from shell.backend import Backend
-from shell.render.widths import clip, width
+from shell.render.widths import clip, width, wrap
+from shell.repl.signature import signature
 
 if TYPE_CHECKING:
     from changefeed.api import Summary
@@ -91,8 +92,31 @@ class Watcher:
             return Figures(problem=error.message)
 
 
+#: How many lines of a description are shown.
+_DESCRIBED = 3
+
+
+def toolbar(figures: Figures, text: str, room: int, selected: str = "") -> StyleAndTextTuples:
+    """The lines below the prompt: what the selected completion means, or the form of the
+    statement; and how the feeds are.
+
+    Args:
+        figures: of the feeds.
+        text: what is being typed.
+        room: columns of the terminal.
+        selected: what the menu says of the completion that is selected there.
+    """
+    above: StyleAndTextTuples = []
+    if width(selected) > 0:
+        for part in wrap(selected, room - 2)[:_DESCRIBED]:
+            above += [("class:form", f" {part}\n")]
+    elif not runs(text) and (form := signature(text, room - 2)):
+        above = [("class:form", " "), *form, ("", "\n")]
+    return [*above, *line(figures, text, room)]
+
+
 def line(figures: Figures, text: str, room: int) -> StyleAndTextTuples:
-    """The toolbar as formatted text, ``room`` columns wide; ``text`` is what is being typed."""
+    """The last line of it, ``room`` columns wide; ``text`` is what is being typed."""
     style, left = _feeds(figures)
     right = _enter(text)
     left = clip(left, max(10, room - width(right) - 3))
@@ -131,10 +155,8 @@ def _enter(text: str) -> str:
         return _EMPTY
     if runs(text):
         return _RUN
-    last = None
-    for last in lexemes(text):
-        pass
-    return _OPEN.get(last.kind, _MORE) if last is not None and not last.closed else _MORE
+    found = list(lexemes(text))
+    return _OPEN.get(found[-1].kind, _MORE) if found and not found[-1].closed else _MORE
 
 
 #: What people type at any prompt, and the local command they mean.

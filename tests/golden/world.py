@@ -159,6 +159,9 @@ class FakeSource:
             raise ChangefeedError("CF1101", f'table "{shown}" does not exist')
         return found
 
+    def partitions(self, table: TableSchema) -> list[str]:
+        return ["p_2026"]
+
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
         if name != "p_2026":
             raise ChangefeedError("CF1101", f'table {table.table.name} has no partition "{name}"')

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import fragment_list_to_text, to_formatted_text
 
+from changefeed.api import FeedFacts
+from changefeed.options import OPTIONS
+from changefeed.options.meanings import MEANINGS
+from changefeed.options.table import OptionRow
+from grammar.split import is_complete, split
 from shell.repl.complete import ShellCompleter, quoted
 from shell.repl.highlight import fragments
 from shell.repl.history import History, holds_secret
@@ -22,8 +29,24 @@ class Known:
     def connections(self) -> list[str]:
         return ["lake", "shop"]
 
-    def feeds(self) -> list[str]:
-        return ["orders_feed", "Other"]
+    def schemes(self) -> dict[str, str]:
+        return {"lake": "file", "shop": "postgresql"}
+
+    def feeds(self) -> list[FeedFacts]:
+        return [
+            FeedFacts(
+                1,
+                "orders_feed",
+                "running",
+                "file",
+                ("resolved", "initial_scan"),
+                (("public", "orders"), ("sales", "Deals")),
+            ),
+            FeedFacts(2, "Other", "paused", "kafka", ("diff",), (("public", "order_items"),)),
+        ]
+
+    def partitions(self, table: tuple[str, ...], source: str | None = None) -> list[str]:
+        return ["orders_2026"] if table[-1] == "orders" else []
 
     def tables(self, source: str | None = None) -> list[tuple[str, str]]:
         if source == "lake":
@@ -61,12 +84,24 @@ def test_tables_schemas_and_connections() -> None:
         "CREATE CHANGEFEED FOR order_items",
     }
     every = {c.text for c in found("CREATE CHANGEFEED FOR ")}
-    assert {"orders", '"Deals"', "public", "sales", "shop"} <= every
+    assert {"orders", 'sales."Deals"', "public", "sales", "shop"} <= every
+    # One of another schema brings it along: by its own name it would not be found.
+    assert after("CREATE CHANGEFEED FOR dea") == ['CREATE CHANGEFEED FOR sales."Deals"']
     assert after("CREATE CHANGEFEED FOR sales.") == ['CREATE CHANGEFEED FOR sales."Deals"']
     assert after("CREATE CHANGEFEED FOR shop.public.orders, shop.sales.") == [
         'CREATE CHANGEFEED FOR shop.public.orders, shop.sales."Deals"'
     ]
-    assert after('CREATE CHANGEFEED FOR "De') == ['CREATE CHANGEFEED FOR "Deals"']
+    assert after('CREATE CHANGEFEED FOR sales."De') == ['CREATE CHANGEFEED FOR sales."Deals"']
+
+
+def test_letters_in_their_order_find_a_name_that_nothing_begins_with() -> None:
+    assert after("CREATE CHANGEFEED FOR itm") == ["CREATE CHANGEFEED FOR order_items"]
+    assert after("CREATE CHANGEFEED FOR zq") == []
+
+
+def test_partitions() -> None:
+    text = "CREATE CHANGEFEED FOR orders PARTITION "
+    assert after(text) == [f"{text}orders_2026"]
 
 
 def test_columns_of_that_table() -> None:
@@ -87,11 +122,98 @@ def test_options_of_that_very_sink() -> None:
 def test_option_values() -> None:
     text = "CREATE CHANGEFEED FOR t WITH envelope = "
     assert "'wrapped'" in [c.text for c in found(text)]
-    assert meta(text, "'wrapped'") == "default"
+    assert meta(text, "'wrapped'").endswith(", default")
     assert after(f"{text}'key_") == [f"{text}'key_only'"]
     assert after("CREATE CHANGEFEED FOR t WITH resolved = ") == [
         "CREATE CHANGEFEED FOR t WITH resolved = '10s'"
     ]
+
+
+def test_columns_are_the_values_of_options_that_name_one() -> None:
+    head = "CREATE CHANGEFEED FOR t, orders INTO 'delta:///x' WITH"
+    for option in ("key_column", "partition_by"):
+        assert after(f"{head} {option} = ") == [
+            f"{head} {option} = 'id'",
+            f"{head} {option} = 'total'",
+        ]
+    assert [c.text for c in found("CREATE CHANGEFEED FOR t WITH key_column = ")] == []
+
+
+def test_values_have_meanings_and_fit_the_sink() -> None:
+    head = "CREATE CHANGEFEED FOR t INTO '{}' WITH format = "
+    kafka = {c.text for c in found(head.format("kafka://h"))}
+    assert kafka == {"'json'", "'avro'", "'protobuf'"}
+    assert "'parquet'" in {c.text for c in found(head.format("external://lake"))}
+    assert meta("CREATE CHANGEFEED FOR t WITH envelope = ", "'wrapped'").endswith(", default")
+
+
+def test_every_value_of_a_choice_has_a_meaning() -> None:
+    for name, meanings in MEANINGS.items():
+        assert set(meanings) == set(OPTIONS[name].values), name
+
+
+@pytest.mark.parametrize("row", OPTIONS.values(), ids=lambda row: row.name)
+def test_an_offered_value_is_one_literal(row: OptionRow[Any]) -> None:
+    head = f"CREATE CHANGEFEED f FOR orders WITH {row.name} = "
+    for completion in found(head):
+        assert is_complete(f"{head}{completion.text};")
+        assert [piece.text for piece in split(f"{head}{completion.text};")] == [
+            f"{head}{completion.text}"
+        ]
+        assert re.fullmatch(r"'(?:[^']|'')*'", completion.text), completion.text
+
+
+def test_parameters_of_a_uri() -> None:
+    head = "CREATE CHANGEFEED FOR t INTO 'kafka://h:9092?"
+    offered = after(f"{head}topic_")
+    assert offered == [f"{head}topic_prefix=", f"{head}topic_name="]
+    assert after(f"{head}topic_prefix=a&topic_") == [f"{head}topic_prefix=a&topic_name="]
+    assert after(f"{head}topic_prefix=") == []
+    assert after("CREATE CHANGEFEED FOR t INTO 'nosuch://h?") == []
+
+
+def test_paths_in_a_uri(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "shop.duckdb").touch()
+    head = "CREATE CHANGEFEED FOR t INTO '"
+    assert after(f"{head}file://{tmp_path}/") == [f"{head}file://{tmp_path}/out/"]
+    assert after(f"{head}duckdb://{tmp_path}/s") == [f"{head}duckdb://{tmp_path}/shop.duckdb"]
+    assert after(f"CREATE EXTERNAL CONNECTION c AS 'file://{tmp_path}/o") == [
+        f"CREATE EXTERNAL CONNECTION c AS 'file://{tmp_path}/out/"
+    ]
+
+
+def test_alter_knows_its_feed() -> None:
+    head = "ALTER CHANGEFEED orders_feed"
+    assert "kafka_sink_config" not in {c.text for c in found(f"{head} SET ")}
+    assert "cursor" not in {c.text for c in found(f"{head} SET ")}, "it cannot be altered"
+    assert {c.text for c in found(f"{head} UNSET ")} == {"resolved"}
+    assert {c.text for c in found(f"{head} DROP ")} - {"TABLE", "SCHEMA", "DATABASE"} == {
+        "orders",
+        'sales."Deals"',
+    }
+    assert {c.text for c in found(f"{head} SET format = ")} >= {"'csv'", "'parquet'"}
+
+
+def test_feeds_that_the_statement_can_mean() -> None:
+    assert [c.text for c in found("PAUSE CHANGEFEED ")] == ["orders_feed"]
+    assert [c.text for c in found("RESUME CHANGEFEED ")] == ['"Other"']
+    assert [c.text for c in found("DROP CHANGEFEED orders_feed, ")] == ['"Other"']
+    assert meta("PAUSE JOB ", "1") == "orders_feed, running"
+
+
+def test_values_of_the_listing() -> None:
+    head = "SHOW CHANGEFEEDS WHERE status = "
+    assert {"'running'", "'degraded'", "'stopped'"} <= {c.text for c in found(head)}
+    assert "TRUE" not in {c.text for c in found(head)}
+    assert after(f"{head}'deg") == [f"{head}'degraded'"]
+
+
+def test_no_menu_opens_by_itself_after_a_finished_statement() -> None:
+    document = Document("SHOW JOBS; ", 11)
+    complete = ShellCompleter(Known()).get_completions
+    assert list(complete(document, CompleteEvent(text_inserted=True))) == []
+    assert len(list(complete(document, CompleteEvent(completion_requested=True)))) > 5
 
 
 def test_uris() -> None:
@@ -103,7 +225,7 @@ def test_uris() -> None:
 
 
 def test_feeds_are_quoted_where_they_must_be() -> None:
-    assert {c.text for c in found("PAUSE CHANGEFEED ")} >= {"orders_feed", '"Other"'}
+    assert {c.text for c in found("SHOW CHANGEFEED ")} >= {"orders_feed", '"Other"'}
     assert quoted('a"b') == '"a""b"'
 
 

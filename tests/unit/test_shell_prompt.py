@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
-from prompt_toolkit.completion import DummyCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, DummyCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
@@ -26,8 +27,9 @@ from shell.exits import Exit
 from shell.repl.loop import Loop
 from shell.repl.names import Names
 from shell.repl.progress import Rate, Scan, bar, ending, going_on
-from shell.repl.prompt import make_prompt
-from shell.repl.toolbar import Figures, line, runs
+from shell.repl.prompt import complete_again, make_prompt
+from shell.repl.signature import signature
+from shell.repl.toolbar import Figures, line, runs, toolbar
 from shell.settings import Settings
 from tests.waiting import until
 
@@ -94,7 +96,7 @@ def typist() -> Iterator[Typist]:
         prompt = make_prompt(
             DummyCompleter(),
             InMemoryHistory(),
-            lambda text, room: [("", text)],
+            lambda text, room, selected: [("", text)],
             source=keys,
             output=DummyOutput(),
         )
@@ -219,6 +221,54 @@ def test_secrets_of_a_wrong_statement_are_not_echoed(shell: Typist) -> None:
     assert "hunter2" not in said
 
 
+class LateNames(Completer):
+    """Knows its one name only once a test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.known: list[str] = []
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
+        self.asked += 1
+        yield from (Completion(name) for name in self.known)
+
+
+def test_names_that_come_late_open_the_menu() -> None:
+    names, shown = LateNames(), list[str]()
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        prompt = make_prompt(
+            names, InMemoryHistory(), lambda *_: [], source=keys, output=DummyOutput()
+        )
+
+        def menu() -> list[str]:
+            state = prompt.default_buffer.complete_state
+            return [] if state is None else [c.text for c in state.completions]
+
+        def type_and_look() -> None:
+            try:
+                keys.send_text("PAUSE CHANGEFEED ")
+                until(lambda: names.asked)
+                assert menu() == []
+                names.known = ["lake"]
+
+                def offered() -> list[str]:
+                    complete_again(prompt)
+                    return menu()
+
+                until(offered)
+                shown.extend(menu())
+            finally:
+                keys.send_text("\x03")
+
+        typing = threading.Thread(target=type_and_look)
+        typing.start()
+        with pytest.raises(KeyboardInterrupt):
+            prompt.prompt()
+        typing.join()
+    assert shown == ["lake"]
+    complete_again(prompt)  # no line is being typed: nothing happens
+
+
 # ------------------------------------------------------------------------------- toolbar
 
 
@@ -264,6 +314,37 @@ def test_the_toolbar_says_what_enter_does() -> None:
 )
 def test_the_toolbar_says_what_is_open(typed: str, said: str) -> None:
     assert text_of(figures(), typed).rstrip().endswith(said)
+
+
+def form_of(typed: str, room: int = 200) -> tuple[str, str]:
+    """The form of the statement, and its part that is marked."""
+    fragments = signature(typed, room)
+    marked = "".join(text for style, text, *_ in fragments if style.endswith(".current"))
+    return "".join(fragment[1] for fragment in fragments), marked
+
+
+def test_the_form_of_a_statement_with_the_part_at_the_cursor() -> None:
+    form, marked = form_of("PAUSE CHANGEFEED ")
+    assert form.startswith("PAUSE CHANGEFEED") and marked.startswith("CHANGEFEED")
+    assert form_of("sync changefeed f timeout ")[1].startswith("TIMEOUT 'duration'")
+    assert form_of("CREATE CHANGEFEED f FOR with_, b INTO 'WITH' ")[1].startswith("INTO")
+    assert form_of("CREATE ") == form_of("GARBAGE x ") == ("", "")
+
+
+@pytest.mark.parametrize("room", [20, 40, 80])
+@pytest.mark.parametrize("typed", ["CREATE CHANGEFEED ", "CREATE CHANGEFEED FOR a INTO 'x' WITH "])
+def test_the_form_fits(typed: str, room: int) -> None:
+    form, marked = form_of(typed, room)
+    assert 0 < len(form) <= room and marked
+
+
+def test_the_toolbar_describes_what_is_selected() -> None:
+    said = "Emits resolved timestamps. " * 10
+    shown = "".join(part[1] for part in toolbar(figures(), "x", 60, said))
+    assert shown.count("\n") == 3 and shown.startswith(" Emits resolved timestamps.")
+    assert all(len(row) <= 60 for row in shown.split("\n"))
+    plain = "".join(part[1] for part in toolbar(figures(), "SHOW CHANGEFEEDS ", 80))
+    assert plain.startswith(" SHOW CHANGEFEEDS [WHERE column op value")
 
 
 @pytest.mark.parametrize("room", [40, 60, 81, 200])

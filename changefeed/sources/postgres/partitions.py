@@ -86,6 +86,12 @@ def find(connection: Connection, table: TableSchema, name: str) -> PartitionInfo
     return PartitionInfo(read(connection, table, oid, name), rows, size)
 
 
+def names(connection: Connection, table: TableSchema) -> list[str]:
+    """The partitions of a table at every level below it; none of a table without partitions."""
+    asked = {"oid": table.oid, "schema": table.table.schema}
+    return [str(name) for _, name, _ in connection.execute(_TREE, asked).fetchall()]
+
+
 def oid_of(connection: Connection, table: TableSchema, name: str) -> int:
     """Which relation the partition is.
 

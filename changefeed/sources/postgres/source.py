@@ -94,6 +94,11 @@ class PostgresSource:
         with self._sessions.session("look at a partition") as connection:
             return partitions.find(connection, table, name)
 
+    def partitions(self, table: TableSchema) -> list[str]:
+        """See :meth:`changefeed.sources.base.Partitions.partitions`."""
+        with self._sessions.session("list partitions") as connection:
+            return partitions.names(connection, table)
+
     def describe_all(self, watches: Sequence[Watch]) -> list[TableSchema]:
         """Shapes of many tables at once, in order.
 

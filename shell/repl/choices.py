@@ -1,0 +1,369 @@
+"""What fits at a place of a statement: the grammar's kinds filled with names, options, values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.options import OPTIONS
+from changefeed.options.docs import listing
+from changefeed.options.meanings import MEANINGS
+from grammar.suggest import Suggestions
+
+if TYPE_CHECKING:
+    from changefeed.api import FeedFacts
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
+
+#: The schema that a table without one is looked for in.
+DEFAULT_SCHEMA = "public"
+
+
+class Known(Protocol):
+    """Where names come from: :class:`shell.repl.names.Names`."""
+
+    def connections(self) -> list[str]: ...
+
+    def schemes(self) -> dict[str, str]: ...
+
+    def feeds(self) -> list[FeedFacts]: ...
+
+    def tables(self, source: str | None = None) -> list[tuple[str, str]]: ...
+
+    def columns(
+        self, table: tuple[str, ...], source: str | None = None
+    ) -> list[tuple[str, str]]: ...
+
+    def partitions(self, table: tuple[str, ...], source: str | None = None) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One thing that fits: its text, and a word about it.
+
+    Attributes:
+        text: what is shown and matched.
+        meta: a sentence or a word about it.
+        string: the text belongs in single quotes.
+        literal: the text stands as it is (numbers, URIs that are only begun).
+        insert: what is put there, where that is not the text as it must be quoted.
+    """
+
+    text: str
+    meta: str = ""
+    string: bool = False
+    literal: bool = False
+    insert: str = ""
+
+
+def quoted(name: str) -> str:
+    """A name as it must be written."""
+    return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
+
+
+def choices(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    """Everything that fits, whatever begins to stand there already."""
+    for kind in sorted(fits.kinds):
+        fill = _FILLERS.get(kind)
+        yield from fill(fits, known) if fill else ()
+
+
+# ------------------------------------------------------------------------ names
+
+
+def _connections(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    schemes = known.schemes()
+    for name in known.connections():
+        yield Choice(name, f"{schemes.get(name, '')} connection".strip())
+
+
+#: Verb -> the statuses of the feeds that it does something for.
+_WORTH = {
+    "PAUSE": frozenset({"pending", "scanning", "running", "degraded", "retrying", "stalled"}),
+    "RESUME": frozenset({"paused", "failed", "degraded", "stopped"}),
+}
+
+
+def _fitting(fits: Suggestions, known: Known) -> list[FeedFacts]:
+    """The feeds that the statement can mean, without those that it names already."""
+    left = [feed for feed in known.feeds() if feed.name not in fits.feeds]
+    worth = _WORTH.get(fits.verb)
+    return [feed for feed in left if feed.status in worth] or left if worth else left
+
+
+def _feeds(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    yield from (Choice(feed.name, feed.status) for feed in _fitting(fits, known))
+
+
+def _job_ids(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    if "feed" in fits.kinds:
+        return  # the names are there already
+    for feed in _fitting(fits, known):
+        yield Choice(str(feed.job_id), f"{feed.name}, {feed.status}", literal=True)
+
+
+def _feed(fits: Suggestions, known: Known) -> FeedFacts | None:
+    """The feed that the statement changes."""
+    if not fits.action:
+        return None
+    return next((feed for feed in known.feeds() if feed.name == fits.feed), None)
+
+
+def _table(schema: str, name: str) -> Choice:
+    """A table by its own name where that finds it, else with its schema."""
+    if schema == DEFAULT_SCHEMA:
+        return Choice(name, schema)
+    return Choice(name, schema, insert=f"{quoted(schema)}.{quoted(name)}")
+
+
+def _tables(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    """Tables of the source, schemas, and connections: the parts of a dotted name."""
+    feed = _feed(fits, known) if fits.action == "DROP" else None
+    if feed is not None:
+        watched = [t for t in feed.tables if not fits.path or t[0] == fits.path[-1]]
+        whole = [Choice(name, schema) for schema, name in watched]
+        yield from whole if fits.path else (_table(*table) for table in watched)
+        return
+    connections = known.connections()
+    path = list(fits.path)
+    source = fits.source
+    if path and path[0] in connections:
+        source = path.pop(0)
+    tables = known.tables(source)
+    if path:
+        yield from (Choice(name, schema) for schema, name in tables if schema == path[0])
+        return
+    yield from (_table(schema, name) for schema, name in tables)
+    yield from (Choice(schema, "schema") for schema in sorted({schema for schema, _ in tables}))
+    if not fits.path:
+        yield from (Choice(name, "connection") for name in connections)
+
+
+def _schemas(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    source = fits.path[0] if fits.path else fits.source
+    yield from (
+        Choice(name, "schema") for name in sorted({schema for schema, _ in known.tables(source)})
+    )
+
+
+def _columns(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    if fits.table:
+        yield from (Choice(*column) for column in known.columns(fits.table, fits.source))
+
+
+def _partitions(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    if fits.table:
+        names = known.partitions(fits.table, fits.source)
+        yield from (Choice(name, "partition") for name in names)
+
+
+# ------------------------------------------------------------------------ options
+
+
+def sink_scheme(fits: Suggestions, known: Known) -> str | None:
+    """The scheme of the statement's sink, as far as it is known."""
+    feed = _feed(fits, known)
+    if fits.sink is None and feed is not None:
+        return feed.scheme or None
+    if not fits.sink:
+        return None
+    scheme, _, rest = fits.sink.partition("://")
+    if scheme.lower() != "external":
+        return scheme.lower()
+    return known.schemes().get(rest.partition("?")[0])
+
+
+def _options(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    feed = _feed(fits, known)
+    for row in listing(sink_scheme(fits, known)):
+        if row.name in fits.given or (feed is not None and not OPTIONS[row.name].alterable):
+            continue
+        if feed is not None and fits.action == "UNSET" and row.name not in feed.options:
+            continue
+        default = f" [{row.default}]" if row.default else ""
+        yield Choice(row.name, f"{row.summary}{default}")
+
+
+def _cdc_options(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    for name, meta in _CDC.items():
+        if name not in fits.given:
+            yield Choice(name, meta)
+
+
+_CDC = {
+    "cluster_address": "address of the broker",
+    "topic": "topic of the messages",
+    "index": "index of the documents",
+    "record": "AFTER, CHANGE or ALL",
+}
+
+#: The first value of an example: a string, or what stands before the next option.
+_EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
+
+
+def _option_values(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    row = OPTIONS.get(fits.option or "")
+    if row is None:
+        return
+    if row.type.kind in ("column", "columns"):
+        yield from _columns_of_all(fits, known)
+        return
+    taken = _taken(fits, known)
+    meanings = MEANINGS.get(row.name, {})
+    for value in row.values:
+        if taken is None or value in taken:
+            default = "default" if value == row.shown_default else ""
+            said = ", ".join(word for word in (meanings.get(value, ""), default) if word)
+            yield Choice(value, said, string=True)
+    example = _EXAMPLE.search(row.example)
+    if not row.values and example:
+        text = example[1].replace("''", "'") if example[1] is not None else example[2].strip()
+        yield Choice(text, "for example", string=True)
+
+
+def _columns_of_all(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    """The columns of every table that the feed watches."""
+    feed = _feed(fits, known)
+    tables = fits.tables or (feed.tables if feed is not None else ())
+    types: dict[str, str] = {}
+    for table in tables:
+        for name, type_name in known.columns(table, fits.source):
+            types.setdefault(name, type_name)
+    yield from (Choice(name, type_name, string=True) for name, type_name in types.items())
+
+
+def _taken(fits: Suggestions, known: Known) -> frozenset[str] | None:
+    """Which values of the option the statement's sink takes; None is all."""
+    from changefeed.api import sink_capabilities
+
+    scheme = sink_scheme(fits, known)
+    if scheme is None or fits.option not in ("format", "envelope", "compression"):
+        return None
+    try:
+        able = sink_capabilities(scheme)
+    except ChangefeedError:
+        return None  # an unknown scheme: the statement itself will say so
+    values = {
+        "format": able.formats,
+        "envelope": able.envelopes,
+        "compression": able.compressions,
+    }[fits.option]
+    return frozenset(values) or None
+
+
+# ------------------------------------------------------------------------ URIs
+
+
+def _sink_uris(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    if "?" in fits.prefix:
+        yield from _parameters(fits.prefix)
+        return
+    scheme, slashes, rest = fits.prefix.partition("://")
+    if slashes and scheme in ("file", "duckdb") and rest.startswith("/"):
+        yield from _paths(f"{scheme}://", rest)
+        return
+    from changefeed.api import sink_schemes
+
+    for sink in sink_schemes():
+        yield Choice(f"{sink.scheme}://", sink.summary, string=True, literal=True)
+    for name, kind in known.schemes().items():
+        yield Choice(f"external://{name}", f"{kind} connection", string=True)
+
+
+def _connection_uris(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    if "://" in fits.prefix and ("?" in fits.prefix or ":///" in fits.prefix):
+        yield from _sink_uris(fits, known)
+        return
+    from changefeed.api import sink_schemes, source_schemes
+
+    sources = source_schemes()
+    for scheme in sources:
+        example = f"{scheme}://user:password@host:5432/database"
+        yield Choice(f"{scheme}://", f"a source: {example}", string=True, literal=True)
+    for sink in sink_schemes():
+        if sink.scheme not in sources:
+            yield Choice(f"{sink.scheme}://", f"a sink: {sink.summary}", string=True, literal=True)
+
+
+def _parameters(uri: str) -> Iterator[Choice]:
+    """The parameters of the sink that the URI does not have yet; ``fs.*`` ones are only begun."""
+    from changefeed.api import sink_parameters
+
+    try:
+        names = sink_parameters(uri.partition(":")[0].lower())
+    except ChangefeedError:
+        return  # an unknown scheme: the statement itself will say so
+    head, _, query = uri.partition("?")
+    *given, begun = query.split("&")
+    if "=" in begun:
+        return
+    have = {part.partition("=")[0] for part in given}
+    stem = "&".join([f"{head}?" + "&".join(given), ""]) if given else f"{head}?"
+    for name in names:
+        if name not in have:
+            text = name.removesuffix("*") if name.endswith("*") else f"{name}="
+            yield Choice(stem + text, "parameter", string=True, literal=True)
+
+
+def _paths(lead: str, typed: str) -> Iterator[Choice]:
+    """Folders under a path, and files where the URI is that of a file."""
+    folder = Path(typed[: typed.rfind("/") + 1])
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in found:
+        if path.is_dir() and not path.name.startswith("."):
+            yield Choice(f"{lead}{path}/", "folder", string=True, literal=True)
+        elif lead.startswith("duckdb") and path.is_file():
+            yield Choice(f"{lead}{path}", "file", string=True, literal=True)
+
+
+# ------------------------------------------------------------------------ listings
+
+
+def _result_columns(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    from changefeed.api import LISTING_COLUMNS
+
+    yield from (Choice(name) for name in LISTING_COLUMNS)
+
+
+def _values(fits: Suggestions, known: Known) -> Iterator[Choice]:
+    """Values that a column of SHOW CHANGEFEEDS can be compared with."""
+    from changefeed.api import STATUSES
+
+    column, names = fits.column, list[str]()
+    if column == "status":
+        names = list(STATUSES)
+    elif column == "name":
+        names = [feed.name for feed in known.feeds()]
+    elif column == "source":
+        names = known.connections()
+    elif column == "format":
+        names = list(OPTIONS["format"].values)
+    elif column == "lag":
+        names = ["1m"]
+    yield from (Choice(name, string=True) for name in names)
+
+
+_FILLERS: dict[str, Callable[[Suggestions, Known], Iterator[Choice]]] = {
+    "connection": _connections,
+    "database": _connections,
+    "feed": _feeds,
+    "job_id": _job_ids,
+    "table": _tables,
+    "schema": _schemas,
+    "column": _columns,
+    "partition": _partitions,
+    "option": _options,
+    "cdc_option": _cdc_options,
+    "option_value": _option_values,
+    "sink_uri": _sink_uris,
+    "connection_uri": _connection_uris,
+    "result_column": _result_columns,
+    "value": _values,
+}
