@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from changefeed.options.meanings import MEANINGS
 from changefeed.options.relations import RELATIONS, Relation
 from changefeed.options.table import OPTIONS, OptionRow
 from changefeed.options.types import Takes
+
+__all__ = ["MEANINGS", "OptionHelp", "listing", "markdown"]
 
 _HEAD = """\
 # Options

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.options import OPTIONS
-from changefeed.options.docs import listing
-from changefeed.options.meanings import MEANINGS
+from changefeed.options.docs import MEANINGS, listing
 from grammar.suggest import Suggestions
 
 if TYPE_CHECKING:
