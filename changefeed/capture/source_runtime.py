@@ -254,8 +254,11 @@ class SourceKeeper:
                 self._supervisor.start()
 
     def retry(self) -> None:
-        """Start a capture that stopped with an error again."""
+        """Start a capture that stopped with an error again, and look at the log afresh."""
         with self._lock:
+            if self._error is not None and self._error.code.number == "CF3001":
+                # Not closed: pieces that were handed out may still be read through it.
+                self._reader = None
             self._error = None
             if self._supervisor is not None:
                 self._supervisor.retry()
@@ -269,13 +272,8 @@ class SourceKeeper:
     def _heard(self, notice: Notice) -> None:
         with self._grown:
             if notice.kind == "frontier":
-                self._error = None
                 self._stalled = ""
-                try:
-                    self.reader.refresh()
-                except ChangefeedError as error:
-                    log.error("log of %s: %s %s", self.name, error.code.number, error.message)
-                    self._error = error
+                self._refresh()
             elif notice.kind == "stalled":
                 self._stalled = notice.message
             elif notice.kind == "flowing":
@@ -288,6 +286,18 @@ class SourceKeeper:
                     notice.code, notice.message, detail=notice.detail, hint=notice.hint
                 )
             self._grown.notify_all()
+
+    def _refresh(self) -> None:
+        """See how far the log is; what is wrong with it is said once."""
+        before = self._error
+        try:
+            self.reader.refresh()
+        except ChangefeedError as error:
+            if before is None or before.message != error.message:
+                log.error("log of %s: %s %s", self.name, error.code.number, error.message)
+            self._error = error
+        else:
+            self._error = None
 
     def _heard_moved(self, notice: Notice) -> None:
         """The log has rows of a table under a new name: a look may come too late to see it."""
@@ -307,8 +317,9 @@ class SourceKeeper:
         def look() -> None:
             while not self._closed.wait(POLL_SECONDS):
                 with self._grown:
-                    before = self.reader.frontier
-                    if self.reader.refresh() != before:
+                    before = self.reader.frontier, self._error
+                    self._refresh()
+                    if (self.reader.frontier, self._error) != before:
                         self._grown.notify_all()
 
         self._follower = threading.Thread(target=look, name="log-follower", daemon=True)

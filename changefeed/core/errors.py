@@ -168,7 +168,13 @@ CODES: dict[str, Code] = _table(
     ),
     Code("CF2201", _R, "initial scan was interrupted"),
     Code("CF2202", _S, "table cannot be scanned"),
-    Code("CF3001", _S, "change log is damaged"),
+    Code(
+        "CF3001",
+        _S,
+        "change log is damaged",
+        "what was captured and not delivered is lost: put the folder of the log back as it was and "
+        "RESUME, or DROP the feeds of this source and CREATE them again with an initial scan.",
+    ),
     Code(
         "CF3002",
         _S,

@@ -146,6 +146,9 @@ class LogReader:
                 self._head_fd = os.open(self.root / HEAD_NAME, os.O_RDONLY)
             except FileNotFoundError:
                 return None
+        elif os.fstat(self._head_fd).st_nlink == 0:
+            # HEAD is only ever overwritten. What we hold is not what a writer writes to.
+            raise damaged(HEAD_NAME, "its files were removed while it was in use")
         for _ in range(_HEAD_ATTEMPTS):
             data = os.pread(self._head_fd, HEAD_SIZE, 0)
             if data == self._head and not again:

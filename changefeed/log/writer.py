@@ -323,7 +323,14 @@ class LogWriter:
 
     def _disk_room(self) -> int:
         settings = self.settings
-        disk = os.statvfs(self.root)
+        try:
+            disk = os.statvfs(self.root)
+        except OSError as error:
+            raise ChangefeedError(
+                "CF3004",
+                f"the folder of the change log cannot be read: {error.strerror}",
+                detail=str(self.root),
+            ) from error
         room = disk.f_bavail * disk.f_frsize - settings.disk_reserve
         if settings.disk_budget is not None:
             room = min(room, settings.disk_budget - self._used)

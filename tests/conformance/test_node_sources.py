@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from changefeed.catalog import JobSpec, Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.state import StateLayout
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.feed import Feed
 from changefeed.spark.session import SparkEngine
@@ -316,3 +318,19 @@ def test_create_answers_beside_an_open_transaction(bench: Bench) -> None:
         writer.commit()
     bench.feeds.sync("f")
     assert bench.feeds.catalog.job("f").emitted_rows == 3
+
+
+def test_a_log_that_is_removed_while_the_node_runs_is_said(bench: Bench) -> None:
+    bench.create("a, b")
+    shutil.rmtree(StateLayout(Path(bench.feeds.catalog.directory)).log("shop"))
+    bench.database.execute("insert into a values (2, 'a2')")
+
+    def failed(code: str) -> None:
+        until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f fails", 90)
+        job = bench.feeds.catalog.job("f")
+        assert job.error_code == code, job
+
+    failed("CF3001")
+    bench.feeds.execute("RESUME CHANGEFEED f")
+    until(lambda: bench.feeds.catalog.job("f").error_code in (None, "CF3002"), "taken up", 60)
+    failed("CF3002")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -419,3 +420,21 @@ class TestPositions:
     def test_not_reached_yet(self, reader: LogReader) -> None:
         with pytest.raises(ValueError, match="not reached"):
             reader.timestamp_at(position(2))
+
+
+def test_a_log_that_was_removed_under_its_reader_is_said(
+    writer: LogWriter, reader: LogReader, tmp_path: Path
+) -> None:
+    put(writer, 1001, A)
+    reader.refresh()
+    shutil.rmtree(tmp_path)
+    with pytest.raises(ChangefeedError, match="removed while it was in use") as caught:
+        reader.refresh()
+    assert caught.value.code.number == "CF3001"
+    with pytest.raises(ChangefeedError, match="folder of the change log") as caught:
+        writer.room()
+    assert caught.value.code.number == "CF3004"
+    with LogWriter(tmp_path, LogSettings()) as again:
+        again.append(flush([], at(5000), 1))
+        with pytest.raises(ChangefeedError):
+            reader.refresh()  # another log is no continuation of this one
