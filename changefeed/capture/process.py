@@ -32,7 +32,7 @@ from changefeed.core.internal_errors import place_of
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_TTL, Options
-from changefeed.sources.base import Source, Stream
+from changefeed.sources.base import Source, Stream, StreamFallback
 from changefeed.sources.registry import open_source
 
 #: Exit status of a capture that met an error a person must mend: do not start it again.
@@ -50,7 +50,8 @@ class Notice:
 
     ``kind`` is ``frontier`` (the log reaches ``at``/``position``), ``stalled`` (the log has no
     room: reading stopped), ``flowing`` (it goes on), ``moved`` (from ``at`` on the rows of
-    ``table``, which has the number ``oid``, come under the name ``now``) or ``error``.
+    ``table``, which has the number ``oid``, come under the name ``now``), ``warning`` (something
+    for the node's log) or ``error``.
     """
 
     kind: str
@@ -197,6 +198,48 @@ class Capture:
                 raise
 
 
+class Life:
+    """One capture after the other: the next takes over where its source knows another way."""
+
+    def __init__(self, worker: Callable[[], Capture], writer: LogWriter, tell: Tell) -> None:
+        """``worker`` makes a capture that goes on from the end of the log."""
+        self._make = worker
+        self._writer = writer
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._worker: Capture | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End :meth:`run` soon; safe from any thread."""
+        with self._lock:
+            self._stopped = True
+            worker = self._worker
+        if worker is not None:
+            worker.stop()
+
+    def run(self) -> None:
+        """Work until stopped.
+
+        Raises:
+            ChangefeedError: the stream or the log failed, and there is no other way.
+        """
+        while (worker := self._next()) is not None:
+            try:
+                worker.run()
+                return
+            except StreamFallback as error:
+                self._tell(Notice("warning", code=error.code.number, message=error.message))
+                # What came of a transaction that is not complete will come again.
+                self._writer.abandon()
+
+    def _next(self) -> Capture | None:
+        worker = self._make()
+        with self._lock:
+            self._worker = None if self._stopped else worker
+            return self._worker
+
+
 def _moved(event: SchemaChange) -> Notice:
     old, new = event.old.table, event.new.table
     return Notice(
@@ -261,7 +304,8 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
         return _settings(catalog, source_name, disk)
 
     writer = LogWriter(layout.log(source_name), settings())
-    try:
+
+    def worker() -> Capture:
         start = _start_frontier(writer, source, known.slot)
         stream = source.stream(
             slot=known.slot,
@@ -272,16 +316,19 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             spool=layout.spool(source_name),
             latest=catalog.latest_schema,
         )
-        worker = Capture(
+        tell(Notice("frontier", at=str(start.at), position=start.position))
+        return Capture(
             stream,
             writer,
             tell,
             keep_from=lambda: catalog.oldest_needed(source_name),
             settings=settings,
         )
-        _end_with_parent(worker.stop)
-        tell(Notice("frontier", at=str(start.at), position=start.position))
-        worker.run()
+
+    try:
+        life = Life(worker, writer, tell)
+        _end_with_parent(life.stop)
+        life.run()
     finally:
         writer.close()
 

@@ -278,6 +278,8 @@ class SourceKeeper:
                 self._stalled = notice.message
             elif notice.kind == "flowing":
                 self._stalled = ""
+            elif notice.kind == "warning":
+                log.warning("capture of %s: %s %s", self.name, notice.code, notice.message)
             elif notice.kind == "moved":
                 self._heard_moved(notice)
             elif notice.kind == "error":

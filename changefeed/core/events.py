@@ -107,12 +107,15 @@ class Commits:
 class Frontier:
     """Everything the source committed up to ``position`` is in the log, all at or below ``at``.
 
-    ``seq`` is the last sequence number given out.
+    ``seq`` is the last sequence number given out. ``history`` is what the source needs to know
+    again that its log is still the one that was read; opaque to all but the source, empty when
+    not known.
     """
 
     at: Timestamp
     position: Position
     seq: int = 0
+    history: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 A header is a JSON object::
 
-    f   [wall, logical, position, seq]     the frontier; absent while a large transaction is
-                                           only partly in the log
+    f   [wall, logical, position, seq, history]
+                                           the frontier; absent while a large transaction is
+                                           only partly in the log (history: where there is one)
     a   [wall, logical]                    everything above this is in the log (first frame of
                                            a log only)
     s   [[id, version, schema text], ...]  schemas this file uses from here on, under a number
@@ -146,12 +147,14 @@ def encode_segment(schema_id: int, file: str, size: int, groups: list[Measure]) 
 
 def encode_frontier(frontier: Frontier) -> list[Any]:
     """``[wall, logical, position, seq]``."""
-    return [frontier.at.wall, frontier.at.logical, frontier.position, frontier.seq]
+    fields = [frontier.at.wall, frontier.at.logical, frontier.position, frontier.seq]
+    return [*fields, frontier.history] if frontier.history else fields
 
 
 def decode_frontier(fields: list[Any]) -> Frontier:
     """The inverse of :func:`encode_frontier`."""
-    return Frontier(Timestamp(fields[0], fields[1]), fields[2], fields[3])
+    history = fields[4] if len(fields) > 4 else ""
+    return Frontier(Timestamp(fields[0], fields[1]), fields[2], fields[3], history)
 
 
 #: Schemas by (version, text), shared by all files a reader has open.

@@ -247,6 +247,13 @@ class Stream(Protocol):
         ...
 
 
+class StreamFallback(ChangefeedError):
+    """A stream broke, but its source knows another way to read the same changes.
+
+    A stream of the same source from the last durable frontier takes that way.
+    """
+
+
 @runtime_checkable
 class NumbersTables(Protocol):
     """Optional: a source whose tables have numbers that outlive a rename and are never reused."""

@@ -35,10 +35,11 @@ from changefeed.core.events import (
 from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
+from changefeed.sources.postgres.continuity import History, Redelivery, Witness
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.pgoutput import Cut, Inbox, Mark
 from changefeed.sources.postgres.relations import Relations
-from changefeed.sources.postgres.replay import replay
+from changefeed.sources.postgres.replay import has_rows, replay
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.superseded import Collapsed, collapse
@@ -110,8 +111,23 @@ class Assembler:
         lookup: Lookup | None = None,
         *,
         small: int = SMALL,
+        history: History | None = None,
+        redelivery: Redelivery | None = None,
     ) -> None:
+        """
+        Args:
+            start: everything up to there was read; what comes again is skipped.
+            relations: the tables of the stream.
+            spool: for large transactions.
+            lookup: present values, where the server does not send them.
+            small: below this many rows the decoder of single rows is used.
+            history: of the server that is read; that of ``start`` when not given.
+            redelivery: judges what comes again, before anything new is given out.
+        """
         self._start = lsn_of(start.position)
+        known = history or History.parse(start.history)
+        self._timeline, self._witness = known.timeline, known.witness
+        self._redelivery = redelivery
         self._last = start.at
         self._position = self._start
         self._seq = start.seq
@@ -132,12 +148,22 @@ class Assembler:
     @property
     def frontier(self) -> Frontier:
         """What was read completely so far."""
-        return Frontier(self._last, position_of(self._position), self._seq)
+        return self.frontier_at(self._last)
+
+    def frontier_at(self, at: Timestamp) -> Frontier:
+        """What was read completely so far, all of it at or below ``at``."""
+        history = History(self._timeline, self._witness).text()
+        return Frontier(at, position_of(self._position), self._seq, history)
 
     @property
     def idle(self) -> bool:
         """No transaction is half read."""
         return self._open is None
+
+    @property
+    def settled(self) -> bool:
+        """The server has come to the start, and has the history that was read."""
+        return self._redelivery is None
 
     @property
     def last(self) -> Timestamp:
@@ -161,8 +187,9 @@ class Assembler:
         skip = lsn < self._start
         previous = self._last
         if not skip:
+            self._pass_start()
             self._last = previous.at_least(commit_us * 1000)
-        self._open = Transaction(xid, self._last, previous, commit_us, skip)
+        self._open = Transaction(lsn, xid, self._last, previous, commit_us, skip)
         return self._open
 
     def commit(self, end: int) -> None:
@@ -170,11 +197,21 @@ class Assembler:
         transaction, self._open = self._open, None
         if transaction is None:
             raise ChangefeedError("CF2105", "a commit without a begin")
+        witness = Witness(transaction.lsn, transaction.xid, transaction.commit_us)
         if transaction.skip:
+            if self._redelivery is not None:
+                self._redelivery.repeated(witness, touched=transaction.touched)
             return
         self._position = max(self._position, end)
         if transaction.touched:
+            self._witness = witness
             self._commits.add(transaction, position_of(end))
+
+    def _pass_start(self) -> None:
+        """What the server sends from here on is new."""
+        if self._redelivery is not None:
+            self._redelivery.passed()
+            self._redelivery = None
 
     def keepalive(self, message: pgoutput.Keepalive) -> None:
         """The server has read its log up to here and has sent all it found for us.
@@ -183,8 +220,9 @@ class Assembler:
         backlog sends keepalives too (also unasked, whenever it looks for newer log), and its
         clock is then far ahead of the commits to come.
         """
-        if self._open is not None:
+        if self._open is not None or message.lsn < self._start:
             return
+        self._pass_start()
         lsn, since = self._standing
         if message.lsn != lsn:
             self._standing = (message.lsn, message.sent_ns)
@@ -408,7 +446,7 @@ class _Taking:
             self._keep(transaction)
             self._spool(self.cut.place)
             # The complete ones need not wait.
-            flush = to.flush(Frontier(transaction.previous, position_of(to._position), to._seq))
+            flush = to.flush(to.frontier_at(transaction.previous))
         if flush is not None:
             yield flush
 
@@ -430,7 +468,7 @@ class _Taking:
         self._spool(mark.place - pgoutput.TAG_OFFSET)
         to._keeping = False
         self.from_row = mark.rows
-        before = Frontier(transaction.previous, position_of(to._position), to._seq)
+        before = to.frontier_at(transaction.previous)
         yield from self._replay(transaction, before, streamed=False)
         to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
 
@@ -475,8 +513,10 @@ class _Taking:
             return
         self._decode(mark.rows)
         transaction = self.to._open
-        if transaction is not None and not transaction.skip:
-            transaction.touched = True
+        if transaction is None:
+            return
+        transaction.touched = True
+        if not transaction.skip:
             oids = pgoutput.read_truncate(self.inbox.data, mark.place, streamed=False)
             self.to.truncate(oids, transaction)
 
@@ -524,6 +564,7 @@ class _Taking:
         before = to.frontier
         transaction = to.begin(message.lsn, message.commit_us, xid)
         if transaction.skip:
+            transaction.touched = not to.settled and has_rows(to._spool, xid)
             to._spool.discard(xid)
         else:
             yield from self._replay(transaction, before, streamed=True)

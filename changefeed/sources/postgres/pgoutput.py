@@ -50,6 +50,18 @@ _END = frozenset(b"cCZ")
 _ROW_TAGS = frozenset({INSERT, UPDATE, DELETE})
 
 
+class ServerFailed(ChangefeedError):
+    """The server ended the stream with an error of its own.
+
+    ``in_decoding``: it failed at its own work (an internal error, SQLSTATE class XX), not because
+    somebody ended it, a resource ran out or a right is missing.
+    """
+
+    def __init__(self, error: ChangefeedError, state: str) -> None:
+        super().__init__(error.code.number, error.message, detail=error.detail, hint=error.hint)
+        self.in_decoding = state.startswith("XX")
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A message that is not a row: after ``rows`` row messages, its tag at ``place``."""
@@ -199,7 +211,9 @@ def _not_copy_data(kind: int, body: bytearray) -> ChangefeedError:
     from changefeed.sources.postgres.wire import error_fields, server_error
 
     if kind == ord("E"):
-        return server_error(error_fields(bytes(body)), "read the replication stream")
+        fields = error_fields(bytes(body))
+        error = server_error(fields, "read the replication stream")
+        return ServerFailed(error, fields.get("C", ""))
     if kind in _END:
         return ChangefeedError("CF2101", "the server ended the replication stream")
     return ChangefeedError("CF2105", f"unexpected protocol message {chr(kind)!r} in the stream")

@@ -72,6 +72,27 @@ def replay(
     yield from _Replay(to, spool, transaction, streamed).run()
 
 
+def has_rows(spool: Spool, xid: int) -> bool:
+    """Whether anything is left of a kept transaction that the server sent while it ran: a row or
+    a TRUNCATE that was not rolled back."""
+    aborted = np.array(sorted(spool.aborted(xid)), np.intp)
+    for chunk in spool.scanned(xid).chunks():
+        if len(_not_aborted(Block(_bytes(chunk)), chunk.rows, aborted)):
+            return True
+        for mark in chunk.marks:
+            if mark.tag == pgoutput.TRUNCATE:
+                if pgoutput.read_xid(chunk.data, mark.place) not in aborted:
+                    return True
+    return False
+
+
+def _not_aborted(block: Block, tags: Places, aborted: Places) -> Places:
+    """Row messages of subtransactions that were not rolled back."""
+    if not len(aborted) or not len(tags):
+        return tags
+    return tags[~np.isin(block.word(tags + 1) & 0xFFFFFFFF, aborted)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Truncation:
     """TRUNCATE of these tables, after the rows of a stretch."""
@@ -206,9 +227,7 @@ class _Replay:
 
     def _tags(self, chunk: Chunk, block: Block, first: int, upto: int) -> Places:
         tags = chunk.rows[first:upto]
-        if self.streamed and len(self.aborted) and len(tags):
-            tags = tags[~np.isin(block.word(tags + 1) & 0xFFFFFFFF, self.aborted)]
-        return tags
+        return _not_aborted(block, tags, self.aborted) if self.streamed else tags
 
     def _tables(self, block: Block, tags: Places) -> dict[int, Places]:
         """Which of the tags are about which table."""

@@ -41,6 +41,7 @@ class PostgresSource:
         connection_info(self._uri)
         self._sessions = Sessions(self._uri)
         self._patience = setup.SLOT_SECONDS
+        self._streaming = True
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r})"
@@ -254,8 +255,14 @@ class PostgresSource:
             latest=latest,
             lookup=Lookup(self._uri).fetch,
             binary=self._binary,
+            streaming=self._streaming,
+            decoding_failed=self._stop_streaming,
             system_id=system_id.partition("/")[0],
         )
+
+    def _stop_streaming(self) -> None:
+        """Later streams of this object get each transaction at its commit."""
+        self._streaming = False
 
 
 def _not_ours(name: str, owner: str) -> ChangefeedError:

@@ -14,21 +14,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, Position
+from changefeed.sources.base import StreamFallback
 from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
 from changefeed.sources.postgres.binary import has_binary
 from changefeed.sources.postgres.connect import Connection, connect, source_errors
+from changefeed.sources.postgres.continuity import (
+    History,
+    Redelivery,
+    check_end,
+    check_timeline,
+)
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
-from changefeed.sources.postgres.pgoutput import Inbox
+from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import schema_of
-from changefeed.sources.postgres.wire import ReplicationConnection, identifier, literal
+from changefeed.sources.postgres.wire import (
+    ReplicationConnection,
+    SystemIdentity,
+    identifier,
+    literal,
+)
 
 #: Bytes received that are decoded together at most (a larger message still is).
 BATCH_BYTES = 8 << 20
@@ -54,6 +67,24 @@ _PUBLISHED = """
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a session begins.
+
+    Attributes:
+        frontier: everything up to there was read.
+        confirmed: the slot's confirmed position.
+        begin: from here on the server is asked to send: what lies below the frontier shows
+            whether its history is the one that was read.
+        history: the server's as the next frontier will remember it.
+    """
+
+    frontier: Frontier
+    confirmed: int
+    begin: int
+    history: History
+
+
 class ReplicationStream:
     """Flushes of everything that commits after ``start``, in commit order.
 
@@ -69,6 +100,9 @@ class ReplicationStream:
         system_id: refuse another server than this one; empty: any.
         binary: ask for binary values. Falls back to text, with a warning in the log, when the
             server is older than 14 or a published column has no binary form here.
+        streaming: let the server send large transactions while they run (from version 14 on).
+        decoding_failed: called when the server could not decode its log while that was on,
+            before :class:`~changefeed.sources.base.StreamFallback` is raised.
         heartbeat: an idle source's frontier moves about this often, seconds.
     """
 
@@ -87,6 +121,8 @@ class ReplicationStream:
         lookup: Lookup | None = None,
         system_id: str = "",
         binary: bool = False,
+        streaming: bool = True,
+        decoding_failed: Callable[[], None] | None = None,
         heartbeat: float = 1.0,
         batch_bytes: int = BATCH_BYTES,
         batch_seconds: float = BATCH_SECONDS,
@@ -101,6 +137,9 @@ class ReplicationStream:
         self._lookup = lookup
         self._system_id = system_id
         self._binary = binary
+        self._streaming = streaming
+        self._streams = False
+        self._decoding_failed = decoding_failed
         self._heartbeat = heartbeat
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
@@ -119,14 +158,16 @@ class ReplicationStream:
         Raises:
             ChangefeedError: CF2001/CF2002 cannot connect, CF2101 the stream broke (try again
                 from the last durable frontier), CF2102 the slot is gone, CF2103 it was made
-                anew, CF2104 another server, CF2105 a message that cannot be.
+                anew, CF2104 another server or another history, CF2105 a message that cannot be.
         """
         try:
             with ReplicationConnection(self._uri) as connection:
                 self._attach(connection)
                 start = self._check(connection)
+                # Not the frontier: an acknowledgement would move the slot of a server that has
+                # yet to show that its history is ours.
                 with (
-                    _Reporter(connection, lsn_of(start.position)) as reporter,
+                    _Reporter(connection, start.confirmed) as reporter,
                     _LogEnd(self._uri) as clock,
                 ):
                     self._reporter = reporter
@@ -161,7 +202,7 @@ class ReplicationStream:
                 raise ChangefeedError("CF2101", "the stream was closed")
             self._connection = connection
 
-    def _check(self, connection: ReplicationConnection) -> Frontier:
+    def _check(self, connection: ReplicationConnection) -> _Start:
         """Is this the server and the slot we left?"""
         identity = connection.identify_system()
         if self._system_id and identity.system_id != self._system_id:
@@ -170,6 +211,8 @@ class ReplicationStream:
                 "the source is another database server than before",
                 detail=f"system identifier {identity.system_id}, was {self._system_id}",
             )
+        # Before the slot: a server that was restored may be without it, and that is why.
+        history = self._check_history(connection, identity)
         rows = connection.query(
             "select confirmed_flush_lsn, database, to_jsonb(s)->>'wal_status'"
             f" from pg_replication_slots s where slot_name = {literal(self._slot)}"
@@ -183,7 +226,30 @@ class ReplicationStream:
             raise ChangefeedError(
                 "CF2104", f"replication slot {self._slot!r} belongs to another database"
             )
-        return self._from_slot(parse_lsn(confirmed))
+        slot = parse_lsn(confirmed)
+        frontier = self._from_slot(slot)
+        if history.witness is None:
+            begin = lsn_of(frontier.position)
+        else:
+            begin = max(slot, history.witness.lsn)
+        return _Start(frontier, slot, begin, history)
+
+    def _check_history(
+        self, connection: ReplicationConnection, identity: SystemIdentity
+    ) -> History:
+        """Hold the server's log against what the frontier remembers, before it sends anything.
+
+        What it remembers from here on: the server's present timeline. A standby may be promoted
+        while we read, so its timeline says nothing.
+        """
+        known, position = History.parse(self._start.history), lsn_of(self._start.position)
+        [(recovery,)] = connection.query("select pg_is_in_recovery()")
+        in_recovery = recovery == "t"
+        check_end(lsn_of(identity.position), position, in_recovery=in_recovery)
+        if in_recovery:
+            return known.on(0)
+        check_timeline(known.timeline, identity.timeline, position, connection.timeline_history)
+        return known.on(identity.timeline)
 
     def _from_slot(self, confirmed: int) -> Frontier:
         start = self._start
@@ -197,13 +263,14 @@ class ReplicationStream:
             )
         return start
 
-    def _begin(self, connection: ReplicationConnection, start: Frontier) -> None:
+    def _begin(self, connection: ReplicationConnection, start: _Start) -> None:
         options = {"proto_version": "1", "publication_names": identifier(self._publication)}
-        if connection.server_version >= 140_000:
+        self._streams = self._streaming and connection.server_version >= 140_000
+        if self._streams:
             options |= {"proto_version": "2", "streaming": "on"}
         if self._binary and self._all_binary(connection):
             options["binary"] = "true"
-        connection.start_replication(self._slot, lsn_of(start.position), options)
+        connection.start_replication(self._slot, start.begin, options)
 
     def _all_binary(self, connection: ReplicationConnection) -> bool:
         """Whether every published column can be read in binary form; says which cannot."""
@@ -231,18 +298,26 @@ class ReplicationStream:
         connection: ReplicationConnection,
         reporter: _Reporter,
         clock: _LogEnd,
-        start: Frontier,
+        start: _Start,
     ) -> Iterator[Flush]:
         spool = Spool(self._spool_dir, self._batch_bytes)
+        position = lsn_of(start.frontier.position)
         assembler = Assembler(
-            start,
+            start.frontier,
             self._relations,
             spool,
             self._lookup,
             small=self._small,
+            history=start.history,
+            redelivery=Redelivery(
+                start.history.witness,
+                begin=start.begin,
+                frontier=position,
+                settled=lambda: reporter.acknowledge(position),
+            ),
         )
         inbox = Inbox(self._batch_bytes)
-        told = beaten = start
+        told = beaten = start.frontier
         next_beat = time.monotonic() + self._heartbeat
         gather_until = 0.0
         while True:
@@ -260,7 +335,7 @@ class ReplicationStream:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + self._heartbeat
-                if assembler.idle:
+                if assembler.idle and assembler.settled:
                     if assembler.last == beaten.at and assembler.frontier != beaten:
                         # The server reads on through log that is not ours: its keepalives
                         # do not tell whether it is behind, so the server is asked.
@@ -281,7 +356,7 @@ class ReplicationStream:
             count = inbox.fill(connection.receive_into)
             received += count
             if count:
-                inbox.scan()
+                self._scan(inbox)
                 if inbox.reply_wanted:
                     inbox.reply_wanted = False
                     reporter.report()
@@ -291,6 +366,21 @@ class ReplicationStream:
             if deep and count < SMALL_PIECE and connection.may_nap:
                 time.sleep(NAP_SECONDS)
         return received
+
+    def _scan(self, inbox: Inbox) -> None:
+        try:
+            inbox.scan()
+        except ServerFailed as error:
+            if not self._streams or not error.in_decoding:
+                raise
+            if self._decoding_failed is not None:
+                self._decoding_failed()
+            raise StreamFallback(
+                "CF2101",
+                f"{error.message}; reading on without streaming of large transactions",
+                detail=error.detail,
+                hint="a larger logical_decoding_work_mem at the server avoids both.",
+            ) from error
 
 
 class _LogEnd:

@@ -16,9 +16,11 @@ from changefeed.sources.postgres.values import Places
 class Transaction:
     """A transaction being read.
 
-    ``previous`` is the timestamp before it, ``rows`` counts what was given out so far.
+    ``lsn`` is the place of its commit record, ``previous`` the timestamp before it; ``rows`` counts
+    what was given out so far, ``touched`` says that it has rows of ours.
     """
 
+    lsn: int
     xid: int
     at: Timestamp
     previous: Timestamp

@@ -459,6 +459,19 @@ class ReplicationConnection:
             database or "",
         )
 
+    def timeline_history(self, timeline: int) -> str | None:
+        """TIMELINE_HISTORY: where a timeline and its ancestors left the one before.
+
+        None where the server has no such file (the first timeline has none).
+
+        Raises:
+            ChangefeedError: CF2101 the connection broke, ...
+        """
+        if timeline < 2:
+            return None
+        [(_, text)] = self.query(f"TIMELINE_HISTORY {timeline}")
+        return text
+
     def create_slot(
         self,
         name: str,
