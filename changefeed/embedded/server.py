@@ -31,6 +31,10 @@ SETTINGS: Mapping[str, str] = {
 }
 
 
+#: The postmaster takes connections; a standby those that only read.
+_ANSWERS = ("ready", "standby")
+
+
 class EmbeddedPostgres:
     """A server over the data folder ``data`` (made by ``initdb`` when it is empty).
 
@@ -176,7 +180,7 @@ class EmbeddedPostgres:
                 raise self._failed("PostgreSQL did not start")
             # Line 8 of the lock file is the postmaster's own word on its state.
             lines = status.read_text().splitlines() if status.exists() else []
-            if len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready":
+            if len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() in _ANSWERS:
                 return
             if time.monotonic() > deadline:
                 self.kill()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import platform
+import shutil
+import subprocess
 import tarfile
 import time
 import zipfile
@@ -109,6 +111,48 @@ class PostgresCluster(EmbeddedPostgres):
     def execute(self, sql: str, parameters: Sequence[object] | None = None) -> list[Any]:
         """Run ``sql`` in the maintenance database."""
         return Database(self, "postgres").execute(sql, parameters)
+
+    # ------------------------------------------------------------------ copies
+
+    def copy_data(self, folder: Path) -> Path:
+        """Copy the data folder of this server, which is stopped, like a snapshot of its disk."""
+        if self.running:
+            raise RuntimeError("stop the server first: a copy of a running one is torn")
+        subprocess.run(["cp", "-a", str(self.data), str(folder)], check=True)
+        return folder
+
+    def restore_data(self, folder: Path) -> None:
+        """Put a copy back in place of the data of this server, which is stopped."""
+        if self.running:
+            raise RuntimeError("stop the server first")
+        shutil.rmtree(self.data)
+        subprocess.run(["cp", "-a", str(folder), str(self.data)], check=True)
+
+    def standby(self, name: str, *, slots: bool = False, **settings: str) -> PostgresCluster:
+        """A standby (not started) with a copy of the data of this server, which is stopped.
+
+        ``slots``: with its slots, as a copied disk has them and a base backup has not.
+        """
+        data = self.copy_data(self.data.with_name(name))
+        for slot in () if slots else (data / "pg_replslot").iterdir():
+            shutil.rmtree(slot)
+        (data / "standby.signal").touch()
+        standby = type(self)(
+            data,
+            installation=self.installation,
+            settings={
+                **self.settings,
+                "primary_conninfo": f"host=127.0.0.1 port={self.port} user={self.user}"
+                " dbname=postgres",
+                **settings,
+            },
+        )
+        standby.major = self.major
+        return standby
+
+    def promote(self) -> None:
+        """Make a standby a primary of its own, on a new timeline."""
+        self.execute("select pg_promote()")
 
     @contextmanager
     def database(self, name: str | None = None) -> Iterator[Database]:
