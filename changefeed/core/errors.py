@@ -158,7 +158,13 @@ CODES: dict[str, Code] = _table(
         "changes may be lost: DROP the feeds of this source and CREATE them again with an "
         "initial scan.",
     ),
-    Code("CF2104", _S, "source is another database than before"),
+    Code(
+        "CF2104",
+        _S,
+        "source is another database than before",
+        "point the connection back and RESUME the feeds; or, to go on with this server, DROP the "
+        "feeds of this source and CREATE them again with an initial scan.",
+    ),
     Code("CF2105", _S, "unexpected message in the replication stream"),
     Code(
         "CF2106",

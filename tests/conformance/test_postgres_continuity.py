@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.clock import Timestamp
-from changefeed.events import Frontier
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Frontier
 from changefeed.sources.postgres.continuity import History
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn
 from tests.conftest import PostgresFactory
@@ -71,7 +71,7 @@ class Reader:
         assert error is not None and error.code.number == "CF2104", error
         assert tail.flushes == []
         assert self.confirmed == before
-        assert "CREATE them again" in error.hint
+        assert "point the connection back" in error.hint
         return error.message
 
     @property

@@ -22,16 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
-from changefeed.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.postgres.lsn import format_lsn, parse_lsn
-
-_HINT: Final = (
-    "the server was restored, or promoted without changes that had been read, or it is another "
-    "one. If the connection should lead elsewhere: ALTER EXTERNAL CONNECTION, then RESUME the "
-    "feeds. Else DROP the feeds of this source and CREATE them again with an initial scan."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ class History:
 def other_history(what: str) -> ChangefeedError:
     """The server does not have the history that was read."""
     return ChangefeedError(
-        "CF2104", f"the source has another history than the one that was read: {what}", hint=_HINT
+        "CF2104", f"the source has another history than the one that was read: {what}"
     )
 
 

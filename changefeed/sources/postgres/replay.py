@@ -80,9 +80,9 @@ def has_rows(spool: Spool, xid: int) -> bool:
         if len(_not_aborted(Block(_bytes(chunk)), chunk.rows, aborted)):
             return True
         for mark in chunk.marks:
-            if mark.tag == pgoutput.TRUNCATE:
-                if pgoutput.read_xid(chunk.data, mark.place) not in aborted:
-                    return True
+            truncates = mark.tag == pgoutput.TRUNCATE
+            if truncates and pgoutput.read_xid(chunk.data, mark.place) not in aborted:
+                return True
     return False
 
 
