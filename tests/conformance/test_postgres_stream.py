@@ -15,9 +15,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import Identity
+from changefeed.sources.base import StreamFallback
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.wire import ReplicationConnection
 from tests.conformance.conftest import ALL
+from tests.conftest import PostgresFactory
 from tests.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
 from tests.services.postgres import Database, PostgresCluster
 
@@ -515,6 +517,45 @@ def test_another_server(postgres: Database, tmp_path: Path) -> None:
     prepare(postgres)
     error = Tail(postgres, tmp_path, system_id="1").wait_for_end()
     assert error is not None and error.code.number == "CF2104"
+
+
+def test_what_cannot_be_decoded_while_streamed_is_read_at_commit(
+    own_postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An internal error of the server's decoder: the next stream asks for no streaming."""
+    server = own_postgres_factory(16, logical_decoding_work_mem="64kB")
+    with server.database() as database:
+        database.execute("create table t (id int primary key, a text)")
+        prepare(database)
+        fields = b"SERROR\0CXX000\0Mcould not map filenumber to relation OID\0\0"
+        failing = [b"E" + (len(fields) + 4).to_bytes(4, "big") + fields]
+        receive = ReplicationConnection.receive_into
+
+        def broken(connection: ReplicationConnection, view: memoryview) -> int:
+            if not failing:
+                return receive(connection, view)
+            message = failing.pop()
+            view[: len(message)] = message
+            return len(message)
+
+        monkeypatch.setattr(ReplicationConnection, "receive_into", broken)
+        fell_back: list[bool] = []
+        tail = Tail(database, tmp_path, decoding_failed=lambda: fell_back.append(True))
+        error = tail.wait_for_end()
+        assert isinstance(error, StreamFallback) and fell_back == [True]
+        assert "could not map filenumber" in error.message
+
+        failing.append(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+        tail = Tail(database, tmp_path, streaming=False)
+        error = tail.wait_for_end()
+        assert error is not None and not isinstance(error, StreamFallback)
+
+        with tailing(database, tmp_path, streaming=False) as tail:
+            database.execute(f"insert into t select i, {_BIG} from generate_series(1, 50) i")
+            tail.catch_up()
+            [(streamed,)] = database.execute("select stream_txns from pg_stat_replication_slots")
+        assert [c.after["id"] for c in tail.changes() if c.after] == list(range(1, 51))
+        assert streamed == 0
 
 
 def test_slot_in_use_is_tried_again(postgres: Database, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pytest
 
-from changefeed.capture.process import Capture, Notice
+from changefeed.capture.process import Capture, Life, Notice
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
@@ -21,6 +21,7 @@ from changefeed.feeds.runner import RetryClock
 from changefeed.feeds.schema_policy import difference, needs_backfill
 from changefeed.log import LogSettings
 from changefeed.options import parse_options
+from changefeed.sources.base import StreamFallback
 from grammar import nodes
 
 TABLE = TableName("shop", "public", "t")
@@ -216,6 +217,66 @@ class FakeWriter:
 
     def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
         self.order.append("maintain")
+
+    def abandon(self) -> None:
+        self.order.append("abandon")
+
+
+class TestLife:
+    """A capture whose stream breaks, of a source that knows another way."""
+
+    def test_it_goes_on_the_other_way(self) -> None:
+        order: list[str] = []
+        told: list[Notice] = []
+        writer = FakeWriter(order)
+        done = Flush((), Frontier(Timestamp(1), "0" * 16, 1))
+
+        class Breaking(FakeStream):
+            def __iter__(self) -> Iterator[Flush]:
+                yield Flush((), None)  # a part of a transaction
+                raise StreamFallback("CF2101", "cannot be decoded")
+
+        streams = iter([Breaking([], order), FakeStream([done], order)])
+
+        def worker() -> Capture:
+            return Capture(next(streams), writer, told.append, keep_from=lambda: None)  # type: ignore[arg-type]
+
+        Life(worker, writer, told.append).run()  # type: ignore[arg-type]
+        assert order == ["append", "abandon", "append", f"acknowledge {'0' * 16}"]
+        assert [(n.kind, n.message) for n in told] == [
+            ("warning", "cannot be decoded"),
+            ("frontier", ""),
+        ]
+
+    def test_another_error_ends_it(self) -> None:
+        class Broken(FakeStream):
+            def __iter__(self) -> Iterator[Flush]:
+                raise ChangefeedError("CF2101", "broke")
+
+        def worker() -> Capture:
+            return Capture(Broken([], []), writer, told.append, keep_from=lambda: None)  # type: ignore[arg-type]
+
+        writer = FakeWriter([])
+        told: list[Notice] = []
+        with pytest.raises(ChangefeedError, match="broke"):
+            Life(worker, writer, told.append).run()  # type: ignore[arg-type]
+        assert told == []
+
+    def test_stopped_before_it_begins(self) -> None:
+        writer = FakeWriter([])
+
+        def worker() -> Capture:
+            return Capture(
+                FakeStream([Flush((), None)], []),
+                writer,  # type: ignore[arg-type]
+                lambda notice: None,
+                keep_from=lambda: None,
+            )
+
+        life = Life(worker, writer, lambda notice: None)  # type: ignore[arg-type]
+        life.stop()
+        life.run()
+        assert writer.kept == []
 
 
 class TestCapture:
