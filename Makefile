@@ -53,7 +53,7 @@ demo: $(VENV)/.installed-demo ## start a PostgreSQL with a small shop and watch 
 # Tests wait for servers most of their time, so there are more workers than cores. WORKERS=0 runs
 # all in one process, as a debugger wants it.
 WORKERS ?= 3
-PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: check-static ## check, then every layer against real servers (about 15 minutes)
 	$(PARALLEL) -m "not extended" $(PYTEST)

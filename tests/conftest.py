@@ -77,10 +77,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from xdist.remote import Producer
 
 from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
-from tests import selection
+from tests import selection, workers
 from tests.services.azure import AzureServer
 from tests.services.bigquery import BigQueryEmulator
 from tests.services.cache import cache_root, server_folder
@@ -116,10 +117,17 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which half of the tests each belongs to, and with which others it shares a worker."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which half of the tests each belongs to; on a worker, begin with the long ones."""
     selection.select(items)
-    selection.group(items)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: workers.rank(item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> workers.ByServer | None:
+    """With ``--dist loadfile`` the files that use one server share a worker, too."""
+    return workers.ByServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-all`, and which ones share a worker.
+"""Which tests `make test` leaves to `make test-all`.
 
 `make test` proves every layer against one server of each kind: PostgreSQL, Kafka, Elasticsearch,
 Delta, S3, and a stand-in for a cloud warehouse (Snowflake). `make test-all` adds the other
@@ -21,8 +21,6 @@ from tests.services.postgres import DEFAULT_MAJOR as POSTGRES_MAJOR
 MARKERS = ("extended", "nemesis", "bigquery", "clickhouse", "spanner")
 #: Fixtures of servers beside the one of their kind that `make test` uses.
 OTHER_SERVERS = frozenset({"azure", "gcs", "hdfs", "mariadb", "opensearch", "own_hdfs"})
-#: Markers of servers whose tests share a worker, the ones that take longest to start first.
-SHARED = ("spark", "bigquery", "elasticsearch", "snowflake", "clickhouse", "spanner", "kafka")
 #: Parameters of server tests that name a server, store or lake format beside the usual one.
 OTHER_WORDS = frozenset({"azure", "gcs", "hdfs", "iceberg"})
 SERVER_TESTS = ("tests/conformance/", "tests/e2e/", "tests/faults/")
@@ -78,16 +76,3 @@ def _versions(item: pytest.Function) -> Iterable[tuple[str, int]]:
     for fixture, value in _parameters(item).items():
         if fixture in USUAL and isinstance(value, int):
             yield fixture, value
-
-
-def group(items: Iterable[pytest.Item]) -> None:
-    """Keep tests on one worker that share a server which takes long to start.
-
-    Tests on Spark share one JVM a folder, which keeps the longest group short. The others stay
-    together by file, as the fixtures of a module do.
-    """
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        server = next((name for name in SHARED if item.get_closest_marker(name)), None)
-        name = f"{server} of {file.rpartition('/')[0]}" if server == "spark" else server or file
-        item.add_marker(pytest.mark.xdist_group(name))

@@ -1,15 +1,17 @@
-"""Which half of the tests a test falls into, tried on tests made for it."""
+"""Which half of the tests a test falls into, and with which others it shares a worker."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
+import itertools
+from pathlib import Path
 
 import pytest
 
-from tests import selection
+from tests import workers
 
 pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[2]
 
 CONFTEST = """
 import pytest
@@ -88,21 +90,18 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
     }
 
 
-@pytest.mark.parametrize(
-    ("nodeid", "marked", "name"),
-    [
-        ("tests/unit/test_x.py::test_a[1]", "", "tests/unit/test_x.py"),
-        ("tests/e2e/test_x.py::test_a", "kafka", "kafka"),
-        ("tests/e2e/test_x.py::test_a", "kafka spark", "spark of tests/e2e"),
-        ("tests/faults/test_x.py::test_a", "spark", "spark of tests/faults"),
-    ],
-)
-def test_tests_that_share_a_server_share_a_worker(nodeid: str, marked: str, name: str) -> None:
-    added: list[pytest.MarkDecorator] = []
-    item = SimpleNamespace(
-        nodeid=nodeid,
-        get_closest_marker=lambda marker: marker if marker in marked.split() else None,
-        add_marker=added.append,
-    )
-    selection.group([cast(pytest.Item, item)])
-    assert [mark.args for mark in added] == [(name,)]
+def test_files_that_use_one_server_share_a_worker() -> None:
+    kafka = workers.group("tests/conformance/test_sinks_kafka.py")
+    assert kafka == workers.group("tests/faults/test_kafka_exactly_once.py") == "kafka"
+    lake, feeds = "tests/conformance/test_lake.py", "tests/e2e/test_lake.py"
+    assert workers.group(lake) == "spark in tests/conformance" != workers.group(feeds)
+    assert workers.group("tests/unit/test_uri.py") == "tests/unit/test_uri.py"
+
+
+def test_long_tests_begin_first_and_groups_stay_together() -> None:
+    files = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py"))
+    order = sorted((f"{file}::test_x" for file in files), key=workers.rank)
+    groups = [workers.group(nodeid.partition("::")[0]) for nodeid in order]
+    assert groups[0].startswith("spark in ")
+    assert groups[-1].startswith("tests/unit/")
+    assert len([name for name, _ in itertools.groupby(groups)]) == len(set(groups))

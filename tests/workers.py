@@ -1,0 +1,52 @@
+"""Which tests share a worker when pytest-xdist runs them, and which begin first.
+
+Tests of one file stay together, as the fixtures of a module do. Files that use the same server
+share a worker if it takes long to start, so that it is started once; so do the files of a folder
+that use Spark, each folder with a JVM of its own. What takes longest begins first.
+
+The process that distributes tests knows their names only, so the text of a file says what it uses.
+(The marker ``xdist_group`` has no effect with pytest 9.2 and pytest-xdist 3.8.)
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from xdist.scheduler import LoadFileScheduling
+
+ROOT = Path(__file__).parents[1]
+#: Servers that take long to start, in the order in which their tests begin.
+SERVERS = ("spark", "bigquery", "elasticsearch", "kafka", "snowflake", "clickhouse", "spanner")
+#: Folders in the order in which the tests of the other files begin.
+FOLDERS = ("nemesis", "e2e", "faults", "conformance", "services", "properties")
+
+_MARKER = re.compile(r"\bpytest\.mark\.(\w+)")
+
+
+@cache
+def group(file: str) -> str:
+    """The name of the group of a test file, given relative to the repository."""
+    path = ROOT / file
+    used = set(_MARKER.findall(path.read_text())) if path.is_file() else set()
+    server = next((name for name in SERVERS if name in used), None)
+    if server == "spark":
+        return f"spark in {file.rpartition('/')[0]}"
+    return server or file
+
+
+def rank(nodeid: str) -> tuple[int, str]:
+    """A key that sorts tests by when they should begin; those of a group stay together."""
+    name = group(nodeid.partition("::")[0])
+    words = [*SERVERS, *FOLDERS]
+    first = name.partition(" ")[0]
+    word = first if first in SERVERS else next((f for f in FOLDERS if f"/{f}/" in name), None)
+    return (words.index(word) if word else len(words)), name
+
+
+class ByServer(LoadFileScheduling):
+    """Gives a worker all tests of a group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid.partition("::")[0])
