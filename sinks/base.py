@@ -66,6 +66,8 @@ class Capabilities:
         spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
         resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` and
             to nothing else. Without it a mark covers all tables, so it waits for one that failed.
+        shared_topics: several feeds may write to one topic (file label, ...), whose readers then
+            get the messages of all of them: worth a notice.
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -82,6 +84,7 @@ class Capabilities:
     round_rows: int = 0
     spark_packs: tuple[str, ...] = ()
     resolved_by_topic: bool = False
+    shared_topics: bool = False
 
     @property
     def takes_rows(self) -> bool:
@@ -147,6 +150,11 @@ class SinkContext:
         state: id of the state the job is in; with ``job_id`` it names the feed in the world.
         scan: this sink object takes the rows of the feed's scan, while another one of the same
             feed takes its changes.
+        feeds: the state's jobs that were not dropped and have not ended, by number, each with
+            the name of a table that it has: the target of that table is theirs.
+        source: the source's own identity as the engine knows it (for PostgreSQL its system
+            identifier and the database's oid), so that a sink can tell that the target is the
+            source; empty where it is not known.
     """
 
     feed: str
@@ -159,6 +167,8 @@ class SinkContext:
     scratch: str = ""
     state: str = ""
     scan: bool = False
+    feeds: frozenset[tuple[int, str]] = frozenset()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +277,21 @@ class Overlooks(Protocol):
 
         Nothing is connected for this.
         """
+        ...
+
+
+@runtime_checkable
+class OwnsTargets(Protocol):
+    """Optional: a sink that keeps one target a source table, which two tables cannot share."""
+
+    def claims(self, topic: str) -> tuple[str, ...]:
+        """The names that the target of a topic takes, its own first, then those of what the sink
+        keeps beside it. Names that are one name in the target (by case, by length) are equal.
+        Nothing is connected."""
+        ...
+
+    def reserved(self) -> tuple[str, ...]:
+        """Names, in the same form, that the sink keeps for itself at the place."""
         ...
 
 

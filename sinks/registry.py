@@ -17,7 +17,7 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import UnknownParameters
-from sinks.base import Capabilities, Sink
+from sinks.base import Capabilities, OwnsTargets, Sink
 
 GROUP = "changefeed.sinks"
 
@@ -328,6 +328,31 @@ def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callab
     sink = open_sink(uri, options)
     namer: Callable[[str], str] = getattr(sink, "topic", str)
     return namer
+
+
+def owner_of_targets(uri: str, options: Mapping[str, object] | None = None) -> OwnsTargets | None:
+    """The sink of a URI where it keeps one target a source table; None where targets may be
+    shared."""
+    sink = open_sink(uri, options)
+    return sink if isinstance(sink, OwnsTargets) else None
+
+
+#: Parameters of URIs that say where targets are.
+_PLACING = frozenset(
+    {"schema", "warehouse", "uri", "endpoint", "api_endpoint", "AWS_ENDPOINT", "AZURE_ACCOUNT_NAME"}
+)
+
+
+def place_of(uri: str) -> str:
+    """Where the targets of a sink are, so that two URIs of one place are equal: without login and
+    parameters but those that say where. Two names of one host are two places. Not to be shown."""
+    scheme, _, rest = uri.partition(":")
+    address, _, query = rest.partition("?")
+    authority, slash, path = address.removeprefix("//").partition("/")
+    hosts = ",".join(sorted(authority.rpartition("@")[2].lower().split(",")))
+    placing = sorted(word for word in query.split("&") if word.partition("=")[0] in _PLACING)
+    location = entry(scheme.lower()).location
+    return f"{location} {hosts}{slash}{path.rstrip('/')} {'&'.join(placing)}"
 
 
 def _load(scheme: str) -> Any:

@@ -28,6 +28,11 @@ class Lake:
     engine: SparkEngine
     uri: str
 
+    @property
+    def format(self) -> str:
+        """``delta`` or ``iceberg``."""
+        return place_of(self.uri).format
+
     def table(self, name: str) -> str:
         """The table in SQL."""
         place = place_of(self.uri)

@@ -11,6 +11,7 @@ from changefeed.core.schema import TableName
 from changefeed.options import INITIAL_SCAN, InitialScan, Options
 from changefeed.plan.build import check_table, table_stages
 from changefeed.plan.sink_resolution import Sinking, job_options
+from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import Found, matching, parse_targets
 from changefeed.sources.base import ChecksTables, Source, Watch
 from grammar import nodes
@@ -35,6 +36,11 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     if not found:
         return []
     problems = _problems(list(found.values()), job, source, options)
+    held = {t.table: t.topic for t in tables if t.table not in found}
+    wanted = {name: None for name in found if name not in problems}
+    problems |= clashes(
+        topics_of(wanted, sink, options), sink, options, held=held, catalog=catalog, job=job.id
+    )
     fresh = [place for name, place in found.items() if name not in refused]
     _add(catalog, job, source, sink, options, fresh, problems)
     mended = [name for name in found if name in refused and name not in problems]

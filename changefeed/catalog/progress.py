@@ -11,7 +11,7 @@ from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
 from changefeed.catalog.leases import check_lease
-from changefeed.catalog.model import Status, TableProgress, TableState
+from changefeed.catalog.model import Status, TableProgress, TableState, Wanted
 from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
@@ -154,6 +154,19 @@ class Progress(Store):
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
         return frozenset(progress.keys() - moved.keys())
+
+    def living(self) -> frozenset[tuple[int, str]]:
+        """The tables of the jobs that were not dropped and have not succeeded: number of the job,
+        and ``source.schema.table``."""
+        ended = (Status.DROPPED.value, Status.SUCCEEDED.value)
+        jobs = select(_job.c.id).where(
+            _job.c.wanted != Wanted.DROPPED.value, _job.c.status.not_in(ended)
+        )
+        columns = (_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
+        query = select(*columns).where(_table.c.job_id.in_(jobs))
+        with self._database.read() as transaction:
+            rows = transaction.execute(query)
+            return frozenset((int(row[0]), str(TableName(*row[1:]))) for row in rows)
 
     def add_tables(self, job_id: int, added: Iterable[TableProgress]) -> None:
         """Let a feed watch more tables; raises its generation.

@@ -200,6 +200,12 @@ CODES: dict[str, Code] = _table(
     Code("CF5005", _U, "sink needs an extra"),
     Code("CF5006", _S, "the sink cannot take a message or a change of this table"),
     Code("CF5007", _S, "client went away"),
+    Code(
+        "CF5008",
+        _S,
+        "the target of a table is not this feed's",
+        "existing_target says what becomes of it; FOR table AS name takes another target.",
+    ),
     Code("CF6001", _R, "state database is not reachable"),
     Code("CF6002", _S, "state database is from another version"),
     Code("CF6003", _U, "another node holds this state"),

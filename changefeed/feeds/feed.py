@@ -41,6 +41,8 @@ class Feed:
         #: Tables whose progress is not saved any more: a RESCAN has asked for them meanwhile, or
         #: a DROP taken them away.
         self.superseded: frozenset[TableName] = frozenset()
+        self._living = catalog.living()
+        self._source_id = catalog.source_state(job.source).system_id
         self._changed: set[TableName] = set()
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
@@ -128,6 +130,8 @@ class Feed:
             scratch=scratch,
             state=self._catalog.state_id,
             scan=scan,
+            feeds=self._living,
+            source=self._source_id,
         )
 
     # -- how far it is --------------------------------------------------------------------

@@ -41,7 +41,7 @@ from sinks.base import (
 from sinks.registry import open_sink
 
 #: Errors that concern one table: others of the feed go on.
-TABLE_ERRORS = frozenset({"CF5003", "CF5006"})
+TABLE_ERRORS = frozenset({"CF5003", "CF5006", "CF5008"})
 
 
 class Outlet:

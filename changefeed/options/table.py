@@ -79,6 +79,14 @@ class History(StrEnum):
     APPEND = "append"
 
 
+class ExistingTarget(StrEnum):
+    """What happens to a target that has rows and was not made by the feed."""
+
+    REFUSE = "refuse"
+    MERGE = "merge"
+    REPLACE = "replace"
+
+
 class OnDrop(StrEnum):
     """What happens to a target table whose source table was dropped."""
 
@@ -580,6 +588,17 @@ ON_DROP = option(
     example="on_drop = 'drop'",
     shown="keep",
     schemes=MERGED,
+)
+EXISTING_TARGET = option(
+    "existing_target",
+    Choice(ExistingTarget),
+    ExistingTarget.REFUSE,
+    group="Merged tables",
+    summary="What happens to a target that has rows and was not made by this feed: refuse stops "
+    "the table, merge keeps rows of other keys, replace deletes its rows first.",
+    example="existing_target = 'merge'",
+    shown="refuse",
+    schemes=MERGED | {"elasticsearch", "elasticsearch+https"},
 )
 PARTITION_BY = option(
     "partition_by",

@@ -7,7 +7,7 @@ belongs to a feed's start (cursor, initial_scan, end_time) and the kind of its s
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Job
@@ -32,12 +32,15 @@ from changefeed.plan.build import (
     distinct,
     feed_sql,
     find_tables,
+    look_at_targets,
+    sharing_notices,
     shown,
     table_notices,
     table_stages,
 )
 from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
+from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import Found, matching, parse_targets, target_text
 from changefeed.sources.base import Source, Watch
 from grammar import nodes
@@ -121,6 +124,8 @@ class _Alteration:
         self._change_tables(sink, options)
         if not self.tables and not self.added:
             self._problem("CF1302", "cannot drop all targets", "DROP CHANGEFEED ends the feed.")
+        if sink is not old_sink:
+            self._check_moved(sink, options)
         self._check_columns(old_options, options)
         self._rescan_tables(options)
         if self.problems:
@@ -136,7 +141,12 @@ class _Alteration:
             drop=tuple(self.dropped),
             topics={} if sink is old_sink else self._topics(sink, options),
             rescan=self.rescans,
-            notices=(*options.notes, *table_notices(self.added, sink), *self._rescan_notices(sink)),
+            notices=(
+                *options.notes,
+                *table_notices(self.added, sink),
+                *sharing_notices(self.added, sink, self.around.catalog, self.job.id),
+                *self._rescan_notices(sink),
+            ),
         )
 
     def _problem(
@@ -192,14 +202,22 @@ class _Alteration:
 
     def _topics(self, sink: Sinking, options: Options) -> dict[TableName, str]:
         """Topics of the tables that stay, for a sink URI with other prefixes."""
-        topic_of = sink.topics(options)
         named = {
             target.name.parts[-2:]: target.topic
             for target in self.targets
             if isinstance(target, nodes.TableTarget)
         }
-        new = {t: topic_of(t, named.get((t.schema, t.name))) for t in self.tables}
+        wanted = {t: named.get((t.schema, t.name)) for t in self.tables}
+        new = topics_of(wanted, sink, options)
         return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
+
+    def _check_moved(self, sink: Sinking, options: Options) -> None:
+        """The tables that stay get targets of their own at the new place."""
+        new = self._topics(sink, options)
+        topics = {t: new.get(t, progress.topic) for t, progress in self.tables.items()}
+        catalog = self.around.catalog
+        found = clashes(topics, sink, options, held={}, catalog=catalog, job=self.job.id)
+        self.problems += found.values()
 
     def _check_columns(self, old: Options, new: Options) -> None:
         """Columns that changed options name must be in every table that stays."""
@@ -252,8 +270,31 @@ class _Alteration:
             start = self.source.current_position()
         for place in fresh:
             self.problems += check_table(place.schema, place.target, options)
-        self.added += table_stages(fresh, self.source, sink, options, scan=scan, start=start)
+        added = table_stages(fresh, self.source, sink, options, scan=scan, start=start)
+        self._check_targets(added, sink, options, {p.schema.table: p.target.span for p in fresh})
+        if not self.problems:
+            topics = {stage.schema.table: stage.progress.topic for stage in added}
+            self.problems += look_at_targets(self.around, sink, options, fresh, topics)[0]
+        self.added += added
         self.targets += definite(action.targets, found, self.source)
+
+    def _check_targets(
+        self,
+        added: Sequence[TableStage],
+        sink: Sinking,
+        options: Options,
+        spans: Mapping[TableName, nodes.Span | None],
+    ) -> None:
+        """No table gets the target of another."""
+        new = self._topics(sink, options) if sink.written != self.job.sink_uri else {}
+        held = {t: new.get(t, p.topic) for t, p in self.tables.items()}
+        held |= {stage.schema.table: stage.progress.topic for stage in self.added}
+        topics = {stage.schema.table: stage.progress.topic for stage in added}
+        catalog = self.around.catalog
+        found = clashes(topics, sink, options, held=held, catalog=catalog, job=self.job.id)
+        for table, problem in found.items():
+            problem.span = to_span(spans.get(table))
+            self.problems.append(problem)
 
     def _check_source(self, fresh: Sequence[Found], *, diff: bool) -> None:
         state = self.around.catalog.source_state(self.job.source)

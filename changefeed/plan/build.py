@@ -6,7 +6,7 @@ a problem as far as it can, so that all of them are told at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from changefeed.options import (
 from changefeed.plan.names import choose_source
 from changefeed.plan.sink_resolution import Probe, Sinking, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
+from changefeed.plan.target_names import clashes, sharing, topics_of
 from changefeed.plan.targets import (
     Found,
     look_up,
@@ -54,7 +55,8 @@ OpenSource = Callable[[str, str], Source]
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What planning looks at: the state, the session's USE, the clock, how to open a source,
-    and for VALIDATE how to look at the target."""
+    and how to look at the target: for VALIDATE in every respect (``probe``), for CREATE and ALTER
+    only whose the targets are (``guard``), as far as the target answers."""
 
     catalog: Catalog
     clock: Clock
@@ -62,6 +64,7 @@ class Surroundings:
     session_source: str | None = None
     open_source: OpenSource = open_registered
     probe: Probe | None = None
+    guard: Probe | None = None
 
 
 def plan_create(statement: nodes.CreateChangefeed, around: Surroundings) -> FeedPlan:
@@ -137,21 +140,16 @@ class Planner:
 
     def _probe(self, sink: Sinking | None, options: Options | None, found: Sequence[Found]) -> None:
         """Look at the target itself, unless it is plain already that it cannot be used."""
-        probe = self.around.probe
-        if probe is None or sink is None or options is None or check_sink(sink, options):
+        if sink is None or options is None or check_sink(sink, options):
             return
-        topic_of = sink.topics(options)
-        targets = {place.schema.table: place for place in found}
-        problems, overlooked = probe(
-            sink,
-            options,
-            [
-                Target(table, topic_of(table, getattr(place.target, "topic", None)), _shape(place))
-                for table, place in targets.items()
-            ],
-        )
+        topics = topics_of({f.schema.table: named_topic(f.target) for f in found}, sink, options)
+        clashing = clashes(topics, sink, options, held={}, catalog=self.catalog)
+        spans = {f.schema.table: to_span(f.target.span) for f in found}
+        for table, problem in clashing.items():
+            problem.span = spans[table]
+            self.problems.append(problem)
+        problems, self._overlooked = look_at_targets(self.around, sink, options, found, topics)
         self.problems += problems
-        self._overlooked += overlooked
 
     def _check_name(self) -> None:
         name = self.statement.name
@@ -260,7 +258,12 @@ class Planner:
                 self.statement.name, targets, connection.name, sink.written, options
             ),
             messages=messages,
-            notices=(*options.notes, *table_notices(tables, sink), *self._overlooked),
+            notices=(
+                *options.notes,
+                *table_notices(tables, sink),
+                *sharing_notices(tables, sink, self.catalog),
+                *self._overlooked,
+            ),
         )
 
     def _check_cursor(self, options: Options, source: str, found: Sequence[Found]) -> None:
@@ -293,6 +296,24 @@ class Planner:
                         span=span,
                     )
                 )
+
+
+def look_at_targets(
+    around: Surroundings,
+    sink: Sinking,
+    options: Options,
+    found: Sequence[Found],
+    topics: Mapping[TableName, str],
+) -> tuple[list[ChangefeedError], list[str]]:
+    """What the target itself says against the feed, and what was not looked at."""
+    targets = [Target(f.schema.table, topics[f.schema.table], _shape(f)) for f in found]
+    if around.probe is not None:
+        return around.probe(sink, options, targets)
+    if around.guard is None or not targets or sink.owner(options) is None:
+        return [], []
+    problems, _ = around.guard(sink, options, targets)
+    # A target that does not answer now is no reason against a feed: it is tried again.
+    return [problem for problem in problems if problem.code.number == "CF5008"], []
 
 
 def _shape(place: Found) -> TableSchema:
@@ -332,7 +353,7 @@ def table_stages(
     """The stages of the tables, with topics and estimates."""
     sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
     stages = []
-    topic_of = sink.topics(options)
+    topics = topics_of({f.schema.table: named_topic(f.target) for f in found}, sink, options)
     for place in found:
         table = place.schema.table
         target = place.target
@@ -340,7 +361,7 @@ def table_stages(
         info = place.partition or sizes.get(table)
         progress = TableProgress(
             table,
-            topic=topic_of(table, own.topic if own else None),
+            topic=topics[table],
             scan_wanted=scan is not InitialScan.NO,
             start=start,
             scan_total=info.rows_estimate if info else 0,
@@ -361,6 +382,11 @@ def table_stages(
             )
         )
     return stages
+
+
+def named_topic(target: nodes.Target) -> str | None:
+    """The name that ``AS`` gives the target of a table."""
+    return target.topic if isinstance(target, nodes.TableTarget) else None
 
 
 def check_table(
@@ -443,6 +469,30 @@ def table_notices(tables: Sequence[TableStage], sink: Sinking) -> list[str]:
             for topic, names in by_topic.items()
             if len(names) > 1
         ]
+    return notices
+
+
+def sharing_notices(
+    tables: Sequence[TableStage], sink: Sinking, catalog: Catalog, job: int = 0
+) -> list[str]:
+    """Other feeds that write to the same topics or into the same folder."""
+    if not sink.capabilities.shared_topics:
+        return []
+    topics = {table.progress.topic for table in tables}
+    notices = []
+    for other in sharing(sink, catalog, job):
+        common = sorted(topics & {progress.topic for progress in catalog.tables(other.id)})
+        if common:
+            listed = ", ".join(common[:5]) + (", .." if len(common) > 5 else "")
+            notices.append(
+                f'changefeed "{other.name}" writes to {listed} at the same place: readers get the '
+                "messages of both, and a resolved timestamp of one says nothing of the other"
+            )
+        elif not sink.capabilities.resolved_by_topic:
+            notices.append(
+                f'changefeed "{other.name}" writes to the same place: a resolved timestamp there '
+                "says nothing of the tables of the other changefeed"
+            )
     return notices
 
 

@@ -11,7 +11,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.uri import sink_location
 from changefeed.options import FULL_TABLE_NAME, Options
 from sinks import registry
-from sinks.base import Capabilities, Checks, Overlooks, SinkContext, Target
+from sinks.base import Capabilities, Checks, Overlooks, OwnsTargets, SinkContext, Target
 
 #: Scheme of a feed without a sink, in the sink registry.
 SINKLESS = "sinkless"
@@ -48,6 +48,14 @@ class Sinking:
             return finish(named or (str(table) if options[FULL_TABLE_NAME] else table.name))
 
         return topic
+
+    def owner(self, options: Options) -> OwnsTargets | None:
+        """What knows the names of targets, where each table needs one of its own.
+
+        Raises:
+            ChangefeedError: the URI or an option is wrong.
+        """
+        return None if self.written is None else registry.owner_of_targets(self.real, options)
 
 
 def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Sinking:
@@ -105,7 +113,16 @@ def probe_of(catalog: Catalog) -> Probe:
         if sink.written is None:
             return [], []
         given: dict[str, object] = {**options, "state_url": catalog.url}
-        context = SinkContext("validate", 0, tuple(targets), options=options)
+        source = targets[0].table.source if targets else ""
+        context = SinkContext(
+            "validate",
+            0,
+            tuple(targets),
+            options=options,
+            state=catalog.state_id,
+            feeds=catalog.living(),
+            source=catalog.source_state(source).system_id if source else "",
+        )
         try:
             opened = registry.open_sink(sink.real, given)
         except ChangefeedError:

@@ -180,7 +180,9 @@ class Scan(threading.Thread):
 
 
 #: Errors that concern the one table that is read.
-_TABLE_ERRORS = frozenset({"CF1101", "CF1302", "CF1303", "CF2202", "CF4001", "CF5003", "CF5006"})
+_TABLE_ERRORS = frozenset(
+    {"CF1101", "CF1302", "CF1303", "CF2202", "CF4001", "CF5003", "CF5006", "CF5008"}
+)
 
 
 def _duration(seconds: float) -> str:

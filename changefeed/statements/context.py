@@ -117,8 +117,9 @@ class Context:
     probe: Probe
     text: str = ""
 
-    def surroundings(self, *, probing: bool = False) -> Surroundings:
-        """For the planner; ``probing`` lets it connect to the target."""
+    def surroundings(self, *, probing: bool = False, making: bool = False) -> Surroundings:
+        """For the planner; ``probing`` lets it look at the target in every respect, ``making``
+        at whose the targets are."""
         return Surroundings(
             self.catalog,
             self.clock,
@@ -126,6 +127,7 @@ class Context:
             self.session.source,
             self.open_source,
             self.probe if probing else None,
+            self.probe if making else None,
         )
 
     def source(self, name: str) -> Source:

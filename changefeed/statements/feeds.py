@@ -60,7 +60,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             name=existing.name,
             tag="CREATE CHANGEFEED",
         )
-    plan = plan_create(statement, context.surroundings())
+    plan = plan_create(statement, context.surroundings(making=True))
     warnings = _source_warnings(plan.source.source, plan.tables, context, server=plan.source.fresh)
     if plan.sinkless:
         rows = context.host.start_sinkless(plan)
@@ -300,7 +300,7 @@ def _source_warnings(
 def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
     job = context.job(statement.feed)
-    plan = plan_alter(statement, job, context.surroundings())
+    plan = plan_alter(statement, job, context.surroundings(making=True))
     warnings = _source_warnings(job.source, plan.add, context, server=False)
     altered = context.catalog.alter_job(
         job.id,

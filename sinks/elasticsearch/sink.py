@@ -65,6 +65,15 @@ class ElasticsearchSink:
         """The index of the table (or topic alias) ``name``."""
         return self.settings.index_of(name)
 
+    def claims(self, topic: str) -> tuple[str, ...]:
+        """See :class:`sinks.base.OwnsTargets`."""
+        return (topic,)
+
+    def reserved(self) -> tuple[str, ...]:
+        """See :class:`sinks.base.OwnsTargets`: documents of these are not of any table."""
+        settings = self.settings
+        return tuple(filter(None, (settings.dead_letter_index, settings.resolved_index)))
+
     # ------------------------------------------------------------------ life
 
     def open(self, context: SinkContext) -> None:

@@ -47,6 +47,7 @@ class FilesSink:
         key_in_value=True,
         compressions=COMPRESSIONS,
         pace=1.0,
+        shared_topics=True,
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -63,6 +63,7 @@ class KafkaSink:
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
         resolved_by_topic=True,
+        shared_topics=True,
     )
     stall_seconds: float = STALL_SECONDS
 

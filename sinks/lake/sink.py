@@ -104,6 +104,14 @@ class LakeSink:
         ``_uXXXX_``."""
         return kafka_topic_name(name, NAME_LIMIT)
 
+    def claims(self, topic: str) -> tuple[str, ...]:
+        """See :class:`sinks.base.OwnsTargets`: many catalogs of Iceberg's fold case."""
+        return (topic.casefold() if self._place.format == "iceberg" else topic,)
+
+    def reserved(self) -> tuple[str, ...]:
+        """See :class:`sinks.base.OwnsTargets`."""
+        return (RESOLVED_TABLE,)
+
     # -- the order of calls -----------------------------------------------------------------
 
     def open(self, context: SinkContext) -> None:

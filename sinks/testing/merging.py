@@ -24,6 +24,7 @@ from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved
 from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Checks, LeavesTables, Sink, SinkContext
+from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
     Change,
     Row,
@@ -70,6 +71,16 @@ class MergeHarness:
         """Hand over and commit rows of a scan; another way for sinks that have one."""
         receipt = sink.write(batch)
         sink.commit(batch.epoch, [receipt])
+
+    def make_foreign(self, name: str) -> None:
+        """Make a table that no feed made: ``a`` (the key, a 32-bit integer), ``b`` (a text), one
+        row, :data:`sinks.testing.owning.THEIRS`."""
+        raise NotImplementedError
+
+    def foreign_rows(self, name: str) -> Sequence[Mapping[str, object]]:
+        """``a`` and ``b`` of all rows of a table, in the order of ``a``."""
+        listed = [{"a": row["a"], "b": row["b"]} for row in self.rows(name)]
+        return sorted(listed, key=lambda row: repr(row["a"]))
 
     def raw(self) -> bytes:
         """All bytes of the target a reader can see, for searching."""
@@ -729,5 +740,6 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         appends_changes,
         keeps_sequence_beside,
         hides_secrets,
+        *OWNING_CASES,
     )
 )

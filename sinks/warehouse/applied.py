@@ -18,7 +18,7 @@ skipped when they come again, so a replayed insert cannot bring back a deleted r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sinks.warehouse.dialect import Dialect
@@ -80,6 +80,23 @@ class Applied:
         """``version, seq, scanned``; no row for a table that is new."""
         q = self.d.quote
         return f"SELECT {q('version')}, {q('seq')}, {q('scanned')} FROM {self.table} {self._where}"
+
+    def marks(self, topics: Sequence[str]) -> str:
+        """``id, feed, table_name, version, seq, scanned`` of this row and of every row whose
+        target has one of these names."""
+        q, d = self.d.quote, self.d
+        names = ", ".join(map(q, ("id", "feed", "table_name", "version", "seq", "scanned")))
+        column = f"lower({q('table_name')})" if d.folds_case else q("table_name")
+        listed = ", ".join(d.literal(t.lower() if d.folds_case else t) for t in topics)
+        return (
+            f"SELECT {names} FROM {self.table} "
+            f"WHERE {q('id')} = {d.literal(self.id)} OR {column} IN ({listed})"
+        )
+
+    def forget_others(self, ids: Sequence[str]) -> str:
+        """Rows of feeds that are gone."""
+        listed = ", ".join(map(self.d.literal, ids))
+        return f"DELETE FROM {self.table} WHERE {self.d.quote('id')} IN ({listed})"
 
     def insert(self, feed: str, topic: str) -> str:
         """Make the row unless it is there."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import SinkURL
+from sinks.base import SinkContext, Target
+from sinks.ownership import NOT_OURS, occupied
 from sinks.warehouse.clickhouse_keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.staging import Shape
@@ -45,13 +47,24 @@ class ClickHouseSink(WarehouseSink):
         self._server = ClickHouse(Address(url.host, port, *login, tls, authority), database)
         super().__init__(self._server, options, ClickHouseStrategy())
 
+    def _check_target(self, context: SinkContext, target: Target) -> None:
+        if target.schema is not None:
+            self._look(self._names(target, context), Shape(target.schema, target.topic))
+        super()._check_target(context, target)
+
     def _look(self, table: Table, shape: Shape) -> None:
         """Nobody's table is replaced by the view, and rows of another way of keeping (the feed had
         another ``history``) are not mixed with these: by another key they would be lost."""
         engine = self._server.engine(shape.topic)
+        if engine == "View" and not self._server.view_reads(shape.topic, ROWS + shape.topic):
+            raise occupied(
+                str(shape.schema.table),
+                f"the view {self._server.schema}.{shape.topic}",
+                "the view of that name that this sink makes",
+            )
         if engine not in ("", "View"):
             raise ChangefeedError(
-                "CF5006",
+                NOT_OURS,
                 f"{shape.schema.table}: {shape.topic} is a table already, and this sink would make "
                 "a view of that name",
                 detail=f"{self._server.place}, engine {engine}",

@@ -146,6 +146,15 @@ class ClickHouse(Warehouse):
         )
         return str(rows[0][0]) if rows else ""
 
+    def view_reads(self, view: str, table: str) -> bool:
+        """The view's query names the table."""
+        text, d = self.dialect.literal, self.dialect
+        rows = self.query(
+            "SELECT as_select FROM system.tables "
+            f"WHERE database = {text(self.schema)} AND name = {text(d.fit(view))}"
+        )
+        return bool(rows) and d.fit(table) in str(rows[0][0])
+
     def order(self, table: str) -> set[str]:
         """Columns that a table is sorted by."""
         text = self.dialect.literal

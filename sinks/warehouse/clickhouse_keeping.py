@@ -101,6 +101,10 @@ class _Facts(Applied):
     def forget(self) -> str:
         return f"DELETE FROM {self.facts} WHERE {self.d.quote('id')} = {self.d.literal(self.id)}"
 
+    def forget_others(self, ids: Sequence[str]) -> str:
+        listed = ", ".join(map(self.d.literal, ids))
+        return f"DELETE FROM {self.facts} WHERE {self.d.quote('id')} IN ({listed})"
+
     def _into(self) -> str:
         names = ("id", "fact", "feed", "table_name", "version", "seq", "scanned", _STAMP)
         return f"INSERT INTO {self.facts} ({', '.join(map(self.d.quote, names))})"
@@ -121,6 +125,8 @@ class _Facts(Applied):
 class ClickHouseStrategy(Strategy):
     """Insert what supersedes; show what is."""
 
+    merges = False
+
     # ------------------------------------------------------------------ names and bookkeeping
 
     def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
@@ -129,6 +135,22 @@ class ClickHouseStrategy(Strategy):
 
     def place(self, topic: str) -> str:
         return ROWS + topic
+
+    def has_side(self, table: Table, schema: TableSchema) -> bool:
+        return False
+
+    def number(self, table: Table, schema: TableSchema) -> str:
+        return SEQUENCE
+
+    def beside(self, topic: str) -> tuple[str, ...]:
+        return (*super().beside(topic), self.place(topic))
+
+    @property
+    def bookkeeping_names(self) -> tuple[str, ...]:
+        return bookkeeping.TABLE, _FACTS
+
+    def empty(self, table: Table) -> list[str]:
+        return [f"TRUNCATE TABLE {table.name}"]
 
     def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
         view, facts = warehouse.name(bookkeeping.TABLE), warehouse.name(_FACTS)

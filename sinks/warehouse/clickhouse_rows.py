@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sinks.warehouse.applied import LAST
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
-from sinks.warehouse.staging import BEFORE, MISSING, OPERATION, ORDER, SEQUENCE, Shape
+from sinks.warehouse.staging import BEFORE, MISSING, OPERATION, ORDER, SEQUENCE, Shape, staged_name
 from sinks.warehouse.tables import COMMITTED_AT, DELETED, Staged, Table
 
 IS_DELETED, ROW, COPIES, GONE, SEEN = "_is_deleted", "_row", "_copies", "_gone", "_seen"
@@ -125,7 +125,7 @@ def end_rows(table: Table, shape: Shape, version: int, where: str) -> str:
 
 def _digest(d: Dialect, names: Sequence[str], prefix: str = "") -> str:
     """What tells rows apart, of a staged row: there every value is a text or a number."""
-    listed = ", ".join(f"s.{d.quote(prefix + name)}" for name in names)
+    listed = ", ".join(f"s.{d.quote(staged_name(name, prefix))}" for name in names)
     return f"sipHash128(toJSONString(tuple({listed})))"
 
 
@@ -166,7 +166,7 @@ def _side(table: Table, staged: Staged, prefix: str, one: int, operations: Seque
     """SELECT of the rows that came (the row after), or of those that went (the row before)."""
     d, names = table.d, staged.shape.names
     q = d.quote
-    listed = [f"s.{q(prefix + name)} AS {q(name)}" for name in names]
+    listed = [f"s.{q(staged_name(name, prefix))} AS {q(name)}" for name in names]
     listed += [f"{_digest(d, names, prefix)} AS {q(ROW)}", f"{one} AS {q(_ONE)}"]
     listed += [f"s.{q(name)} AS {q(name)}" for name in (SEQUENCE, ORDER)]
     return (

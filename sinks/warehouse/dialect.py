@@ -145,6 +145,12 @@ class Dialect:
         head = name.encode()[: self.max_name - 9].decode(errors="ignore")
         return f"{head}_{digest}"
 
+    def canonical(self, name: str) -> str:
+        """What two names have in common that are one table here: cut to what fits, and folded
+        where case does not tell names apart."""
+        fitted = self.fit(name)
+        return fitted.casefold() if self.folds_case else fitted
+
     def rule(self, column: Column, *, key: bool = False) -> TypeRule:
         """How a source column is kept here. ``key``: the column is part of the primary key."""
         logical = column.logical
@@ -391,6 +397,15 @@ class Warehouse(ABC):
 
         ``load_id`` is unique to these rows: repeated after a lost answer, it may load nothing.
         """
+
+    def there(self) -> bool:
+        """After ``connect(make=False)``: there is a place to look at."""
+        return True
+
+    def identity(self) -> str:
+        """The database's own identity, in the form of ``SinkContext.source``, where this can be a
+        source too; empty where it cannot or does not say."""
+        return ""
 
     def rest(self) -> None:
         """Nothing is in flight: what others wait for (a file's lock) may be let go. Optional."""

@@ -163,6 +163,9 @@ class DuckDB(Warehouse):
     def name(self, table: str) -> str:
         return f"{self._prefix}.{self.dialect.quote(self.dialect.fit(table))}"
 
+    def there(self) -> bool:
+        return self._cursor is not None
+
     def _has_schema(self) -> bool:
         text = self.dialect.literal
         return bool(
@@ -200,7 +203,10 @@ class DuckDB(Warehouse):
 
     def columns(self, table: str) -> dict[str, str]:
         text = self.dialect.literal
-        where = f"table_schema = {text(self.schema or 'main')} AND table_name = {text(table)}"
+        where = (
+            f"table_schema = {text(self.schema or 'main')} "
+            f"AND lower(table_name) = lower({text(table)})"
+        )
         rows = self.query(
             "SELECT column_name, data_type FROM information_schema.columns "
             f"WHERE {where} AND table_catalog = {text(self._catalog)} ORDER BY ordinal_position"

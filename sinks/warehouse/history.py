@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from changefeed.core.clock import Timestamp
 from sinks.warehouse.merge import typed, unapplied
-from sinks.warehouse.staging import BEFORE, OPERATION, ORDER, SEQUENCE, Shape
+from sinks.warehouse.staging import OPERATION, ORDER, SEQUENCE, Shape, before_name
 from sinks.warehouse.tables import (
     COMMITTED_AT,
     IS_CURRENT,
@@ -36,7 +36,7 @@ def append(table: Table, staged: Staged) -> list[str]:
     for i, column in enumerate(shape.columns):
         source = f"s.{q(column.name)}"
         if shape.keyless and i in shape.before:
-            source = f"CASE WHEN {deleted} THEN s.{q(BEFORE + column.name)} ELSE {source} END"
+            source = f"CASE WHEN {deleted} THEN s.{q(before_name(column.name))} ELSE {source} END"
         values.append(d.rule(column, key=not shape.keyless and i in shape.schema.key).of(source))
     values += [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION)]
     values.append(d.instant(f"s.{q(SEQUENCE)}"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from changefeed.core.schema import Column
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
-from sinks.warehouse.staging import BEFORE, OPERATION, SEQUENCE, Shape
+from sinks.warehouse.staging import BEFORE, OPERATION, SEQUENCE, Shape, staged_name
 from sinks.warehouse.tables import Staged, Table
 
 
@@ -77,7 +77,9 @@ def _side(table: Table, staged: Staged, prefix: str, one: int, operations: tuple
 
 def _cast(d: Dialect, columns: tuple[Column, ...], prefix: str = "") -> str:
     q = d.quote
-    return ", ".join(f"{d.rule(c).of(f's.{q(prefix + c.name)}')} AS {q(c.name)}" for c in columns)
+    return ", ".join(
+        f"{d.rule(c).of(f's.{q(staged_name(c.name, prefix))}')} AS {q(c.name)}" for c in columns
+    )
 
 
 def scan_columns(d: Dialect, shape: Shape) -> dict[str, str]:

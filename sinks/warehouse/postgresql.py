@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from pyarrow import csv
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
 from sinks.warehouse.explained import explained
@@ -154,13 +154,30 @@ class PostgreSQL(Warehouse):
         with explained(self._ours):
             return list(self._opened().execute(sql.encode()).fetchall())
 
+    def _is_called(self, table: str) -> str:
+        """SQL: the relation ``c`` has this name."""
+        return f"c.relname = {self.dialect.literal(table)}"
+
+    def identity(self) -> str:
+        """System identifier and oid of the database; empty where the login may not see it."""
+        try:
+            rows = self.query(
+                "SELECT system_identifier::text || '/' || (SELECT oid::text FROM pg_database "
+                "WHERE datname = current_database()) FROM pg_control_system()"
+            )
+        except ChangefeedError as error:
+            if error.action is Action.RETRY:
+                raise
+            return ""
+        return str(rows[0][0])
+
     def columns(self, table: str) -> dict[str, str]:
         text = self.dialect.literal
         rows = self.query(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a "
             "JOIN pg_class AS c ON c.oid = a.attrelid "
             "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            f"WHERE n.nspname = {text(self.schema)} AND c.relname = {text(table)} "
+            f"WHERE n.nspname = {text(self.schema)} AND {self._is_called(table)} "
             "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
         )
         return {str(name): str(kind) for name, kind in rows}

@@ -36,7 +36,8 @@ from sinks.warehouse.sink import WarehouseSink
 _TEXT = "VARCHAR(65535)"
 _FREE = "DECIMAL(38,18)"
 _LONGEST = 65535
-_ALIAS = re.compile(r'\bt\.(?=")')
+#: The target's alias before a column, or a quoted name or literal, which is left as it is.
+_ALIAS = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'|\b(t\.)(?=")')
 
 
 class RedshiftDialect(PostgreSQLDialect):
@@ -99,7 +100,8 @@ class RedshiftDialect(PostgreSQLDialect):
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
         # The target has no alias in DELETE.
-        return f"DELETE FROM {table} USING {source} AS {alias} WHERE {_ALIAS.sub(f'{table}.', on)}"
+        named = _ALIAS.sub(lambda found: f"{table}." if found[1] else found[0], on)
+        return f"DELETE FROM {table} USING {source} AS {alias} WHERE {named}"
 
     def merge(self, merge: Merge) -> list[str]:
         return delete_insert(self, merge)
@@ -111,6 +113,12 @@ class Redshift(PostgreSQL):
     def __init__(self, uri: str, schema: str, place: str) -> None:
         super().__init__(uri, schema, place)
         self.dialect = RedshiftDialect()
+
+    def _is_called(self, table: str) -> str:
+        return f"lower(c.relname) = lower({self.dialect.literal(table)})"
+
+    def identity(self) -> str:
+        return ""
 
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         names = ", ".join(map(self.dialect.quote, rows.column_names))

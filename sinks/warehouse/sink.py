@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import pyarrow as pa
@@ -21,12 +22,27 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
+from changefeed.options import ExistingTarget
 from sinks.base import Accepts, Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.ownership import Claim, policy_of
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.owning import (
+    NUMBERED_COLUMNS,
+    STAGING_COLUMNS,
+    Holding,
+    Targets,
+)
 from sinks.warehouse.staging import BATCH, ORDER, SEQUENCE, Shape, check_values
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import History, Keeping, Staged, Table
+from sinks.warehouse.tables import (
+    History,
+    Keeping,
+    Staged,
+    Table,
+    scan_name,
+    staging_name,
+)
 
 log = logging.getLogger("changefeed.sinks.warehouse")
 
@@ -107,6 +123,11 @@ class WarehouseSink:
         self._prepared = False
         # A scan that broke begins anew with ``open``: of each topic the version whose rows gather.
         self._scanning: dict[str, int] = {}
+        self._policy = policy_of(options or {})
+
+    @cached_property
+    def _targets(self) -> Targets:
+        return Targets(self._warehouse, self._strategy, self._policy)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._warehouse.place})"
@@ -125,12 +146,42 @@ class WarehouseSink:
         self._warehouse.rest()
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Reach and login; nothing is made, so the right to make tables shows with the feed."""
+        """Reach, login, and whose the targets are; nothing is made, so the right to make tables
+        shows with the feed."""
         try:
             self._warehouse.connect(make=False)
+            if not self._warehouse.there():
+                return []
+            self._targets.booked = bool(self._look_at_bookkeeping())
         except ChangefeedError as error:
             return [error]
-        return []
+        found = []
+        for target in context.targets:
+            try:
+                self._check_target(context, target)
+            except ChangefeedError as error:
+                found.append(error)
+                if error.action is Action.RETRY:
+                    break
+        return found
+
+    def _check_target(self, context: SinkContext, target: Target) -> None:
+        """Raises what stands in the way of one table."""
+        if target.schema is None:
+            return
+        table = self._names(target, context)
+        self._strategy.check(table, target.schema)
+        self._targets.look(table, target, target.schema, context)
+
+    def claims(self, topic: str) -> tuple[str, ...]:
+        """See :class:`sinks.base.OwnsTargets`."""
+        d, strategy = self._warehouse.dialect, self._strategy
+        names = (topic, strategy.place(topic), *strategy.beside(topic))
+        return tuple(dict.fromkeys(map(d.canonical, names)))
+
+    def reserved(self) -> tuple[str, ...]:
+        """See :class:`sinks.base.OwnsTargets`."""
+        return tuple(map(self._warehouse.dialect.canonical, self._strategy.bookkeeping_names))
 
     def write(self, batch: Batch) -> Receipt:
         """Gathers rows; a value that the target cannot hold is refused here."""
@@ -273,14 +324,20 @@ class WarehouseSink:
         """The target goes too with ``on_drop = 'drop'``; else only what is ours goes."""
         self._connect()
         table = self._names(target)
+        self._known.pop(target.topic, None)
+        if not self._query(table.applied.read()):
+            return  # nothing there carries the feed's mark
         d = table.d
-        gone = [d.drop_table(table.staging), d.drop_table(table.scan)]
+        gone = []
+        if self._targets.is_ours(table, staging_name(target.topic), STAGING_COLUMNS):
+            gone.append(d.drop_table(table.staging))
+        if self._targets.is_ours(table, scan_name(target.topic), NUMBERED_COLUMNS):
+            gone.append(d.drop_table(table.scan))
         if self._keeping.drop:
             gone += self._strategy.drop(table)
         self._define(gone, target.topic)
         if self._keeping.drop:
             self._run([Statement(table.applied.forget(), target.topic)])
-        self._known.pop(target.topic, None)
         self._warehouse.rest()
 
     # ------------------------------------------------------------------ tables
@@ -288,10 +345,6 @@ class WarehouseSink:
     @property
     def _node(self) -> str:
         return self._opened.node
-
-    @property
-    def _job(self) -> str:
-        return f"{self._opened.state}/{self._opened.job_id}"
 
     @property
     def _opened(self) -> SinkContext:
@@ -304,32 +357,67 @@ class WarehouseSink:
         try:
             warehouse.connect()
             if not self._prepared:
-                if not warehouse.columns(bookkeeping.TABLE):
+                if not self._look_at_bookkeeping():
                     self._define(self._strategy.bookkeeping(warehouse), "")
-                self._prepared = True
+                self._targets.booked = self._prepared = True
         except ChangefeedError:
             self._forget()
             raise
 
-    def _names(self, target: Target) -> Table:
-        applied = self._strategy.applied(self._warehouse, self._job, str(target.table))
+    def _look_at_bookkeeping(self) -> dict[str, str]:
+        """Its columns; none where there is none yet.
+
+        Raises:
+            ChangefeedError: CF5003, something else has its name.
+        """
+        name = self._strategy.bookkeeping_names[0]
+        present = self._warehouse.columns(name)
+        lacking = {"id", "table_name", "version"} - {column.casefold() for column in present}
+        if present and lacking:
+            raise ChangefeedError(
+                "CF5003",
+                f"{self._targets.words(name)} is in the way of the sink's bookkeeping, and was "
+                "not made by a changefeed",
+                detail="it was left as it is",
+                hint="rename it, or give the sink another schema or database.",
+            )
+        return present
+
+    def _names(self, target: Target, context: SinkContext | None = None) -> Table:
+        opened = context or self._opened
+        job = f"{opened.state}/{opened.job_id}"
+        applied = self._strategy.applied(self._warehouse, job, str(target.table))
         return self._strategy.table(self._warehouse, target.topic, self._keeping, applied)
 
     def _table(self, target: Target, schema: TableSchema) -> _Known:
-        """The table and how far it is; its row of bookkeeping is made if it is missing."""
+        """The table and how far it is. A target that is not this feed's yet is marked.
+
+        Raises:
+            ChangefeedError: CF5008, it belongs to somebody else.
+        """
         known = self._known.get(target.topic)
-        if known is not None:
+        if known is not None and known.table.source == str(target.table):
             return known
         table = self._names(target)
         self._strategy.check(table, schema)
-        rows = self._query(table.applied.read())
-        if not rows:
-            sql = table.applied.insert(self._opened.feed, target.topic)
-            self._run([Statement(sql, target.topic)])
-            rows = [(0, 0, 0)]
-        version, seq, scanned = (int(str(value or 0)) for value in rows[0])
+        with self._errors():
+            holding = self._targets.look(table, target, schema, self._opened)
+        if holding.progress is None:
+            self._take(table, target, schema, holding)
+        version, seq, scanned = holding.progress or (0, 0, 0)
         known = self._known[target.topic] = _Known(table, version, seq, scanned)
         return known
+
+    def _take(self, table: Table, target: Target, schema: TableSchema, holding: Holding) -> None:
+        """The target gets the feed's mark."""
+        statements = []
+        if holding.stale:
+            statements.append(table.applied.forget_others(holding.stale))
+        if holding.claim is Claim.REPLACE:
+            log.warning("existing_target = 'replace': the rows of %s go", target.topic)
+            statements += self._strategy.empty(table)
+        statements.append(table.applied.insert(self._opened.feed, target.topic))
+        self._run([Statement(sql, target.topic) for sql in statements])
 
     def _shape(self, known: _Known, batch: Batch) -> Shape:
         shape = Shape(batch.schema, batch.target.topic)
@@ -346,6 +434,8 @@ class WarehouseSink:
         table, warehouse, strategy = known.table, self._warehouse, self._strategy
         strategy.check(table, shape.schema)
         self._look(table, shape)
+        if strategy.has_side(table, shape.schema):
+            self._beside(table, shape, strategy.side(shape.topic), NUMBERED_COLUMNS)
         present = warehouse.columns(warehouse.dialect.fit(strategy.place(shape.topic)))
         if present:
             self._complete(known, shape, present)
@@ -402,6 +492,7 @@ class WarehouseSink:
             self._run([Statement(sql, shape.topic) for sql in gone])
         anew = self._strategy.gathers(table, shape)
         if anew:
+            self._beside(table, shape, scan_name(shape.topic), NUMBERED_COLUMNS)
             self._define(anew, shape.topic)
         self._scanning[shape.topic] = version
 
@@ -423,12 +514,12 @@ class WarehouseSink:
     def _make_staging(self, known: _Known, shape: Shape) -> str:
         warehouse = self._warehouse
         d = warehouse.dialect
-        name = f"_staging_{shape.topic}"
+        name = staging_name(shape.topic)
         if any(p.table.topic == shape.topic for p in self._pending):
             name += f"_{shape.schema.fingerprint()[:6]}"  # rows of another shape are waiting there
         name = d.fit(name)
         wanted = shape.staging_columns(d)
-        present = warehouse.columns(name)
+        present = self._beside(known.table, shape, name, STAGING_COLUMNS)
         create = d.create_staging(warehouse.name(name), wanted)
         stale = _new_batch() - _STALE_US
         if not present:
@@ -439,6 +530,17 @@ class WarehouseSink:
             sql = f"DELETE FROM {warehouse.name(name)} WHERE {d.quote(BATCH)} < {stale}"
             self._run([Statement(sql, shape.topic)])
         return name
+
+    def _beside(
+        self, table: Table, shape: Shape, name: str, known: Sequence[str]
+    ) -> dict[str, str]:
+        """The columns of a table beside the target; none where it is not there.
+
+        Raises:
+            ChangefeedError: CF5008, it is somebody else's.
+        """
+        with self._errors():
+            return self._targets.beside(table, name, known, str(shape.schema.table))
 
     # ------------------------------------------------------------------ rows
 
@@ -529,6 +631,7 @@ def read_options(options: Mapping[str, object]) -> Keeping:
         history=History(text("history", "off")),
         sequence="" if sequence == "none" else sequence,
         drop=text("on_drop", "keep") == "drop",
+        shared=policy_of(options) is ExistingTarget.MERGE,
     )
 
 

@@ -19,11 +19,13 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
 from sinks.base import Capabilities, Delivery, Epoch, Receipt, Target
+from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse import spanner_keeping as keeping
 from sinks.warehouse.bigquery import service_account_key
 from sinks.warehouse.dialect import Statement
+from sinks.warehouse.owning import Holding
 from sinks.warehouse.sink import WarehouseSink, _Known, _new_batch, _Pending, _top
 from sinks.warehouse.spanner_keeping import FACTS, Progress, Rows, SpannerStrategy
 from sinks.warehouse.spanner_rows import Stretch, TooLarge, Wire, cut
@@ -357,6 +359,8 @@ class SpannerSink(WarehouseSink):
             return
         self._connect()
         table = self._names(target)
+        if not self._query(table.applied.read()):
+            return  # nothing there carries the feed's mark
         self._define(self._strategy.drop(table), target.topic)
         with self._errors():
             self._server.transact(
@@ -370,10 +374,10 @@ class SpannerSink(WarehouseSink):
         try:
             self._server.connect()
             if not self._prepared:
-                if not self._server.columns(FACTS):
+                if not self._look_at_bookkeeping():
                     self._server.check_dialect()
                     self._define(self._strategy.bookkeeping(self._server), "")
-                self._prepared = True
+                self._targets.booked = self._prepared = True
         except ChangefeedError:
             self._forget()
             raise
@@ -387,26 +391,21 @@ class SpannerSink(WarehouseSink):
             )
         return found
 
-    def _table(self, target: Target, schema: TableSchema) -> _Known:
-        known = self._known.get(target.topic)
-        if known is not None:
-            return known
-        table = self._names(target)
-        self._strategy.check(table, schema)
+    def _take(self, table: Table, target: Target, schema: TableSchema, holding: Holding) -> None:
         row, feed = table.applied.id, self._opened.feed
+        if holding.claim is Claim.REPLACE:
+            with self._errors():
+                self._server.change_all(f"DELETE FROM {table.name} WHERE TRUE", target.topic)
 
-        def work(transaction: Transaction) -> Progress:
-            found = keeping.read_progress(transaction, row)
-            if found is None:
-                columns = ("id", "feed", "table_name", "version", "seq", "scanned")
-                transaction.upsert(FACTS, columns, [(row, feed, target.topic, "0", "0", "0")])
-            return found or Progress(0, 0, 0)
+        def work(transaction: Transaction) -> None:
+            stale = [(each,) for each in holding.stale if each != row]
+            if stale:
+                transaction.delete(FACTS, stale)
+            columns = ("id", "feed", "table_name", "version", "seq", "scanned")
+            transaction.upsert(FACTS, columns, [(row, feed, target.topic, "0", "0", "0")])
 
         with self._errors():
-            progress = self._server.transact(work, target.topic)
-        known = _Known(table, progress.version, progress.seq, progress.scanned)
-        self._known[target.topic] = known
-        return known
+            self._server.transact(work, target.topic)
 
     def _make(self, known: _Known, shape: Shape) -> None:
         table = known.table

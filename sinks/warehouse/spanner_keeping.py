@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 FACTS = "changefeed_applied"
 """The table that says how far each table is."""
+_SIDE = "changefeed_sequence_"
 ROW, COPY = "_row", "_copy"
 
 #: Names that Spanner takes, of columns and, but for an underscore first, of tables:
@@ -50,10 +51,18 @@ _PROGRESS = ("version", "seq", "scanned")
 
 def side_of(topic: str) -> str:
     """The table that keeps the numbers of a target without a column for them."""
-    return SpannerDialect().fit(f"changefeed_sequence_{topic}")
+    return SpannerDialect().fit(f"{_SIDE}{topic}")
 
 
 # ------------------------------------------------------------------------------- definitions
+
+
+class _Applied(Applied):
+    """All rows: there is one a table, and who asks takes those that it means."""
+
+    def marks(self, topics: Sequence[str]) -> str:
+        names = ("id", "feed", "table_name", *_PROGRESS)
+        return f"SELECT {', '.join(map(self.d.quote, names))} FROM {self.table}"
 
 
 class SpannerStrategy(Strategy):
@@ -63,8 +72,20 @@ class SpannerStrategy(Strategy):
         plain = super().table(warehouse, topic, keeping, applied)
         return replace(plain, side=warehouse.name(side_of(topic)))
 
+    merges = False
+
+    def side(self, topic: str) -> str:
+        return f"{_SIDE}{topic}"
+
+    def beside(self, topic: str) -> tuple[str, ...]:
+        return (self.side(topic),)
+
+    @property
+    def bookkeeping_names(self) -> tuple[str, ...]:
+        return (FACTS,)
+
     def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
-        return Applied(warehouse.dialect, warehouse.name(FACTS), job, name)
+        return _Applied(warehouse.dialect, warehouse.name(FACTS), job, name)
 
     def bookkeeping(self, warehouse: Warehouse) -> list[str]:
         d = warehouse.dialect

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import ORDER, SEQUENCE, Shape
+from sinks.warehouse.staging import ORDER, SEQUENCE, Shape, staged_name
 
 #: A value on the wire.
 Value = str | bool | float | None
@@ -114,7 +114,7 @@ class Wire:
 
     def column(self, rows: pa.Table, place: int, prefix: str = "") -> list[Value]:
         """The values of a column."""
-        return wire(self.types[place], rows[prefix + self.shape.names[place]])
+        return wire(self.types[place], rows[staged_name(self.shape.names[place], prefix)])
 
     def columns(self, rows: pa.Table, prefix: str = "") -> list[list[Value]]:
         """The values of all columns."""

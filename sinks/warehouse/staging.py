@@ -13,6 +13,7 @@ _before_<c>    the row before, of key columns (of all where there is no key)
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,9 +41,27 @@ META: dict[str, str] = {
     MISSING: "string",
 }
 BEFORE = "_before_"
+#: Bytes of the longest name of a column that every target takes.
+_LONGEST = 63
 
 _OPERATIONS = pa.array(["INSERT", "UPDATE", "DELETE", "READ"])
 _CODES = pa.array(["c", "u", "d", "r"])
+
+
+def before_name(column: str) -> str:
+    """The column of a staging table that holds a column's value before the change; a name that
+    would be too long is cut and ends in a digest."""
+    name = (BEFORE + column).encode()
+    if len(name) <= _LONGEST:
+        return BEFORE + column
+    digest = hashlib.sha256(name).hexdigest()[:8]
+    return f"{name[: _LONGEST - 9].decode(errors='ignore')}_{digest}"
+
+
+def staged_name(column: str, prefix: str) -> str:
+    """The column of a staging table that holds a column: after the change, or with the prefix
+    :data:`BEFORE` before it."""
+    return before_name(column) if prefix else column
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Shape:
         """Columns of the staging table and their physical types in the log."""
         found = dict(META)
         for i in self.before:
-            found[BEFORE + self.columns[i].name] = self.columns[i].physical
+            found[before_name(self.columns[i].name)] = self.columns[i].physical
         for column in self.columns:
             found[column.name] = column.physical
         return found
@@ -104,7 +123,7 @@ class Shape:
         }
         for i in self.before:
             column = self.columns[i]
-            data[BEFORE + column.name] = _plain(column, rows[f"b{i}"])
+            data[before_name(column.name)] = _plain(column, rows[f"b{i}"])
         keys = () if self.keyless else self.before
         for i, column in enumerate(self.columns):
             value = rows[f"a{i}"]
@@ -150,7 +169,7 @@ def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
     for i, column in enumerate(shape.columns):
         # Without a key all columns stand for one, but the target keeps them as any other.
         rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
-        names = [column.name] + ([BEFORE + column.name] if i in shape.before else [])
+        names = [column.name] + ([before_name(column.name)] if i in shape.before else [])
         refused = sum(_refused(rule, staged[name]) for name in names)
         if refused:
             raise ChangefeedError(

@@ -8,6 +8,7 @@ and this in between what is done. A target without transactions brings a subclas
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
@@ -18,11 +19,23 @@ from sinks.warehouse.applied import Applied
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.merge import merge
 from sinks.warehouse.staging import BATCH, SEQUENCE, Shape
-from sinks.warehouse.tables import DELETED, History, Keeping, Staged, Table
+from sinks.warehouse.tables import (
+    DELETED,
+    History,
+    Keeping,
+    Staged,
+    Table,
+    scan_name,
+    side_name,
+    staging_name,
+)
 
 
 class Strategy:
     """Merge what is staged into the target, all of a round in one transaction."""
+
+    #: Rows that are not the feed's can stay in its target.
+    merges: ClassVar[bool] = True
 
     # ------------------------------------------------------------------ names and bookkeeping
 
@@ -33,6 +46,39 @@ class Strategy:
     def place(self, topic: str) -> str:
         """The table that holds the rows of a topic, unquoted: its columns are looked at."""
         return topic
+
+    def side(self, topic: str) -> str:
+        """The table of a target's sequence numbers, unquoted."""
+        return side_name(topic)
+
+    def has_side(self, table: Table, schema: TableSchema) -> bool:
+        """Sequence numbers are in a table beside the target."""
+        return table.has_side(schema)
+
+    def number(self, table: Table, schema: TableSchema) -> str:
+        """The column by which a target of ours is known; empty where it has none."""
+        return table.keeping.sequence if schema.keyless else table.sequence
+
+    def beside(self, topic: str) -> tuple[str, ...]:
+        """The tables that may stand beside the target of a topic, unquoted."""
+        return staging_name(topic), self.side(topic), scan_name(topic)
+
+    def bases(self, topic: str) -> tuple[str, ...]:
+        """Topics beside whose target a table of this name would stand."""
+        return tuple(
+            topic[len(prefix) :]
+            for prefix in (name.removesuffix("x") for name in self.beside("x"))
+            if topic.startswith(prefix) and topic != prefix
+        )
+
+    @property
+    def bookkeeping_names(self) -> tuple[str, ...]:
+        """The tables of the bookkeeping, unquoted."""
+        return (bookkeeping.TABLE,)
+
+    def empty(self, table: Table) -> list[str]:
+        """All rows of a target go."""
+        return [f"DELETE FROM {table.name} WHERE 1 = 1"]
 
     def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
         """The bookkeeping of one table."""
@@ -116,9 +162,9 @@ class Strategy:
         if table.keeping.history is not History.OFF:
             statements = history.truncate(table, shape, at)
         elif table.keeping.soft:
-            statements = [soft_delete_all(table, at.version)]
+            statements = [soft_delete_all(table, at.version, ours(table, shape))]
         else:
-            statements = [f"DELETE FROM {table.name} WHERE 1 = 1"]
+            statements = [f"DELETE FROM {table.name} WHERE {ours(table, shape)}"]
         if table.has_side(shape.schema):
             number = d.quote(SEQUENCE)
             statements.append(
@@ -151,6 +197,17 @@ class Strategy:
         return sweep(table, shape, at.version)
 
 
+def ours(table: Table, shape: Shape) -> str:
+    """SQL: the row is the feed's; one that was there before has no sequence number."""
+    d = table.d
+    if not table.keeping.shared:
+        return "1 = 1"
+    if not table.has_side(shape.schema):
+        return f"{d.quote(table.sequence)} IS NOT NULL"
+    same = d.same(shape.key, "t_old", table.name)
+    return f"EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE {same})"
+
+
 def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
     """Key columns of the side table follow those of the target."""
     d, pairs = table.d, zip(event.old.key_columns, event.new.key_columns, strict=True)
@@ -167,15 +224,15 @@ def sweep(table: Table, shape: Shape, version: int) -> list[str]:
     """Rows of an older version than a scan are not at the source any more."""
     d = table.d
     if not table.has_side(shape.schema):
-        old = f"coalesce({d.quote(table.sequence)}, 0) < {version}"
+        # A row without a number is not ours: existing_target = 'merge' keeps those.
+        old = f"{d.quote(table.sequence)} < {version}"
         if table.keeping.soft:
             return [soft_delete_all(table, version, f"{old} AND NOT {live(table)}")]
         return [f"DELETE FROM {table.name} WHERE {old}"]
     number = d.quote(SEQUENCE)
-    older = f"t_old.{number} < {version}"
     match = (
-        f"NOT EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE "
-        f"{d.same(shape.key, 't_old', table.name)} AND NOT {older})"
+        f"EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE "
+        f"{d.same(shape.key, 't_old', table.name)} AND t_old.{number} < {version})"
     )
     statements = (
         [soft_delete_all(table, version, match)]

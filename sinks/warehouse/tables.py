@@ -36,12 +36,14 @@ class Keeping:
         history: old versions stay too.
         sequence: name of the target's column of the sequence number; empty: a side table has it.
         drop: a table dropped at the source is dropped.
+        shared: the target may hold rows that are not the feed's; they have no sequence number.
     """
 
     soft: bool = False
     history: History = History.OFF
     sequence: str = SEQUENCE
     drop: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Table:
     keeping: Keeping
     applied: Applied
     view: str = ""
+
+    @property
+    def source(self) -> str:
+        """The source table, ``source.schema.table``."""
+        return self.applied.name
 
     @classmethod
     def of(cls, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:

@@ -36,6 +36,12 @@ class BigQueryHarness(MergeHarness):
                 return []
             return [dict(row.items()) for row in found]
 
+    def make_foreign(self, name: str) -> None:
+        with self._emulator.client() as client:
+            place = f"`{self.dataset}`.`{name}`"
+            client.query_and_wait(f"CREATE TABLE {place} (a INT64, b STRING)")
+            client.query_and_wait(f"INSERT INTO {place} (a, b) VALUES (9, 'theirs')")
+
 
 @pytest.fixture
 def harness(bigquery: BigQueryEmulator) -> Iterator[BigQueryHarness]:

@@ -33,6 +33,10 @@ pytestmark = pytest.mark.clickhouse
 
 
 class ClickHouseHarness(MergeHarness):
+    never: Mapping[str, str] = {
+        "keeps_foreign_rows": "the target is a view: a table of its name is left alone",
+        "replaces_foreign_rows": "the target is a view: a table of its name is left alone",
+    }
     secret = PASSWORD
 
     def __init__(self, server: ClickHouseServer, database: str) -> None:
@@ -51,6 +55,15 @@ class ClickHouseHarness(MergeHarness):
 
     def raw(self) -> bytes:
         return repr([self.rows(table) for table in ("_rows_t", "_changefeed_applied")]).encode()
+
+    def make_foreign(self, name: str) -> None:
+        with self.server.client() as client:
+            client.command(f"CREATE DATABASE IF NOT EXISTS {self.database}")
+            place = f"{self.database}.`{name}`"
+            client.command(
+                f"CREATE TABLE {place} (a Int32, b String) ENGINE = MergeTree ORDER BY a"
+            )
+            client.command(f"INSERT INTO {place} VALUES (9, 'theirs')")
 
 
 @pytest.fixture

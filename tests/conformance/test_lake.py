@@ -38,6 +38,14 @@ class LakeHarness(MergeHarness):
     def context(self, context: SinkContext) -> SinkContext:
         return replace(context, spark=self.lake.engine, scratch=str(self._scratch))
 
+    def make_foreign(self, name: str) -> None:
+        table, kind = self.lake.table(name), self.lake.format
+        if kind == "iceberg":
+            namespace = table.rpartition(".")[0]
+            self.lake.query(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        self.lake.query(f"CREATE TABLE {table} (a INT, b STRING) USING {kind}")
+        self.lake.query(f"INSERT INTO {table} VALUES (9, 'theirs')")
+
     def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
         # Iceberg has a use of its own for the name _deleted.
         names = {"_is_deleted": "_deleted"}

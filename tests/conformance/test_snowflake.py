@@ -34,6 +34,12 @@ class SnowflakeHarness(MergeHarness):
             names = [column.name.lower() for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
+    def make_foreign(self, name: str) -> None:
+        with self._emulator.connect(self.database) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA IF NOT EXISTS shop")
+            cursor.execute(f"CREATE TABLE shop.{name} (a INTEGER, b VARCHAR)")
+            cursor.execute(f"INSERT INTO shop.{name} (a, b) VALUES (9, 'theirs')")
+
     def raw(self) -> bytes:
         return repr([self.rows(table) for table in ("t", "_changefeed_applied")]).encode()
 

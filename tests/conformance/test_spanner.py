@@ -40,6 +40,7 @@ class SpannerHarness(MergeHarness):
         "keeps_versions": "Spanner keeps no history: an error at CREATE",
         "appends_changes": "Spanner keeps no history: an error at CREATE",
         "hides_secrets": "the URI of an emulator holds none",
+        "keeps_foreign_rows": "rows that are not the feed's are refused or replaced",
         "keeps_sequence_beside": "has a table without a key, which has columns of ours in Spanner",
     }
 
@@ -52,6 +53,16 @@ class SpannerHarness(MergeHarness):
 
     def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
         return self.server.rows(self.database, topic)
+
+    def make_foreign(self, name: str) -> None:
+        self.server.define(
+            self.database, f"CREATE TABLE `{name}` (a INT64, b STRING(MAX)) PRIMARY KEY (a)"
+        )
+        sink = self.sink()
+        assert isinstance(sink, SpannerSink)
+        sink._server.connect()
+        sink._server.transact(lambda tx: tx.upsert(name, ("a", "b"), [("9", "theirs")]))
+        sink.close()
 
 
 @pytest.fixture

@@ -43,6 +43,12 @@ class DuckDBHarness(MergeHarness):
             names = [column[0] for column in found.description or ()]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
+    def make_foreign(self, name: str) -> None:
+        with duckdb.connect(str(self._path)) as connection:
+            connection.execute("CREATE SCHEMA IF NOT EXISTS shop.shop")
+            connection.execute(f'CREATE TABLE shop.shop."{name}" (a INTEGER PRIMARY KEY, b TEXT)')
+            connection.execute(f"INSERT INTO shop.shop.\"{name}\" VALUES (9, 'theirs')")
+
 
 @pytest.mark.parametrize("case", MERGE_CASES, ids=str)
 def test_duckdb(case: MergeCase, tmp_path: Path) -> None:
@@ -71,6 +77,13 @@ class PostgreSQLHarness(MergeHarness):
     def raw(self) -> bytes:
         tables = ("t", "_changefeed_applied")
         return repr([self.rows(table) for table in tables]).encode()
+
+    def make_foreign(self, name: str) -> None:
+        with self._database.connect() as connection:
+            connection.execute("CREATE SCHEMA IF NOT EXISTS copy")
+            made = f'CREATE TABLE copy."{name}" (a integer PRIMARY KEY, b text)'
+            connection.execute(made.encode())
+            connection.execute(f"INSERT INTO copy.\"{name}\" VALUES (9, 'theirs')".encode())
 
 
 @pytest.mark.postgres
@@ -149,6 +162,15 @@ class MariaDBHarness(MergeHarness):
 
     def raw(self) -> bytes:
         return repr([self.rows(table) for table in ("t", "_changefeed_applied")]).encode()
+
+    def make_foreign(self, name: str) -> None:
+        with (
+            self._server.connect(database=self._database) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(f"CREATE TABLE `{name}` (a INT PRIMARY KEY, b TEXT)")
+            cursor.execute(f"INSERT INTO `{name}` VALUES (9, 'theirs')")
+            connection.commit()
 
 
 @pytest.mark.slow

@@ -60,7 +60,8 @@ class _Told:
     def columns(self, table: str) -> dict[str, str]:
         schema = self.tables.get(table)
         if schema is None:
-            return {"id": "STRING(MAX)"} if table in self.tables else {}
+            names = ("id", "table_name", "version")
+            return dict.fromkeys(names, "STRING(MAX)") if table in self.tables else {}
         found = {c.name: self.dialect.rule(c).sql for c in schema.columns}
         return {**found, "_row": "", "_copy": "", "_sequence_num": "", "_deleted": ""}
 
@@ -94,7 +95,10 @@ class _Told:
     ) -> list[tuple[Value, ...]]:
         given = f" {len(parameters['rows'])} rows" if parameters else ""
         self.lines.append(f"query    {sql}{given}")
-        return []
+        if not sql.endswith(f"FROM `{FACTS}`"):
+            return []
+        version = "100" if "t" in self.tables else "0"
+        return [("conformance-state/17/shop.public.t", "conformance", "t", version, "1", "0")]
 
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Key]) -> None:
         self._write("upsert", table, columns, rows)

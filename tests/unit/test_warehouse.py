@@ -32,7 +32,7 @@ from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink, read_options
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import Shape, check_values
+from sinks.warehouse.staging import Shape, before_name, check_values
 from sinks.warehouse.tables import History, Keeping, Table
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -359,11 +359,14 @@ def test_a_target_that_went_is_missed(tmp_path: Path, source: Source) -> None:
     sink.close()
 
 
-def test_a_target_that_was_there_is_taken_over(tmp_path: Path, source: Source) -> None:
+def test_a_target_that_was_there_is_taken_over_when_the_option_says_so(
+    tmp_path: Path, source: Source
+) -> None:
     path = tmp_path / "db"
     with duckdb.connect(str(path)) as connection:
         connection.execute("CREATE TABLE t (a INTEGER, mine TEXT); INSERT INTO t VALUES (1, 'm')")
-    feed, sink = opened(path, source)
+    feed = RowFeed(source, options={"existing_target": "merge"})
+    sink = feed.open(open_sink(f"duckdb://{path}", {"existing_target": "merge"}))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
     feed.deliver(sink)
     assert read(path, "SELECT a, mine, b FROM t ORDER BY a") == [(1, "m", "x"), (2, None, "y")]
@@ -375,6 +378,65 @@ def test_a_target_that_was_there_is_taken_over(tmp_path: Path, source: Source) -
     with pytest.raises(ChangefeedError, match="no column a"):
         feed.deliver(sink, 2)
     sink.close()
+
+
+def test_an_empty_target_that_was_there_is_taken(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE T (a INTEGER, mine TEXT)")
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    assert read(path, "SELECT a, mine, b FROM T") == [(1, None, "x")]
+    sink.close()
+
+
+def test_a_table_that_somebody_put_in_the_place_of_a_target_is_not_taken(
+    tmp_path: Path, source: Source
+) -> None:
+    """The mark in the bookkeeping outlives the target; the table has no column of ours."""
+    path = tmp_path / "db"
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=1, b="x"))
+    feed.deliver(sink)
+    sink.close()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP TABLE t; CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7)")
+    feed, sink = opened(path, source)
+    source.commit(insert("t", a=2, b="y"))
+    with pytest.raises(ChangefeedError, match="was not made by this changefeed") as caught:
+        feed.deliver(sink, 1)
+    assert caught.value.code.number == "CF5008"
+    sink.close()
+    assert read(path, "SELECT * FROM t") == [(7,)]
+
+
+def test_the_bookkeeping_of_somebody_else_is_left_alone(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "db"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE _changefeed_applied (mine TEXT)")
+    with pytest.raises(ChangefeedError, match="not made by a changefeed"):
+        opened(path, source)
+    assert read(path, "SELECT count(*) FROM _changefeed_applied") == [(0,)]
+
+
+def test_names_before_a_change_fit_and_stay_apart() -> None:
+    """Key columns of 63 bytes that are equal in their first 55."""
+    names = [f"{'k' * 55}{i:08d}" for i in range(2)]
+    made = [before_name(name) for name in names]
+    assert len(set(made)) == 2 and all(len(name.encode()) <= 63 for name in made)
+    assert before_name("a" * 54) == "_before_" + "a" * 54
+    columns = Shape(table_of("t", key=tuple(names), **dict.fromkeys(names, "int32")), "t")
+    cut = {name.encode()[:63] for name in columns.staging_columns(PostgreSQLDialect())}
+    assert len(cut) == 5 + 2 + 2
+
+
+@pytest.mark.parametrize("table", [r'"s"."a\1b"', r'"s"."a\nb"', '"s"."o\'t."'])
+def test_redshift_deletes_from_any_name(table: str) -> None:
+    on = """t."a" = d."a" AND t."a t." = d."a t." AND t."b" <> 't."x"' """
+    sql = RedshiftDialect().delete_joined(table, '"diff"', "d", on)
+    where = f"""{table}."a" = d."a" AND {table}."a t." = d."a t." AND {table}."b" <> 't."x"' """
+    assert sql == f'DELETE FROM {table} USING "diff" AS d WHERE {where}'
 
 
 def test_resolved_stands_beside_the_tables(tmp_path: Path, source: Source) -> None:
