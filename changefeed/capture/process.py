@@ -267,14 +267,19 @@ def _end_with_parent(stop: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
-def _start_frontier(writer: LogWriter, source: Source, slot: str) -> Frontier:
+def _start_frontier(
+    writer: LogWriter, source: Source, slot: str, before: Timestamp | None = None
+) -> Frontier:
     """Where to go on: the log's own end, or the slot's first position for an empty log.
 
     An empty log gets that position as its first entry, stamped now: every later position has
-    a timestamp then, and a ``cursor`` before the log is known to be one.
+    a timestamp then, and a ``cursor`` before the log is known to be one. ``before`` is where an
+    earlier log of the source ended: this one begins above it, whatever the clock says.
     """
     if writer.frontier is None:
-        begin = Frontier(at=SystemClock().now(), position=source.slot_position(slot))
+        now = SystemClock().now()
+        at = now if before is None else before.at_least(now.wall)
+        begin = Frontier(at=at, position=source.slot_position(slot))
         writer.append(Flush((), begin))
         return begin
     return writer.frontier
@@ -306,7 +311,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     writer = LogWriter(layout.log(source_name), settings())
 
     def worker() -> Capture:
-        start = _start_frontier(writer, source, known.slot)
+        start = _start_frontier(writer, source, known.slot, known.frontier)
         stream = source.stream(
             slot=known.slot,
             publication=known.publication,

@@ -19,7 +19,7 @@ from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.capture.table_identity import Known
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job, Status, TableProgress, TableState, Wanted
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import LOG_LOST, Action, ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.telemetry import log
 
@@ -169,6 +169,8 @@ class SourceWatch:
     def _make_ready(self, wish: Wish) -> None:
         keeper = self._keeper()
         keeper.follow_connection()
+        if self._catalog.source_state(self.name).renewal:
+            keeper = self._renew(keeper, wish)
         keeper.watch(wish.tables)
         if self._stopping.is_set():
             return
@@ -180,6 +182,27 @@ class SourceWatch:
         if time.monotonic() >= self._next_expand:
             self._next_expand = time.monotonic() + EXPAND_SECONDS
             self._expand()
+
+    def _renew(self, keeper: SourceKeeper, wish: Wish) -> SourceKeeper:
+        """A RESCAN asks for a log that goes on: a new one, unless the present one does (by now).
+
+        Raises:
+            ChangefeedError: it cannot be told yet; the request stays.
+        """
+        keeper.retry()  # the error may be an old one
+        lost = None
+        try:
+            keeper.watch(wish.tables)
+            lost = keeper.why_lost(self._stopping)
+        except ChangefeedError as error:
+            if error.code.number not in LOG_LOST:
+                raise
+            lost = error
+        if lost is not None:
+            keeper.begin_again(lost)
+            keeper = self._keeper()
+        self._catalog.save_source_state(self.name, renewal=False)
+        return keeper
 
     def _leave(self) -> bool:
         self._done = Wish()
@@ -195,6 +218,8 @@ class SourceWatch:
             log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)
         self.error = error
         if not leaving:
+            if error.code.number in LOG_LOST:
+                self._keeper().fail(error)
             # The feeds first: a statement that sees the source's state answers with theirs.
             self._tell_waiting(error)
             self._catalog.save_source_state(
@@ -207,6 +232,9 @@ class SourceWatch:
         for job in self._catalog.jobs(include_finished=False):
             waits = job.status.active and not self._runs(job.id) and not self.covers(job)
             if job.source != self.name or not waits:
+                continue
+            # A RESCAN asks for a new log before it lets its feed wait: this error is an old one.
+            if self._catalog.source_state(self.name).renewal and error.code.number in LOG_LOST:
                 continue
             # While the source is busy nothing is wrong: the feed waits for its turn.
             busy = error.code.number == "CF2005" and job.status is Status.PENDING

@@ -19,7 +19,7 @@ from changefeed.capture.table_identity import Known, Lost, capturable, missing, 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableState, Wanted
 from changefeed.core.clock import SystemClock, Timestamp
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import LOG_LOST, Action, ChangefeedError
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
@@ -242,6 +242,54 @@ class SourceKeeper:
         self._catalog.forget_source(self.name)
         return True
 
+    # -- a new log ------------------------------------------------------------------------
+
+    def why_lost(self, stop: threading.Event, timeout: float = 60.0) -> ChangefeedError | None:
+        """Why the change log cannot go on, once the capture has met the source; None: it goes on.
+
+        Raises:
+            ChangefeedError: the capture cannot tell: another error holds it up.
+        """
+        deadline = time.monotonic() + timeout
+        with self._grown:
+            before = self.frontier
+            while not stop.is_set() and time.monotonic() < deadline:
+                error = self._error
+                if error is not None and error.code.number in LOG_LOST:
+                    return error
+                if error is not None and error.action is not Action.RETRY:
+                    raise error
+                frontier = self.frontier
+                if frontier is not None and (before is None or frontier.at > before.at):
+                    return None
+                self._grown.wait(0.2)
+            raise self._error or ChangefeedError(
+                "CF2101", f"capture from {self.name!r} did not begin"
+            )
+
+    def begin_again(self, lost: ChangefeedError) -> None:
+        """Remove the log, which cannot go on because of ``lost``, and what we have at the source.
+
+        This keeper is closed for good; the next one makes a new slot and a new log, which begins
+        after everything that was delivered from this one. Feeds that still read this log end with
+        the error.
+        """
+        log.warning("source %s: a new change log begins: %s", self.name, lost.message)
+        try:
+            frontier = self.frontier
+        except ChangefeedError:  # the log is damaged: what is saved in the state has to do
+            frontier = None
+        if frontier is not None:
+            self._catalog.save_source_state(self.name, frontier=frontier.at)
+        self._error = lost
+        self.close()
+        self._catalog.forget_log(self.name)
+        _remove_tree(self._layout.log(self.name))
+        _remove_tree(self._layout.spool(self.name))
+        state = self._catalog.source_state(self.name)
+        if state.slot:
+            self.source.forget(slot=state.slot, publication=state.publication)
+
     # -- capture --------------------------------------------------------------------------
 
     def _start_capture(self) -> None:
@@ -252,6 +300,12 @@ class SourceKeeper:
                     self._state, self.name, self._heard, self._disk
                 )
                 self._supervisor.start()
+
+    def fail(self, error: ChangefeedError) -> None:
+        """Let the feeds that run end with what was found at the source; :meth:`retry` undoes it."""
+        with self._grown:
+            self._error = error
+            self._grown.notify_all()
 
     def retry(self) -> None:
         """Start a capture that stopped with an error again, and look at the log afresh."""

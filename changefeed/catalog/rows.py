@@ -31,6 +31,7 @@ class SourceState:
         status: the capture's state in one word.
         error, error_code: why it does not move, if it does not.
         position, frontier: how far the change log is, as of ``updated`` (ns).
+        renewal: a RESCAN asks for a new change log where the present one cannot go on.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SourceState:
     position: Position = ""
     frontier: Timestamp | None = None
     updated: int = 0
+    renewal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select
+from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.model import Status, TableState
@@ -66,6 +66,7 @@ class Sources(Store):
         error_code: str | None = None,
         position: Position | None = None,
         frontier: Timestamp | None = None,
+        renewal: bool | None = None,
     ) -> SourceState:
         """Change the fields that are given (None leaves one as it is, ``""`` empties it).
 
@@ -81,6 +82,7 @@ class Sources(Store):
             "error_code": error_code,
             "position": position,
             "frontier": frontier,
+            "renewal": renewal,
         }
         old = self.source_state(name)
         new = replace(old, **{key: value for key, value in given.items() if value is not None})
@@ -101,6 +103,26 @@ class Sources(Store):
         with self._database.write() as transaction:
             transaction.execute(delete(_table).where(_table.c.name == name))
             transaction.execute(delete(_captured).where(_captured.c.source == name))
+
+    def forget_log(self, name: str) -> None:
+        """The change log of a source is to begin again, maybe on another server.
+
+        A table that waits for its place by a position in the old log is put where that log ended:
+        it meets the gap when it goes on, as the others do.
+        """
+        end = self.source_state(name).frontier or Timestamp.ZERO
+        waiting = (
+            (_progress.c.source == name)
+            & _progress.c.scan_wanted.is_(False)
+            & _progress.c.start.is_not(None)
+            & _progress.c.done_upto.is_(None)
+        )
+        with self._database.write() as transaction:
+            transaction.execute(delete(_captured).where(_captured.c.source == name))
+            transaction.execute(update(_progress).where(waiting).values(done_upto=str(end)))
+            transaction.execute(
+                update(_table).where(_table.c.name == name).values(system_id="", position="")
+            )
 
     def captured(self, source: str) -> dict[TableName, Timestamp]:
         """Tables the source agreed to send: every later commit to one reaches the log.
@@ -198,6 +220,7 @@ def _state(row: Row[Any]) -> SourceState:
         position=row.position,
         frontier=stamp_of(row.frontier),
         updated=row.updated,
+        renewal=bool(row.renewal),
     )
 
 

@@ -31,6 +31,7 @@ UPGRADES: dict[int, tuple[str, ...]] = {
     3: (
         "ALTER TABLE {schema}job_table ADD COLUMN rescan BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE {schema}job_table ADD COLUMN rescanned BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE {schema}source_state ADD COLUMN renewal BOOLEAN NOT NULL DEFAULT FALSE",
     ),
 }
 
@@ -112,6 +113,7 @@ source_state = Table(
     _text("position"),
     _text("frontier", null=True),
     _ns("updated"),
+    Column("renewal", Boolean, nullable=False, server_default=text("false")),
 )
 
 #: Tables the source agreed to send, the log timestamp since when, and which table the name

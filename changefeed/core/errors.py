@@ -148,29 +148,29 @@ CODES: dict[str, Code] = _table(
         "CF2102",
         _S,
         "replication slot is gone",
-        "changes may be lost: DROP the feeds of this source and CREATE them again with an "
-        "initial scan.",
+        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this source, makes a "
+        "new slot and reads the tables again.",
     ),
     Code(
         "CF2103",
         _S,
         "replication slot was recreated",
-        "changes may be lost: DROP the feeds of this source and CREATE them again with an "
-        "initial scan.",
+        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this source, makes a "
+        "new slot and reads the tables again.",
     ),
     Code(
         "CF2104",
         _S,
         "source is another database than before",
-        "point the connection back and RESUME the feeds; or, to go on with this server, DROP the "
-        "feeds of this source and CREATE them again with an initial scan.",
+        "point the connection back and RESUME; or, to go on with this one, ALTER CHANGEFEED .. "
+        "RESCAN, for each feed of this source.",
     ),
     Code("CF2105", _S, "unexpected message in the replication stream"),
     Code(
         "CF2106",
         _S,
         "table is not the one the feed began with",
-        "ALTER CHANGEFEED .. DROP it, then ADD what is to be watched now: it is scanned anew.",
+        "ALTER CHANGEFEED .. RESCAN takes the table that has the name now; .. DROP leaves it out.",
     ),
     Code("CF2201", _R, "initial scan was interrupted"),
     Code("CF2202", _S, "table cannot be scanned"),
@@ -178,14 +178,15 @@ CODES: dict[str, Code] = _table(
         "CF3001",
         _S,
         "change log is damaged",
-        "what was captured and not delivered is lost: put the folder of the log back as it was and "
-        "RESUME, or DROP the feeds of this source and CREATE them again with an initial scan.",
+        "put the folder of the log back as it was and RESUME; or ALTER CHANGEFEED .. RESCAN, for "
+        "each feed of this source, begins a new log and reads the tables again.",
     ),
     Code(
         "CF3002",
         _S,
         "position is older than the change log keeps",
-        "RESUME cannot go on without a gap: DROP the feed and CREATE it again, or raise gc_ttl.",
+        "RESUME cannot go on without a gap: ALTER CHANGEFEED .. RESCAN reads the tables again; a "
+        "higher gc_ttl keeps more.",
     ),
     Code("CF3003", _R, "change log has no room", "free disk space or raise the budget."),
     Code("CF3004", _R, "change log cannot be written", "check the disk under the change log."),
@@ -226,3 +227,6 @@ CODES: dict[str, Code] = _table(
         "directory. RESUME tries again.",
     ),
 )
+
+#: The change log cannot be continued from the source: only a new one can follow it.
+LOG_LOST = frozenset({"CF2102", "CF2103", "CF2104", "CF3001"})

@@ -205,7 +205,8 @@ def log_place_of(catalog: Catalog) -> LogPlace:
         from changefeed.log import LogReader
 
         path = StateLayout(Path(catalog.directory)).log(source)
-        if not path.exists():
+        # A log that a new one may be about to follow has no place to wait for.
+        if catalog.source_state(source).renewal or not path.exists():
             return None
         # Asked again and again while SYNC waits: each look gives its file back.
         with LogReader(path) as reader:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from changefeed.catalog import Job, SourceState, Status, Wanted
-from changefeed.core.errors import CODES, ChangefeedError, raise_all
+from changefeed.core.errors import CODES, LOG_LOST, ChangefeedError, raise_all
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.options import to_span
@@ -342,6 +342,27 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
 
 def _begin_rescan(job: Job, context: Context) -> list[str]:
     """Let a feed that failed go on with its RESCAN; say where one that stands still does not."""
+    said = _renew_log(job, context)
+    return said + _go_on(job, context)
+
+
+def _renew_log(job: Job, context: Context) -> list[str]:
+    """Where the source was lost, ask the node for a new change log; who else needs to know."""
+    catalog = context.catalog
+    codes = {job.error_code, catalog.source_state(job.source).error_code}
+    if not codes & LOG_LOST:
+        return []
+    catalog.save_source_state(job.source, renewal=True)
+    others = [j.name for j in catalog.source_jobs(job.source) if j.id != job.id]
+    if not others:
+        return []
+    return [
+        f"a new change log of source {job.source} begins unless the old one can go on; its other "
+        f"feeds then need a RESCAN, too: {', '.join(others)}"
+    ]
+
+
+def _go_on(job: Job, context: Context) -> list[str]:
     if job.status is Status.FAILED and job.wanted is Wanted.RUNNING:
         context.catalog.transition(job.id, Status.PENDING, reason="is to be rescanned")
     elif job.status is Status.PAUSED or job.wanted is Wanted.PAUSED:

@@ -797,8 +797,9 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     job = catalog.create_job(spec("f", ORDERS))
     prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
     with catalog._database.write() as transaction:
-        for column in ("rescan", "rescanned"):
-            transaction.execute(text(f"ALTER TABLE {prefix}job_table DROP COLUMN {column}"))
+        for column in ("job_table.rescan", "job_table.rescanned", "source_state.renewal"):
+            table_name, name = column.split(".")
+            transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
         transaction.execute(
             update(tables.meta).where(tables.meta.c.key == "format").values(value="2")
         )

@@ -10,13 +10,15 @@ import pytest
 
 from changefeed.catalog import Status, TableState
 from changefeed.catalog.model import TableProgress
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.faults import armed
+from changefeed.core.state import StateLayout
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import read_files
+from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.test_warehouse_feeds import Bench, IntoDuckDB, IntoPostgreSQL, bench
-from tests.faults.test_feed_faults import Shop
+from tests.faults.test_feed_faults import Shop, drop_slot, until_status
 from tests.services.postgres import Database
 from tests.waiting import until
 
@@ -133,6 +135,77 @@ def test_a_message_sink_gets_every_row_again(feeds: Feeds, shop: Shop) -> None:
     again = [m for m in shop.messages() if m.is_row and m.topic == "t" and m.at == place]
     assert sorted(m.after["id"] for m in again if m.after) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
     assert not [m for m in shop.messages() if m.is_row and m.topic == "u" and m.at == place]
+
+
+@pytest.mark.parametrize("trouble", ["dropped", "recreated", "log damaged"])
+def test_a_lost_source_goes_on_with_a_new_log(feeds: Feeds, shop: Shop, trouble: str) -> None:
+    """A gap is skipped by a RESCAN alone, feed by feed."""
+    shop.create(feeds)
+    shop.create(feeds, "g", "u")
+    feeds.sync("f")
+    feeds.sync("g")
+    feeds.execute("PAUSE CHANGEFEED g")
+    if trouble == "log damaged":
+        feeds.close()
+        (StateLayout(feeds.state).log("shop") / "LEDGER").write_text("{}")
+    else:
+        drop_slot(shop.db, make_anew=trouble == "recreated")
+    shop.db.execute("insert into t values (6000, 0, 'in the gap'); delete from t where id = 1")
+    shop.db.execute("update u set v = 7")
+    if trouble == "log damaged":
+        feeds.open()
+    job = until_status(feeds, Status.FAILED)
+    assert job.error_code in LOG_LOST and "RESCAN" in (job.hint or "")
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN")
+    assert any("need a RESCAN, too: g" in notice for notice in answer.notices)
+    feeds.sync("f")
+    assert "[6000]" in shop.keys("f", "t")
+    assert not feeds.catalog.source_state("shop").renewal
+    shop.db.execute("insert into t values (6001, 0, 'afterwards')")
+    feeds.sync("f")
+    assert "[6001]" in shop.keys("f", "t")
+    events = feeds.catalog.events(job.id, kinds=["notice"])
+    assert {event.table for event in events} == {"shop.public.t", "shop.public.u"}, (
+        "the gap is told"
+    )
+    slots = shop.db.slots()
+
+    feeds.execute("RESUME CHANGEFEED g")
+    assert until_status(feeds, Status.FAILED, "g").error_code == "CF3002", (
+        "no feed is talked into it"
+    )
+    feeds.execute("ALTER CHANGEFEED g RESCAN")
+    feeds.sync("g")
+    assert {m.after["v"] for m in read_files(shop.out / "g", ["u"]) if m.after} == {1, 7}
+    assert feeds.catalog.job("f").status is Status.RUNNING
+    assert shop.db.slots() == slots, "one log, one slot: the rescan of g begins no other"
+
+
+def test_another_server_is_followed_by_a_rescan(
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    """Its positions are below those of the old one."""
+    with own_postgres_factory().database() as old, own_postgres_factory().database() as new:
+        shop = Shop(old, tmp_path)
+        Shop(new, tmp_path)
+        old.execute(
+            "create table filler as select repeat(i::text, 100) from generate_series(1, 1e5) i"
+        )
+        with running(tmp_path / "state", spark_engine) as feeds:
+            feeds.connect(shop=old.uri)
+            shop.create(feeds)
+            feeds.sync("f")
+            last = table_of(feeds, "t").done_upto
+            feeds.execute(f"ALTER EXTERNAL CONNECTION shop AS '{new.uri}'")
+            new.execute("update t set v = 77 where id = 2; delete from t where id = 3")
+            until_status(feeds, Status.FAILED)
+            feeds.execute("ALTER CHANGEFEED f RESCAN")
+            feeds.sync("f")
+            new.execute("update t set v = 78 where id = 4")
+            feeds.sync("f")
+            assert {77, 78} <= shop.values("t", "v")
+            place = table_of(feeds, "t").scan_at
+            assert place and last and place > last, "time does not go back"
 
 
 def test_a_failed_table_starts_again(feeds: Feeds, shop: Shop) -> None:

@@ -238,7 +238,7 @@ def test_slot_is_lost(feeds: Feeds, shop: Shop, trouble: str) -> None:
         feeds.open()
     job = until_status(feeds, Status.FAILED)
     assert job.error_code == ("CF2103" if trouble == "recreated" else "CF2102")
-    assert "CREATE them again" in (job.hint or "")
+    assert "RESCAN" in (job.hint or "")
     assert "[6000]" not in shop.keys("f", "t")
     # It cannot be talked into a gap.
     feeds.execute("RESUME CHANGEFEED f")
