@@ -33,6 +33,7 @@ from changefeed.sources.base import Partitions, Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import connections, feeds, listing, show, sync
+from changefeed.statements.brief import Brief
 from changefeed.statements.context import (
     Context,
     FeedHost,
@@ -43,7 +44,7 @@ from changefeed.statements.context import (
     log_place_of,
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
-from changefeed.statements.values import Names, Rate, Seconds, Size
+from changefeed.statements.values import Names, Rate, Seconds, Size, Worded
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
@@ -55,6 +56,7 @@ from sinks.registry import offers as sink_schemes
 from sinks.registry import parameters as sink_parameters
 
 __all__ = [
+    "Brief",
     "ClientRow",
     "Engine",
     "FeedFacts",
@@ -72,6 +74,7 @@ __all__ = [
     "Session",
     "Size",
     "Summary",
+    "Worded",
     "parsed_statement",
     "sink_capabilities",
     "sink_parameters",

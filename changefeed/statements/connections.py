@@ -8,7 +8,7 @@ from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements.context import Context, Result
 from changefeed.statements.feeds import forget_here, forget_source
-from changefeed.statements.listing import moment
+from changefeed.statements.times import date
 from changefeed.statements.values import Names, Rate, Size
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -83,7 +83,7 @@ def show_connections(statement: nodes.ShowConnections, context: Context) -> Resu
         for name in context.catalog.connections_of(job):
             used.setdefault(name, []).append(job.name)
     rows = [
-        (c.name, c.redacted, Names(used.get(c.name, ())), moment(c.created))
+        (c.name, c.redacted, Names(used.get(c.name, ())), date(c.created))
         for c in context.catalog.connections()
     ]
     return Result(columns=("name", "uri", "used_by", "created"), rows=list(rows))

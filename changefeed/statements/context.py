@@ -18,6 +18,7 @@ from changefeed.plan.build import OpenSource, Surroundings
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source
+from changefeed.statements.brief import Brief
 from changefeed.statements.health import Health, health
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -91,6 +92,7 @@ class Result:
         vertical: one row of many columns, better shown one column a line.
         job_id, name: of the feed a CREATE made.
         tag: the statement in capitals, as psql prints it (``CREATE CHANGEFEED``).
+        brief: what a person on a terminal is shown in place of columns and rows.
     """
 
     kind: str = "rows"
@@ -102,6 +104,7 @@ class Result:
     job_id: int | None = None
     name: str | None = None
     tag: str = ""
+    brief: Brief | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
-from changefeed.statements.values import Seconds
+from changefeed.statements.times import clock_text
+from changefeed.statements.values import Seconds, Worded
 
 #: The node runs the feed, but at least one of its tables has failed.
 DEGRADED = "degraded"
@@ -71,7 +72,11 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         return Health(DEGRADED, _failures(failed), behind)
     if job.status is Status.RUNNING and job.high_water is not None:
         # CockroachDB's words.
-        return Health(str(job.status), f"running: resolved={job.high_water}", behind)
+        told = Worded(
+            f"running: resolved={job.high_water}",
+            f"complete up to {clock_text(job.high_water, now)}",
+        )
+        return Health(str(job.status), told, behind)
     return Health(str(job.status), job.reason, behind)
 
 

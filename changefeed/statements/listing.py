@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cmp_to_key
 from typing import Any
 
@@ -13,7 +12,10 @@ from changefeed.catalog import Job, TableProgress
 from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration, parse_size
+from changefeed.statements import brief
+from changefeed.statements.brief import Look
 from changefeed.statements.context import Context, Result
+from changefeed.statements.times import instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -45,16 +47,24 @@ Row = tuple[Cell, ...]
 
 def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Result:
     """SHOW CHANGEFEEDS [WHERE ..] [ORDER BY ..] [LIMIT n]."""
+    now = context.clock.now().wall
+    looks = {job.id: look for job, look in looks_at(context.catalog.jobs(), context)}
+    rows = select([feed_row(look, now) for look in looks.values()], COLUMNS, statement)
+    chosen = [looks[int(row[0])] for row in rows if isinstance(row[0], int)]
+    return Result(columns=COLUMNS, rows=rows, brief=brief.feeds(chosen, now))
+
+
+def looks_at(jobs: Iterable[Job], context: Context) -> Iterator[tuple[Job, Look]]:
+    """Each job with its tables and its state."""
     node = context.host.node_running()
-    rows = [feed_row(job, context, node) for job in context.catalog.jobs()]
-    rows = select(rows, COLUMNS, statement)
-    return Result(columns=COLUMNS, rows=rows)
+    for job in jobs:
+        tables = context.catalog.tables(job.id)
+        yield job, Look(job, tables, context.health(job, tables, node))
 
 
-def feed_row(job: Job, context: Context, node: bool) -> Row:
-    """One row of the listing; ``node`` says whether a node is alive."""
-    tables = context.catalog.tables(job.id)
-    shown = context.health(job, tables, node)
+def feed_row(look: Look, now: int) -> Row:
+    """One row of the listing; ``now`` is ns since 1970."""
+    job, tables, shown = look.job, look.tables, look.health
     return (
         job.id,
         job.name,
@@ -64,16 +74,16 @@ def feed_row(job: Job, context: Context, node: bool) -> Row:
         shown.lag,
         Rate(round(job.rows_per_second, 1)),
         Size(round(job.bytes_per_second)),
-        None if job.high_water is None else str(job.high_water),
+        instant(job.high_water, now),
         error_text(job, tables),
         job.redacted_sink_uri or None,
         Names(str(table.table) for table in tables),
         Names(dict.fromkeys(table.topic for table in tables)),
         job.options.get("format", "json"),
-        moment(job.created),
-        moment(job.started),
-        moment(job.finished),
-        moment(job.modified),
+        moment(job.created, now),
+        moment(job.started, now),
+        moment(job.finished, now),
+        moment(job.modified, now),
     )
 
 
@@ -86,14 +96,6 @@ def error_text(job: Job, tables: Sequence[TableProgress]) -> str | None:
         return None
     more = f" (and {len(failed) - 1} tables more)" if len(failed) > 1 else ""
     return failed[0] + more
-
-
-def moment(ns: int | None) -> str | None:
-    """``2026-11-21 21:24:52.123456`` in UTC: sorts as text in time order."""
-    if ns is None:
-        return None
-    at = dt.datetime.fromtimestamp(ns // 10**9, dt.UTC).replace(microsecond=ns // 1000 % 10**6)
-    return f"{at:%Y-%m-%d %H:%M:%S.%f}"
 
 
 # ------------------------------------------------------------------- WHERE, ORDER BY, LIMIT

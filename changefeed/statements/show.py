@@ -9,9 +9,11 @@ from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
 from changefeed.core.errors import CODES
 from changefeed.options import Options
 from changefeed.plan.build import feed_sql
-from changefeed.statements import listing
+from changefeed.statements import brief, listing
+from changefeed.statements.brief import Look
 from changefeed.statements.context import Context, Result
-from changefeed.statements.listing import error_text, feed_row, moment
+from changefeed.statements.listing import error_text, feed_row, looks_at
+from changefeed.statements.times import instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
 
@@ -28,9 +30,9 @@ def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result
 def _detail(job: Job, context: Context) -> Result:
     """Everything about one feed, in one row."""
     tables = context.catalog.tables(job.id)
-    row = dict(
-        zip(listing.COLUMNS, feed_row(job, context, context.host.node_running()), strict=True)
-    )
+    now = context.clock.now().wall
+    look = Look(job, tables, context.health(job, tables))
+    row = dict(zip(listing.COLUMNS, feed_row(look, now), strict=True))
     state = context.catalog.source_state(job.source)
     detail: dict[str, Cell] = {
         **row,
@@ -42,8 +44,8 @@ def _detail(job: Job, context: Context) -> Result:
         "emitted_bytes": Size(job.emitted_bytes),
         "targets": Names(job.targets),
         "options": Names(_option_texts(job)),
-        "cursor": None if job.cursor is None else str(job.cursor),
-        "end_time": None if job.end_time is None else str(job.end_time),
+        "cursor": instant(job.cursor, now),
+        "end_time": instant(job.end_time, now),
         "slot": state.slot or None,
         "source_error": state.error or None,
         "node": context.catalog.lease_holder(job.id),
@@ -90,7 +92,7 @@ def _tables(job: Job, context: Context) -> Result:
                 str(table.state),
                 scan_text([table]),
                 None if over or behind is None else Seconds(round(behind, 3)),
-                None if done is None else str(done),
+                instant(done, now),
                 Rate(table.emitted_rows),
                 Size(table.emitted_bytes),
                 table.error,
@@ -116,7 +118,8 @@ def _errors(job: Job, context: Context) -> Result:
     """What failed, newest first, and what to do about it."""
     rows: list[tuple[Cell, ...]] = []
     events = context.catalog.events(job.id, limit=SHOWN_EVENTS, kinds=("error", "retry"))
-    rows += [_event_row(event) for event in events]
+    now = context.clock.now().wall
+    rows += [_event_row(event, now) for event in events]
     known = {(event.table, event.text) for event in events}
     for table in context.catalog.tables(job.id):
         name = str(table.table)
@@ -126,8 +129,8 @@ def _errors(job: Job, context: Context) -> Result:
     return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
 
 
-def _event_row(event: JobEvent) -> tuple[Cell, ...]:
-    at, hint = moment(event.at), _hint(event.code)
+def _event_row(event: JobEvent, now: int) -> tuple[Cell, ...]:
+    at, hint = moment(event.at, now), _hint(event.code)
     return (at, event.kind, event.code, event.table, event.text, hint)
 
 
@@ -168,10 +171,10 @@ def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
     """SHOW JOBS: every job, dropped ones too."""
     jobs = [*context.catalog.jobs(), *context.catalog.dropped_jobs()]
     rows: list[tuple[Cell, ...]] = []
-    node = context.host.node_running()
-    for job in sorted(jobs, key=lambda job: job.id):
-        tables = context.catalog.tables(job.id)
-        shown = context.health(job, tables, node)
+    now = context.clock.now().wall
+    looks = [look for _, look in looks_at(sorted(jobs, key=lambda job: job.id), context)]
+    for look in looks:
+        job, tables, shown = look.job, look.tables, look.health
         rows.append(
             (
                 job.id,
@@ -180,10 +183,10 @@ def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
                 create_sql(job),
                 shown.status,
                 shown.reason,
-                moment(job.created),
-                moment(job.started),
-                moment(job.finished),
-                moment(job.modified),
+                moment(job.created, now),
+                moment(job.started, now),
+                moment(job.finished, now),
+                moment(job.modified, now),
                 error_text(job, tables),
             )
         )
@@ -200,4 +203,4 @@ def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
         "modified",
         "error",
     )
-    return Result(columns=columns, rows=rows)
+    return Result(columns=columns, rows=rows, brief=brief.jobs(looks, now))

@@ -38,5 +38,21 @@ class Names(tuple[str, ...]):
         return ", ".join(self)
 
 
+class Worded(str):
+    """A text for programs, of which a person is shown other words.
+
+    Attributes:
+        words: what a person is shown.
+    """
+
+    words: str
+
+    def __new__(cls, text: str, words: str) -> Worded:
+        """``text`` is the value: what WHERE compares and JSON and CSV hold."""
+        made = super().__new__(cls, text)
+        made.words = words
+        return made
+
+
 #: What a cell of a result can be.
 Cell = str | int | float | Names | None

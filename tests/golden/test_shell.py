@@ -26,7 +26,7 @@ from shell.cli import main
 from tests.golden import runner
 
 ROOT = Path(__file__).parents[2]
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{6}| UTC)")
 
 #: Arguments and standard input -> exit status, standard output, standard error.
 Run = Callable[[list[str], str], tuple[int, str, str]]

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from changefeed.api import Names, Result, Seconds, Size
+from changefeed.api import Brief, Names, Result, Seconds, Size, Worded
 from changefeed.core.errors import ChangefeedError, Problems, Span
 from shell.diagnostics import Diagnostics
 from shell.render.formats import Format
@@ -54,7 +54,7 @@ def test_a_narrow_terminal_loses_empty_columns_then_length_then_the_last_columns
     )
     narrow = written(Format.TABLE, 36)
     assert all(width(line) <= 36 for line in narrow.splitlines()[:-1])
-    assert "shop.public.order…" in narrow
+    assert "shop.public.orders" in narrow and "shop.public.items" in narrow
     assert "3 columns more; \\x shows all" in narrow.splitlines()[-1]
 
 
@@ -65,6 +65,85 @@ def test_a_text_in_the_last_column_goes_on_below() -> None:
         "      | timestamp",
         "(1 row)",
     ]
+
+
+def test_a_long_text_is_wrapped_and_not_cut_whatever_its_column() -> None:
+    checks = Result(
+        columns=("severity", "code", "where", "problem", "hint"),
+        rows=[
+            (
+                "error",
+                "CF2003",
+                "products",
+                "the old values of all columns are not in the server's log",
+                "ALTER TABLE public.products REPLICA IDENTITY FULL;",
+            )
+        ],
+    )
+    for room in (80, 120):
+        shown = written(Format.TABLE, room, checks)
+        lines = shown.splitlines()
+        assert all(width(line) <= room for line in lines)
+        cells = [line.split(" | ") for line in lines[2:-1]]
+        joined = [
+            " ".join(" ".join(row[i].strip(" |") for row in cells if i < len(row)).split())
+            for i in (3, 4)
+        ]
+        assert joined == [checks.rows[0][3], checks.rows[0][4]]
+        assert lines[-1] == "(1 row)", "nothing is missing"
+
+
+def test_a_cell_has_an_end() -> None:
+    shown = written(Format.TABLE, 20, Result(columns=("a",), rows=[("word " * 200,)]))
+    assert len(shown.splitlines()) == 2 + 12 + 1
+    assert "…" in shown.splitlines()[-2] and shown.endswith("(1 row; \\x shows all)\n")
+
+
+LONG = "cannot reach the Kafka brokers: 127.0.0.1:9: Connection refused; attempt 2, again in 9s"
+FEEDS = Result(
+    columns=("job_id", "error"),
+    rows=[(1, None)],
+    brief=Brief(
+        ("name", "status", "lag", "rows/s", "tables", "sink", "why"),
+        [
+            ("lake", "running", Seconds(1.9), 1200, "customers, orders", "file:///srv/lake", None),
+            ("k1", "retrying", None, None, "orders", "kafka://127.0.0.1:9", LONG),
+        ],
+    ),
+)
+
+
+def test_feeds_for_a_person_at_120_columns() -> None:
+    shown = written(Format.TABLE, 120, FEEDS).splitlines()
+    assert shown[0].split(" | ")[-1].strip() == "why"
+    assert shown[2].startswith("lake | running  | 1.9s |")
+    assert all(width(line) <= 120 for line in shown)
+    whys = [line.split(" | ")[6].strip(" |") for line in shown[3:-1]]
+    assert " ".join(whys) == LONG
+    assert shown[-1] == "(2 rows; \\x shows every column)"
+
+
+def test_feeds_for_a_person_at_80_columns() -> None:
+    shown = written(Format.TABLE, 80, FEEDS).splitlines()
+    assert [cell.strip() for cell in shown[0].split(" | ")] == list(FEEDS.brief.columns[:-1])
+    assert all(width(line) <= 80 for line in shown)
+    start = next(i for i, line in enumerate(shown) if line.startswith("k1"))
+    below = [line.strip() for line in shown[start + 1 : -1] if line.startswith("    ")]
+    assert " ".join(below) == LONG
+
+
+def test_programs_get_the_columns_that_people_do_not() -> None:
+    assert json.loads(written(Format.JSONL, 80, FEEDS)) == {"job_id": 1, "error": None}
+    assert written(Format.CSV, 80, FEEDS) == "job_id,error\n1,\n"
+    assert "job_id | 1" in written(Format.VERTICAL, 80, FEEDS)
+
+
+def test_times_are_words_for_people_and_exact_for_programs() -> None:
+    times = Result(columns=("at",), rows=[(Worded("1700.0000000001", "22:13:20 UTC (2s ago)"),)])
+    assert "22:13:20 UTC (2s ago)" in written(Format.TABLE, 80, times)
+    assert written(Format.VERTICAL, 80, times) == "at | 22:13:20 UTC (2s ago)\n"
+    assert json.loads(written(Format.JSONL, 80, times)) == {"at": "1700.0000000001"}
+    assert written(Format.CSV, 80, times) == "at\n1700.0000000001\n"
 
 
 @pytest.mark.parametrize("room", range(1, 120, 7))

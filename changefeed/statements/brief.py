@@ -1,0 +1,116 @@
+"""Listings for people: the few columns that matter, in the order in which one looks at them.
+
+Programs get every column; a person on a terminal gets these, and the rest by ``\\x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from changefeed.catalog import Job, Status, TableProgress, TableState
+from changefeed.statements.health import DEGRADED, TROUBLE, Health
+from changefeed.statements.times import ago
+from changefeed.statements.values import Cell, Rate
+
+#: Tables that are named in a row; more are counted.
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a person sees of a result, in place of its columns."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Cell, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A feed as it was when a listing looked at it."""
+
+    job: Job
+    tables: Sequence[TableProgress]
+    health: Health
+
+
+def feeds(looks: Iterable[Look], now: int) -> Brief:
+    """SHOW CHANGEFEEDS: state and lag first, then from where to where, and why where it matters."""
+    columns = ("name", "status", "lag", "rows/s", "tables", "sink", "why")
+    return Brief(columns, [_feed(look, now) for look in looks])
+
+
+def _feed(look: Look, now: int) -> tuple[Cell, ...]:
+    job = look.job
+    moves = job.status in (Status.RUNNING, Status.SCANNING)
+    return (
+        job.name,
+        status(look, now),
+        look.health.lag,
+        Rate(round(job.rows_per_second, 1)) if moves else None,
+        tables(look.tables),
+        sink(job),
+        why(look),
+    )
+
+
+def status(look: Look, now: int) -> str:
+    """The status with what belongs to it: since when it failed, how many tables did."""
+    shown = look.health.status
+    if shown == DEGRADED:
+        failed = sum(table.state is TableState.FAILED for table in look.tables)
+        return f"{shown}: {failed} of {len(look.tables)} tables"
+    if look.job.finished is not None:
+        return f"{shown} {ago(look.job.finished, now)}"
+    return shown
+
+
+def tables(every: Sequence[TableProgress]) -> str:
+    """``orders, items!``: those that failed carry a mark and come first."""
+    failed = [table for table in every if table.state is TableState.FAILED]
+    others = [table for table in every if table.state is not TableState.FAILED]
+    names = [f"{short_name(t)}!" for t in failed] + [short_name(t) for t in others]
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _NAMED - 1])} and {len(names) - _NAMED + 1} more"
+
+
+def short_name(table: TableProgress) -> str:
+    """The name of a table, with its schema where that is not the usual one."""
+    name = table.table
+    return name.name if name.schema == "public" else f"{name.schema}.{name.name}"
+
+
+def sink(job: Job) -> str:
+    """Where it goes, without the parameters."""
+    return job.redacted_sink_uri.partition("?")[0] or "this session"
+
+
+def why(look: Look) -> str | None:
+    """The reason of whatever is not plain running, and the next step where one is known."""
+    job, shown = look.job, look.health
+    if shown.status == Status.RUNNING:
+        return None
+    reason = str(shown.reason)
+    if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
+        return f"{reason}; {job.hint}"
+    return reason
+
+
+def jobs(looks: Iterable[Look], now: int) -> Brief:
+    """SHOW JOBS: the same for every job there was."""
+    columns = ("job_id", "name", "status", "created", "sink", "why")
+    return Brief(
+        columns,
+        [
+            (
+                look.job.id,
+                look.job.name,
+                status(look, now),
+                ago(look.job.created, now),
+                sink(look.job),
+                why(look),
+            )
+            for look in looks
+        ],
+    )

@@ -1,0 +1,59 @@
+"""Instants in listings: exact for programs, readable for people."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from changefeed.core.clock import Timestamp
+from changefeed.plan.words import duration_text
+from changefeed.statements.values import Worded
+
+
+def ago(ns: int, now: int) -> str:
+    """``2s ago``, ``14m ago``, ``3h 20m ago``; ``in 5m`` of what is to come."""
+    seconds = round((now - ns) / 1e9)
+    if seconds < 0:
+        return f"in {_coarse(-seconds)}"
+    return f"{_coarse(seconds)} ago" if seconds else "now"
+
+
+def _coarse(seconds: int) -> str:
+    """Without the seconds of minutes, and the minutes of days: nobody counts them."""
+    if seconds >= 60:
+        seconds -= seconds % 60
+    if seconds >= 2 * 86_400:
+        seconds -= seconds % 3_600
+    return duration_text(seconds)
+
+
+def moment(ns: int | None, now: int) -> Worded | None:
+    """``2026-11-21 21:24:52.123456`` in UTC, which sorts in time order; for people
+    ``2026-11-21 21:24:52 UTC (3m ago)``."""
+    if ns is None:
+        return None
+    at = _utc(ns)
+    return Worded(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC ({ago(ns, now)})")
+
+
+def date(ns: int) -> Worded:
+    """:func:`moment` without the age, of what does not change any more."""
+    at = _utc(ns)
+    return Worded(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def instant(at: Timestamp | None, now: int) -> Worded | None:
+    """A timestamp of the log, digit for digit; for people its time of day and age."""
+    if at is None:
+        return None
+    return Worded(str(at), clock_text(at, now))
+
+
+def clock_text(at: Timestamp, now: int) -> str:
+    """``21:24:52 UTC (2s ago)``, with the date where that is another day than now."""
+    time, today = _utc(at.wall), _utc(now)
+    form = "%H:%M:%S" if time.date() == today.date() else "%Y-%m-%d %H:%M:%S"
+    return f"{time.strftime(form)} UTC ({ago(at.wall, now)})"
+
+
+def _utc(ns: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(ns // 10**9, dt.UTC).replace(microsecond=ns // 1000 % 10**6)

@@ -1,0 +1,96 @@
+"""SHOW CHANGEFEEDS and SHOW JOBS for people, and how instants are worded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.statements.times import ago, clock_text, date, moment
+from tests.golden.world import NOW, World
+
+SECOND = 10**9
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.shop()
+    yield world
+    world.close()
+
+
+def listed(world: World, statement: str = "SHOW CHANGEFEEDS") -> list[dict[str, object]]:
+    brief = world.run(statement).brief
+    assert brief is not None
+    return [dict(zip(brief.columns, row, strict=True)) for row in brief.rows]
+
+
+def test_a_feed_that_runs_needs_no_reason(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://u:hunter2@k:9092?topic_prefix=a'")
+    world.node.deliver("f", NOW - 2 * SECOND, rows=5)
+    (row,) = listed(world)
+    assert (row["name"], row["status"], str(row["lag"])) == ("f", "running", "2s")
+    assert (row["tables"], row["sink"], row["why"]) == ("orders", "kafka://u:redacted@k:9092", None)
+
+
+def test_trouble_says_what_and_why(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders, items, audit.log INTO 'null://'")
+    world.fail_table("f", "items", "CF2106 it was dropped at the source")
+    world.run("CREATE CHANGEFEED g FOR orders INTO 'null://'")
+    world.fail("g", ChangefeedError("CF3002", "older than the log", hint="use a later cursor."))
+    world.clock.advance(200)
+    f, g = listed(world)
+    assert f["status"] == "degraded: 1 of 3 tables"
+    assert f["tables"] == "items!, audit.log, orders"
+    assert f["why"] == "1 table failed: public.items: it was dropped at the source"
+    assert (g["status"], g["lag"]) == ("failed 3m ago", None)
+    assert g["why"] == "older than the log; use a later cursor."
+
+
+def test_conditions_and_order_hold_for_people_too(world: World) -> None:
+    for name in ("a", "b", "c"):
+        world.run(f"CREATE CHANGEFEED {name} FOR orders INTO 'null://'")
+    shown = listed(world, "SHOW CHANGEFEEDS WHERE name <> 'b' ORDER BY name DESC")
+    assert [row["name"] for row in shown] == ["c", "a"]
+
+
+def test_many_tables_are_counted(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders, items, customers, audit.log INTO 'null://'")
+    assert listed(world)[0]["tables"] == "audit.log, customers and 2 more"
+
+
+def test_jobs_tell_of_those_that_are_gone(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    world.clock.advance(120)
+    world.run("DROP CHANGEFEED f")
+    (row,) = listed(world, "SHOW JOBS")
+    assert (row["status"], row["created"], row["sink"]) == ("dropped now", "2m ago", "null://")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "now"),
+        (0.4, "now"),
+        (2, "2s ago"),
+        (100, "1m ago"),
+        (3_725, "1h 2m ago"),
+        (200_000, "2d 7h ago"),
+        (-300, "in 5m"),
+    ],
+)
+def test_ages(seconds: float, said: str) -> None:
+    assert ago(NOW - int(seconds * SECOND), NOW) == said
+
+
+def test_instants() -> None:
+    shown = moment(NOW, NOW + 61 * SECOND)
+    assert shown == "2023-11-14 22:13:20.000000"
+    assert shown is not None and shown.words == "2023-11-14 22:13:20 UTC (1m ago)"
+    assert date(NOW).words == "2023-11-14 22:13:20 UTC"
+    assert clock_text(Timestamp(NOW), NOW + 2 * SECOND) == "22:13:20 UTC (2s ago)"
+    assert clock_text(Timestamp(NOW), NOW + 86_400 * SECOND) == "2023-11-14 22:13:20 UTC (24h ago)"
