@@ -175,6 +175,8 @@ class SourceWatch:
         if self._stopping.is_set():
             return
         news = self.error is not None or self._done != wish
+        if self.error is not None:
+            log.info("source %s: recovered", self.name)
         self._catalog.save_source_state(self.name, status="running", error="", error_code="")
         self.error, self._done = None, wish
         if news:

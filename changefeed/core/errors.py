@@ -38,6 +38,10 @@ class Span:
     end: int
 
 
+#: A line that explains an error is cut at so many characters: some servers send pages.
+LONGEST_LINE = 500
+
+
 class ChangefeedError(Exception):
     """Every error a user can meet.
 
@@ -66,6 +70,15 @@ class ChangefeedError(Exception):
         self.hint = hint or self.code.hint
         self.span = span
         self.text = text
+
+    @property
+    def explained(self) -> str:
+        """The message and the facts behind it in one line: for where a DETAIL has no place."""
+        detail = " ".join(self.detail.split())
+        if not detail or detail in self.message:
+            return self.message
+        text = f"{self.message}: {detail}"
+        return text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE - 1]}…"
 
     @property
     def action(self) -> Action:

@@ -23,6 +23,7 @@ from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.telemetry import log
+from changefeed.feeds import life
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
@@ -365,6 +366,7 @@ class FeedRunner:
 
     def _schema_changed(self, event: SchemaChange) -> None:
         table = event.new.table
+        log.info("feed %s: the schema of %s changed: %s", self.name, table, difference(event))
         self.catalog.record_event(self.job_id, "notice", difference(event), table=str(table))
         if needs_backfill(event, self._feed.options):
             owed = self._feed.tables[table]
@@ -397,7 +399,7 @@ class FeedRunner:
         if error is not None and error.action is not Action.RETRY:
             raise error
         if error is not None:
-            self._show(Status.RETRYING, f"source: {error.message}", error)
+            self._show(Status.RETRYING, f"source: {error.explained}", error)
         elif self.keeper.stalled:
             self._show(Status.STALLED, self.keeper.stalled)
         elif self._scanning.owes(self._feed):
@@ -413,6 +415,10 @@ class FeedRunner:
         # The text of a scan tells how far it is: nobody reads it more often.
         if moved or status is not Status.SCANNING or now - self._shown_at >= SHOW_SECONDS:
             self._shown_at = now
+            if moved or status is Status.RETRYING:
+                life.moved(
+                    self.name, self._shown[0] if self._shown else None, status, reason, error
+                )
             self.catalog.transition(
                 self.job_id, status, reason=reason, error=error, lease=self._lease
             )
@@ -420,14 +426,14 @@ class FeedRunner:
 
     def _after_error(self, error: ChangefeedError) -> bool:
         """Pause before another try; False when the feed ends with the error."""
-        log.warning("feed %s: %s %s", self.name, error.code.number, error.message)
         self._scanning.stop()
         self.outlet.close()
         self._save_quietly()
         if error.action is Action.RETRY and self._retry.allows(self._feed.options[RETRY_FOR]):
             pause = self._retry.next_pause()
             again = f"attempt {self._retry.attempt}, again in {pause:.1f}s"
-            self._show(Status.RETRYING, f"{error.message}; {again}", error)
+            told = life.explained(error, self._feed.job)
+            self._show(Status.RETRYING, f"{told.message}; {again}", told)
             self._stopping.wait(pause)
             return True
         self._end_with(error)
@@ -435,8 +441,10 @@ class FeedRunner:
 
     def _table_failed(self, failed: TableError) -> bool:
         """Take the table out; False when none is left."""
-        log.warning("feed %s: %s: %s", self.name, failed.table, failed.error.message)
-        self._feed.fail_table(failed.table, failed.error)
+        error = life.explained(failed.error, self._feed.job)
+        number = error.code.number
+        log.error("feed %s: table %s failed: %s %s", self.name, failed.table, number, error.message)
+        self._feed.fail_table(failed.table, error)
         self._scanning.stop()
         self.outlet.close()
         if self._feed.targets():
@@ -445,12 +453,14 @@ class FeedRunner:
         return False
 
     def _end_with(self, error: ChangefeedError) -> None:
+        error = life.explained(error, self._feed.job)
         status, reason = Status.FAILED, error.message
         if self._feed.options[ON_ERROR] is OnError.PAUSE:
             # CockroachDB's words.
             status = Status.PAUSED
             reason = f"job failed ({error.message}) but is being paused because of on_error=pause"
             self.catalog.pause_wanted(self.job_id)
+        life.moved(self.name, None, status, reason, error)
         self.catalog.transition(self.job_id, status, reason=reason, error=error, lease=self._lease)
 
     def _end_if_done(self) -> None:

@@ -33,6 +33,7 @@ from changefeed.core.events import ClientRow, Frontier
 from changefeed.core.internal_errors import FailureCounter, log_failure
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
+from changefeed.feeds import life
 from changefeed.feeds.message_cache import DEFAULT_BYTES, SharedMessages
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.node.lock import NodeLock
@@ -282,6 +283,7 @@ class Node:
             idle = job.id not in self._runners and job.status.active
             if job.wanted is Wanted.PAUSED and idle:
                 self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+                log.info("feed %s: paused by the user", job.name)
 
     def _tell_altered(self, jobs: list[Job]) -> None:
         """Runners take an ALTER once the source was made ready for it: an added table is
@@ -300,7 +302,7 @@ class Node:
             gone = job.wanted is Wanted.DROPPED or self._abandoned(job)
             if gone and job.id not in self._runners:
                 self.catalog.delete_job(job.id)
-                log.info("feed %s dropped", job.name)
+                log.info("feed %s: dropped", job.name)
 
     def _abandoned(self, job: Job) -> bool:
         """A sinkless feed whose process is gone."""
@@ -379,6 +381,7 @@ class Node:
             if runner.needs_spark:
                 self.engine.start()
             self._runners[job.id] = runner
+            life.started(job)
             runner.start()
 
     def _named(self, job: Job, failure: Exception) -> ChangefeedError:

@@ -459,16 +459,24 @@ def _span_of(job: Job, refs: tuple[nodes.FeedRef, ...]) -> nodes.Span | None:
 def _wrong_state(job: Job, what: str, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
     return ChangefeedError(
         "CF1301",
-        f"job {job.id} is {job.status} and cannot be {what}",
+        f'changefeed "{job.name}" is {job.status} and cannot be {what}',
+        hint=_after(job),
         span=to_span(_span_of(job, refs)),
     )
+
+
+def _after(job: Job) -> str:
+    """What can be done with a feed that is over, or has failed."""
+    if job.status is Status.FAILED:
+        return f"RESUME CHANGEFEED {job.name} tries again; DROP CHANGEFEED {job.name} ends it."
+    return ""
 
 
 def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
     return ChangefeedError(
         "CF1301",
-        f"job {job.id} is not paused",
-        hint=f"it is {job.status}.",
+        f'changefeed "{job.name}" is not paused: it is {job.status}',
+        hint=f"SHOW CHANGEFEED {job.name} says more.",
         span=to_span(_span_of(job, refs)),
     )
 

@@ -89,8 +89,9 @@ def test_ages(seconds: float, said: str) -> None:
 
 def test_instants() -> None:
     shown = moment(NOW, NOW + 61 * SECOND)
-    assert shown == "2023-11-14 22:13:20.000000"
-    assert shown is not None and shown.words == "2023-11-14 22:13:20 UTC (1m ago)"
+    assert shown is not None
+    assert str(shown) == "2023-11-14 22:13:20.000000"
+    assert shown.words == "2023-11-14 22:13:20 UTC (1m ago)"
     assert date(NOW).words == "2023-11-14 22:13:20 UTC"
     assert clock_text(Timestamp(NOW), NOW + 2 * SECOND) == "22:13:20 UTC (2s ago)"
     assert clock_text(Timestamp(NOW), NOW + 86_400 * SECOND) == "2023-11-14 22:13:20 UTC (24h ago)"

@@ -99,12 +99,13 @@ def test_a_cell_has_an_end() -> None:
     assert "…" in shown.splitlines()[-2] and shown.endswith("(1 row; \\x shows all)\n")
 
 
+COLUMNS = ("name", "status", "lag", "rows/s", "tables", "sink", "why")
 LONG = "cannot reach the Kafka brokers: 127.0.0.1:9: Connection refused; attempt 2, again in 9s"
 FEEDS = Result(
     columns=("job_id", "error"),
     rows=[(1, None)],
     brief=Brief(
-        ("name", "status", "lag", "rows/s", "tables", "sink", "why"),
+        COLUMNS,
         [
             ("lake", "running", Seconds(1.9), 1200, "customers, orders", "file:///srv/lake", None),
             ("k1", "retrying", None, None, "orders", "kafka://127.0.0.1:9", LONG),
@@ -125,7 +126,7 @@ def test_feeds_for_a_person_at_120_columns() -> None:
 
 def test_feeds_for_a_person_at_80_columns() -> None:
     shown = written(Format.TABLE, 80, FEEDS).splitlines()
-    assert [cell.strip() for cell in shown[0].split(" | ")] == list(FEEDS.brief.columns[:-1])
+    assert [cell.strip() for cell in shown[0].split(" | ")] == list(COLUMNS[:-1])
     assert all(width(line) <= 80 for line in shown)
     start = next(i for i, line in enumerate(shown) if line.startswith("k1"))
     below = [line.strip() for line in shown[start + 1 : -1] if line.startswith("    ")]

@@ -1,0 +1,60 @@
+"""One line in the log for each event in a feed's life, and its errors with address and cause."""
+
+from __future__ import annotations
+
+import logging
+
+from changefeed.catalog import Job, Status
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.telemetry import log
+
+#: A feed that comes from one of these had lost something it needs.
+_HELD_UP = (Status.RETRYING, Status.STALLED)
+
+
+def started(job: Job) -> None:
+    """A node takes the feed up."""
+    if job.reason.startswith("resumed"):
+        word = "resumed"
+    else:
+        word = "created" if job.started is None else "taken up"
+    log.info("feed %s: %s, from %s to %s", job.name, word, job.source, _address(job) or "a session")
+
+
+def moved(
+    name: str, before: Status | None, after: Status, reason: str, error: ChangefeedError | None
+) -> None:
+    """The feed has another status, or another reason to be tried again."""
+    level, said = _said(before, after, reason)
+    log.log(level, "feed %s: %s%s", name, f"{error.code.number} " if error else "", said)
+
+
+def _said(before: Status | None, after: Status, reason: str) -> tuple[int, str]:
+    if after is Status.RETRYING:
+        return logging.WARNING, reason
+    if after is Status.STALLED:
+        return logging.WARNING, f"stalled: {reason}"
+    if after is Status.FAILED:
+        return logging.ERROR, f"failed: {reason}"
+    if after in (Status.SCANNING, Status.RUNNING):
+        back = "recovered, " if before in _HELD_UP else ""
+        if after is Status.RUNNING and before is Status.SCANNING:
+            return logging.INFO, "initial scan done, running"
+        return logging.INFO, f"{back}{after}"
+    return logging.INFO, f"{after}: {reason}"
+
+
+def explained(error: ChangefeedError, job: Job) -> ChangefeedError:
+    """The error as SHOW and the log have it: one line with the cause, and the sink's address where
+    the error is the sink's and does not name it."""
+    text = error.explained
+    place = _address(job)
+    host = place.partition("://")[2].rpartition("@")[2].partition("/")[0]
+    if place and error.code.number.startswith("CF5") and not (host and host in text):
+        text = f"{text} ({place})"
+    return ChangefeedError(error.code.number, text, hint=error.hint)
+
+
+def _address(job: Job) -> str:
+    """The sink's URI without secrets and parameters; empty of a sinkless feed."""
+    return job.redacted_sink_uri.partition("?")[0]
