@@ -172,7 +172,9 @@ COMMANDS: dict[str, Command] = {
     row.name: row
     for row in (
         Command("?", "", "list the local commands", _commands),
-        Command("h", "[statement | option]", "help with a statement or an option", _help, "topic"),
+        Command(
+            "h", "[topic]", "help with a statement, an option or an error code", _help, "topic"
+        ),
         Command(
             "d", "[table]", "tables that can be watched, or the columns of one", _describe, "table"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 
 class Exit(IntEnum):
@@ -28,20 +28,20 @@ class Exit(IntEnum):
 
 
 _BY_CODE = {
-    "CF1304": Exit.TIMEOUT,
-    "CF2001": Exit.CONNECTION,
-    "CF2002": Exit.CONNECTION,
-    "CF5001": Exit.CONNECTION,
-    "CF5002": Exit.CONNECTION,
-    "CF6001": Exit.CONNECTION,
-    "CF6002": Exit.CONNECTION,
-    "CF6003": Exit.CONNECTION,
+    Code.TIMED_OUT: Exit.TIMEOUT,
+    Code.SOURCE_UNREACHABLE: Exit.CONNECTION,
+    Code.SOURCE_REFUSED_LOGIN: Exit.CONNECTION,
+    Code.SINK_UNREACHABLE: Exit.CONNECTION,
+    Code.SINK_REFUSED_LOGIN: Exit.CONNECTION,
+    Code.STATE_UNREACHABLE: Exit.CONNECTION,
+    Code.STATE_OF_ANOTHER_VERSION: Exit.CONNECTION,
+    Code.STATE_HELD_BY_ANOTHER_NODE: Exit.CONNECTION,
 }
 
 
 def exit_status(error: ChangefeedError) -> Exit:
     """The exit status that an error ends the process with."""
-    return _BY_CODE.get(error.code.number, Exit.STATEMENT)
+    return _BY_CODE.get(error.code, Exit.STATEMENT)
 
 
 class Leave(Exception):

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core import error_docs
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options.docs import OptionHelp, listing
 from grammar.help import HEADINGS, HelpTopic, help_for, topics
 from grammar.spelling import did_you_mean
@@ -23,7 +24,7 @@ _PROSE = 80
 
 
 def about(words: str, width: int | None = None) -> str:
-    """Help for a statement or an option; the list of both without words.
+    """Help for a statement, an option or an error code; the list of topics without words.
 
     ``CREATE CHANGEFEED kafka`` lists the options of a Kafka sink only.
 
@@ -36,6 +37,9 @@ def about(words: str, width: int | None = None) -> str:
     option = next((row for row in listing() if row.name == words.strip().lower()), None)
     if option is not None:
         return "\n".join(_option_page(option, room))
+    code = Code.stored(words.strip().upper())
+    if code is not None:
+        return "\n".join(_error_page(code, room))
     topic = help_for(words)
     if topic is None:
         near = did_you_mean(words.upper(), [topic.name for topic in topics()])
@@ -60,7 +64,8 @@ def _contents(room: int) -> Iterator[str]:
     yield "Options:"
     names = ", ".join(row.name for row in listing())
     yield from textwrap.wrap(names, room, initial_indent="  ", subsequent_indent="  ")
-    yield "\\h and one of them says more; \\? lists the local commands."
+    yield "\\h and one of them, or the code of an error (CF2003), says more; \\? lists the local"
+    yield "commands."
 
 
 def _page(topic: HelpTopic, scheme: str | None, room: int) -> Iterator[str]:
@@ -110,6 +115,14 @@ def _option_page(row: OptionHelp, room: int) -> Iterator[str]:
     if row.default:
         yield f"  default  {row.default}"
     yield f"  example  WITH {row.example}"
+
+
+def _error_page(code: Code, room: int) -> Iterator[str]:
+    yield f"{code.number}: {code.summary}"
+    what = f"{error_docs.ACTIONS[code.action]} {error_docs.SCOPES[code.scope]}"
+    yield from textwrap.wrap(what, min(room, _PROSE))
+    if code.hint:
+        yield from textwrap.wrap(f"Next: {code.hint}", min(room, _PROSE))
 
 
 def command_list(commands: Iterable[Command]) -> str:

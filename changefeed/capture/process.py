@@ -25,7 +25,7 @@ from typing import Any
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import SystemClock, Timestamp
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, SchemaChange
 from changefeed.core.faults import fault_point
 from changefeed.core.internal_errors import place_of
@@ -153,7 +153,7 @@ class Capture:
                 self._writer.append(flush)
                 break
             except ChangefeedError as error:
-                if error.code.number != "CF3003":
+                if error.code is not Code.LOG_FULL:
                     raise
                 if not self._wait_stalled(error.message):
                     return
@@ -194,7 +194,7 @@ class Capture:
             self._writer.maintain(self._clock.now(), self._keep_from())
         except ChangefeedError as error:
             # A full disk hinders upkeep too; what was captured is safe, and it is tried again.
-            if error.code.number != "CF3003":
+            if error.code is not Code.LOG_FULL:
                 raise
 
 
@@ -359,7 +359,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         capture(args.state, args.source, tell, args.disk)
     except ChangefeedError as error:
-        if error.code.number == "CF6003":
+        if error.code is Code.STATE_HELD_BY_ANOTHER_NODE:
             # The capture of a node that was killed ends by itself within seconds.
             error = ChangefeedError("CF2101", "an earlier capture has not ended yet")
         tell(

@@ -19,7 +19,7 @@ from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.capture.table_identity import Known
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job, Status, TableProgress, TableState, Wanted
-from changefeed.core.errors import LOG_LOST, Action, ChangefeedError
+from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.telemetry import log
 
@@ -56,7 +56,7 @@ class Wish:
 
 def _given_up(table: TableProgress) -> bool:
     """Lost to a feed that names it, until RESUME."""
-    failed = table.state is TableState.FAILED and table.error_code == "CF2106"
+    failed = table.state is TableState.FAILED and table.error_code == Code.TABLE_REPLACED
     return failed and not table.joined
 
 
@@ -145,7 +145,7 @@ class SourceWatch:
                 left = False
             if left and self._end(wish):
                 return
-            busy = self.error is not None and self.error.code.number == "CF2005"
+            busy = self.error is not None and self.error.code is Code.SOURCE_BUSY
             self._wake.wait(min(BUSY_SECONDS, LOOK_SECONDS) if busy else LOOK_SECONDS)
 
     def _end(self, wish: Wish) -> bool:
@@ -197,7 +197,7 @@ class SourceWatch:
             keeper.watch(wish.tables)
             lost = keeper.why_lost(self._stopping)
         except ChangefeedError as error:
-            if error.code.number not in LOG_LOST:
+            if error.code not in LOG_LOST:
                 raise
             lost = error
         if lost is not None:
@@ -220,7 +220,7 @@ class SourceWatch:
             log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)
         self.error = error
         if not leaving:
-            if error.code.number in LOG_LOST:
+            if error.code in LOG_LOST:
                 self._keeper().fail(error)
             # The feeds first: a statement that sees the source's state answers with theirs.
             self._tell_waiting(error)
@@ -236,10 +236,10 @@ class SourceWatch:
             if job.source != self.name or not waits:
                 continue
             # A RESCAN asks for a new log before it lets its feed wait: this error is an old one.
-            if self._catalog.source_state(self.name).renewal and error.code.number in LOG_LOST:
+            if self._catalog.source_state(self.name).renewal and error.code in LOG_LOST:
                 continue
             # While the source is busy nothing is wrong: the feed waits for its turn.
-            busy = error.code.number == "CF2005" and job.status is Status.PENDING
+            busy = error.code is Code.SOURCE_BUSY and job.status is Status.PENDING
             status = Status.PENDING if busy else usual
             if (job.status, job.error) != (status, error.message):
                 reason = f"source: {error.message}"

@@ -19,7 +19,7 @@ from changefeed.capture.table_identity import Known, Lost, capturable, missing, 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableState, Wanted
 from changefeed.core.clock import SystemClock, Timestamp
-from changefeed.core.errors import LOG_LOST, Action, ChangefeedError
+from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
@@ -255,7 +255,7 @@ class SourceKeeper:
             before = self.frontier
             while not stop.is_set() and time.monotonic() < deadline:
                 error = self._error
-                if error is not None and error.code.number in LOG_LOST:
+                if error is not None and error.code in LOG_LOST:
                     return error
                 if error is not None and error.action is not Action.RETRY:
                     raise error
@@ -310,7 +310,7 @@ class SourceKeeper:
     def retry(self) -> None:
         """Start a capture that stopped with an error again, and look at the log afresh."""
         with self._lock:
-            if self._error is not None and self._error.code.number == "CF3001":
+            if self._error is not None and self._error.code is Code.LOG_DAMAGED:
                 # Not closed: pieces that were handed out may still be read through it.
                 self._reader = None
             self._error = None

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
+from changefeed.core.errors import Code
 from changefeed.core.internal_errors import LIMIT, log_failure
 from changefeed.core.telemetry import log
 
@@ -135,7 +136,9 @@ class CaptureSupervisor:
                 frontiers += notice.kind == "frontier"
                 told = told or notice.kind == "error"
                 if notice.kind == "error":
-                    self._failures.append(notice.message if notice.code == "CF9001" else "")
+                    self._failures.append(
+                        notice.message if notice.code == Code.INTERNAL_ERROR else ""
+                    )
                 self._on_notice(notice)
             status = child.wait()
             errors.join()

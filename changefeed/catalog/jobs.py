@@ -26,7 +26,7 @@ from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.uri import sink_location
 
@@ -208,8 +208,10 @@ class Jobs(Store):
             names = [(name.source, name.schema, name.name) for name in only]
             failed &= tuple_(table.c.source, table.c.schema, table.c.name).in_(names)
         # While a table had another name its rows went there: what is missing is scanned.
-        left_out = table.c.error_code.in_(("CF2003", "CF2004")) & table.c.done_upto.is_not(None)
-        lost = failed & ((table.c.error_code == "CF2106") | left_out)
+        left_out = table.c.error_code.in_(
+            (Code.SOURCE_NOT_SET_UP.number, Code.SOURCE_PERMISSION_MISSING.number)
+        ) & table.c.done_upto.is_not(None)
+        lost = failed & ((table.c.error_code == Code.TABLE_REPLACED.number) | left_out)
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
             transaction.execute(update(table).where(lost).values(scan_wanted=True, scan_at=None))

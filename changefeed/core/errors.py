@@ -1,15 +1,17 @@
 """One error type and one table of codes.
 
-The table decides what happens: a ``USER`` error is reported, a ``RETRY`` error is tried
-again with back-off, a ``STOP`` error pauses or fails the job (or the one table) and waits
-for a person. The hint of a row is what SHOW, the log and the docs say to do next.
-An error never carries row values or secrets.
+The table decides what happens. Its *action*: a ``USER`` error is reported, a ``RETRY`` error is
+tried again with back-off, a ``STOP`` error waits for a person. Its *scope*: what is affected when
+the error is met while feeds run; one table of a feed fails alone where the scope is ``TABLE``.
+The hint of a row is what SHOW, the log and the docs say to do next (``docs/errors.md`` and
+``\\h CF2003`` come from this table). An error never carries row values or secrets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, unique
+from typing import Self
 
 
 class Action(StrEnum):
@@ -20,14 +22,272 @@ class Action(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """One row of the table: ``CF`` and four digits, what to do, a hint for the person."""
+class Scope(StrEnum):
+    """What an error stops or holds up."""
 
-    number: str
+    STATEMENT = "statement"
+    TABLE = "table"
+    FEED = "feed"
+    SOURCE = "source"
+    NODE = "node"
+
+
+_USER, _RETRY, _STOP = Action.USER, Action.RETRY, Action.STOP
+
+
+@unique
+class Code(StrEnum):
+    """The table of errors. A member is its number as text: ``CF`` and four digits.
+
+    Attributes:
+        action: what the engine does.
+        scope: what is affected while feeds run.
+        summary: what is wrong, in general.
+        hint: what a person does next, or an empty string.
+    """
+
     action: Action
+    scope: Scope
     summary: str
-    hint: str = ""
+    hint: str
+
+    def __new__(
+        cls, number: str, action: Action, scope: Scope, summary: str, hint: str = ""
+    ) -> Self:
+        code = str.__new__(cls, number)
+        code._value_ = number
+        code.action, code.scope, code.summary, code.hint = action, scope, summary, hint
+        return code
+
+    # 10xx: syntax
+    SYNTAX_ERROR = "CF1001", _USER, Scope.STATEMENT, "syntax error", "\\h lists the statements."
+
+    # 11xx: names
+    NAME_UNKNOWN = "CF1101", _USER, Scope.TABLE, "name does not exist"
+    NAME_TAKEN = (
+        "CF1102",
+        _USER,
+        Scope.STATEMENT,
+        "name already exists",
+        "add IF NOT EXISTS to keep what is there.",
+    )
+    NAME_NOT_ALLOWED = "CF1103", _USER, Scope.STATEMENT, "name is not allowed here"
+
+    # 12xx: options and URIs
+    INVALID_URI = "CF1201", _USER, Scope.STATEMENT, "invalid sink or source URI"
+    UNKNOWN_PARAMETER = "CF1202", _USER, Scope.STATEMENT, "unknown parameter of the URI"
+    UNKNOWN_OPTION = (
+        "CF1203",
+        _USER,
+        Scope.STATEMENT,
+        "unknown option",
+        "\\h CREATE CHANGEFEED lists the options.",
+    )
+    INVALID_OPTION_VALUE = "CF1204", _USER, Scope.STATEMENT, "invalid option value"
+    OPTIONS_CONTRADICT = "CF1205", _USER, Scope.STATEMENT, "options contradict each other"
+    OPTION_DOES_NOT_FIT_SINK = "CF1206", _USER, Scope.STATEMENT, "option does not fit this sink"
+    INVALID_PARAMETER = "CF1207", _USER, Scope.STATEMENT, "invalid parameter of the URI"
+
+    # 13xx: jobs and statements
+    WRONG_JOB_STATE = "CF1301", _USER, Scope.STATEMENT, "job is not in a state that allows this"
+    TARGET_NOT_WATCHABLE = "CF1302", _USER, Scope.TABLE, "target cannot be watched"
+    NOT_SUPPORTED = "CF1303", _USER, Scope.TABLE, "not supported"
+    TIMED_OUT = "CF1304", _USER, Scope.STATEMENT, "timed out"
+
+    # 20xx: the source
+    SOURCE_UNREACHABLE = (
+        "CF2001",
+        _RETRY,
+        Scope.SOURCE,
+        "cannot reach the source",
+        "check host, port and that the server runs.",
+    )
+    SOURCE_REFUSED_LOGIN = (
+        "CF2002",
+        _STOP,
+        Scope.SOURCE,
+        "source refused the login",
+        "check user and password of the connection.",
+    )
+    SOURCE_NOT_SET_UP = "CF2003", _USER, Scope.SOURCE, "source is not set up for changefeeds"
+    SOURCE_PERMISSION_MISSING = (
+        "CF2004",
+        _USER,
+        Scope.SOURCE,
+        "permission missing at the source",
+    )
+    SOURCE_BUSY = "CF2005", _RETRY, Scope.SOURCE, "source is busy"
+
+    # 21xx: the replication stream
+    STREAM_BROKE = "CF2101", _RETRY, Scope.SOURCE, "replication stream broke"
+    SLOT_GONE = (
+        "CF2102",
+        _STOP,
+        Scope.SOURCE,
+        "replication slot is gone",
+        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
+        "source, makes a new slot and reads the tables again.",
+    )
+    SLOT_RECREATED = (
+        "CF2103",
+        _STOP,
+        Scope.SOURCE,
+        "replication slot was recreated",
+        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
+        "source, makes a new slot and reads the tables again.",
+    )
+    SOURCE_IS_ANOTHER = (
+        "CF2104",
+        _STOP,
+        Scope.SOURCE,
+        "source is another database than before",
+        "point the connection back and RESUME; or, to go on with this one, ALTER "
+        "CHANGEFEED .. RESCAN, for each feed of this source.",
+    )
+    UNEXPECTED_MESSAGE = (
+        "CF2105",
+        _STOP,
+        Scope.SOURCE,
+        "unexpected message in the replication stream",
+    )
+    TABLE_REPLACED = (
+        "CF2106",
+        _STOP,
+        Scope.TABLE,
+        "table is not the one the feed began with",
+        "ALTER CHANGEFEED .. RESCAN takes the table that has the name now; .. DROP leaves it out.",
+    )
+
+    # 22xx: the initial scan
+    SCAN_INTERRUPTED = "CF2201", _RETRY, Scope.FEED, "initial scan was interrupted"
+    TABLE_NOT_SCANNABLE = "CF2202", _STOP, Scope.TABLE, "table cannot be scanned"
+
+    # 30xx: the change log
+    LOG_DAMAGED = (
+        "CF3001",
+        _STOP,
+        Scope.SOURCE,
+        "change log is damaged",
+        "put the folder of the log back as it was and RESUME; or ALTER CHANGEFEED .. "
+        "RESCAN, for each feed of this source, begins a new log and reads the tables again.",
+    )
+    POSITION_TOO_OLD = (
+        "CF3002",
+        _STOP,
+        Scope.TABLE,
+        "position is older than the change log keeps",
+        "RESUME cannot go on without a gap: ALTER CHANGEFEED .. RESCAN reads the "
+        "tables again; a higher gc_ttl keeps more.",
+    )
+    LOG_FULL = (
+        "CF3003",
+        _RETRY,
+        Scope.SOURCE,
+        "change log has no room",
+        "free disk space or raise the budget.",
+    )
+    LOG_NOT_WRITABLE = (
+        "CF3004",
+        _RETRY,
+        Scope.SOURCE,
+        "change log cannot be written",
+        "check the disk under the change log.",
+    )
+
+    # 40xx: Spark and encoding
+    VALUE_NOT_ENCODABLE = "CF4001", _STOP, Scope.TABLE, "value cannot be encoded"
+    SPARK_FAILED = "CF4002", _RETRY, Scope.FEED, "Spark failed"
+    SPARK_NOT_AVAILABLE = "CF4003", _USER, Scope.FEED, "Spark is not available"
+
+    # 41xx: schema changes
+    SCHEMA_CHANGE_STOPS = "CF4101", _STOP, Scope.FEED, "schema changed and the policy says stop"
+
+    # 50xx: sinks
+    SINK_UNREACHABLE = (
+        "CF5001",
+        _RETRY,
+        Scope.FEED,
+        "cannot reach the sink",
+        "check the address and that the server runs.",
+    )
+    SINK_REFUSED_LOGIN = "CF5002", _STOP, Scope.FEED, "sink refused the login"
+    SINK_REFUSED_DATA = "CF5003", _STOP, Scope.TABLE, "sink refused the data"
+    SINK_BUSY = "CF5004", _RETRY, Scope.FEED, "sink is busy"
+    SINK_NEEDS_EXTRA = "CF5005", _USER, Scope.FEED, "sink needs an extra"
+    SINK_CANNOT_TAKE_TABLE = (
+        "CF5006",
+        _STOP,
+        Scope.TABLE,
+        "the sink cannot take a message or a change of this table",
+    )
+    CLIENT_GONE = "CF5007", _STOP, Scope.FEED, "client went away"
+    TARGET_NOT_OURS = (
+        "CF5008",
+        _STOP,
+        Scope.TABLE,
+        "the target of a table is not this feed's",
+        "existing_target says what becomes of it; FOR table AS name takes another target.",
+    )
+
+    # 60xx: state and node
+    STATE_UNREACHABLE = "CF6001", _RETRY, Scope.NODE, "state database is not reachable"
+    STATE_OF_ANOTHER_VERSION = (
+        "CF6002",
+        _STOP,
+        Scope.NODE,
+        "state database is from another version",
+    )
+    STATE_HELD_BY_ANOTHER_NODE = "CF6003", _USER, Scope.NODE, "another node holds this state"
+    LEASE_LOST = "CF6004", _RETRY, Scope.FEED, "lease on a job was lost"
+    NODE_ENDED = (
+        "CF6005",
+        _STOP,
+        Scope.NODE,
+        "the node ended by itself",
+        "start it again; node.log says why it ended.",
+    )
+    ADDRESS_IN_USE = (
+        "CF6006",
+        _USER,
+        Scope.NODE,
+        "address cannot be listened on",
+        "give --http another host:port.",
+    )
+
+    # 90xx: faults of our own
+    INTERNAL_ERROR = (
+        "CF9001",
+        _RETRY,
+        Scope.FEED,
+        "internal error",
+        "it is tried again a few times; node.log in the state directory has the place.",
+    )
+    INTERNAL_ERROR_REPEATS = (
+        "CF9002",
+        _STOP,
+        Scope.FEED,
+        "internal error that repeats",
+        "this is a fault of changefeed: report it with the lines of node.log in the "
+        "state directory. RESUME tries again.",
+    )
+
+    @property
+    def number(self) -> str:
+        """``CF2001``."""
+        return str(self.value)
+
+    @classmethod
+    def stored(cls, number: str | None) -> Code | None:
+        """The code of a number that was stored, maybe by another version."""
+        return _BY_NUMBER.get(number or "")
+
+
+_BY_NUMBER: dict[str, Code] = {code.number: code for code in Code}
+
+#: The change log cannot be continued from the source: only a new one can follow it.
+LOG_LOST = frozenset(
+    {Code.SLOT_GONE, Code.SLOT_RECREATED, Code.SOURCE_IS_ANOTHER, Code.LOG_DAMAGED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +306,7 @@ class ChangefeedError(Exception):
     """Every error a user can meet.
 
     Attributes:
-        code: row of :data:`CODES`.
+        code: row of the table.
         message: what is wrong, one sentence, lower case, no full stop.
         detail: our facts (feed, table, position, counts); never row values.
         hint: what to do next; the table's hint when not given.
@@ -64,7 +324,7 @@ class ChangefeedError(Exception):
         text: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.code = CODES[code]
+        self.code = _BY_NUMBER[code]
         self.message = message
         self.detail = detail
         self.hint = hint or self.code.hint
@@ -85,6 +345,11 @@ class ChangefeedError(Exception):
         """What the engine does with it."""
         return self.code.action
 
+    @property
+    def scope(self) -> Scope:
+        """What it affects while feeds run."""
+        return self.code.scope
+
     def located(self, text: str, span: Span | None = None) -> ChangefeedError:
         """The same error, tied to the statement ``text`` (and ``span`` unless it has one)."""
         if self.text is None:
@@ -104,7 +369,7 @@ class Problems(ChangefeedError):
             raise ValueError("Problems needs at least one problem")
         first = problems[0]
         super().__init__(
-            first.code.number,
+            first.code,
             first.message,
             detail=first.detail,
             hint=first.hint,
@@ -120,126 +385,3 @@ def raise_all(problems: list[ChangefeedError]) -> None:
         raise problems[0]
     if problems:
         raise Problems(problems)
-
-
-def _table(*rows: Code) -> dict[str, Code]:
-    table = {row.number: row for row in rows}
-    if len(table) != len(rows):
-        raise ValueError("two error codes have the same number")
-    return table
-
-
-_U, _R, _S = Action.USER, Action.RETRY, Action.STOP
-
-#: 10xx syntax, 11xx names, 12xx options and URIs, 13xx jobs and statements, 20xx source,
-#: 21xx replication stream, 22xx initial scan, 30xx change log, 40xx Spark and encoding,
-#: 50xx sinks, 60xx state and node, 90xx faults of our own.
-CODES: dict[str, Code] = _table(
-    Code("CF1001", _U, "syntax error", "\\h lists the statements."),
-    Code("CF1002", _U, "statement is not finished", "end the statement with ;"),
-    Code("CF1101", _U, "name does not exist"),
-    Code("CF1102", _U, "name already exists", "add IF NOT EXISTS to keep what is there."),
-    Code("CF1103", _U, "name is not allowed here"),
-    Code("CF1201", _U, "invalid sink or source URI"),
-    Code("CF1202", _U, "unknown parameter of the URI"),
-    Code("CF1203", _U, "unknown option", "\\h CREATE CHANGEFEED lists the options."),
-    Code("CF1204", _U, "invalid option value"),
-    Code("CF1205", _U, "options contradict each other"),
-    Code("CF1206", _U, "option does not fit this sink"),
-    Code("CF1207", _U, "invalid parameter of the URI"),
-    Code("CF1301", _U, "job is not in a state that allows this"),
-    Code("CF1302", _U, "target cannot be watched"),
-    Code("CF1303", _U, "not supported"),
-    Code("CF1304", _U, "timed out"),
-    Code("CF2001", _R, "cannot reach the source", "check host, port and that the server runs."),
-    Code("CF2002", _S, "source refused the login", "check user and password of the connection."),
-    Code("CF2003", _U, "source is not set up for changefeeds"),
-    Code("CF2004", _U, "permission missing at the source"),
-    Code("CF2005", _R, "source is busy"),
-    Code("CF2101", _R, "replication stream broke"),
-    Code(
-        "CF2102",
-        _S,
-        "replication slot is gone",
-        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this source, makes a "
-        "new slot and reads the tables again.",
-    ),
-    Code(
-        "CF2103",
-        _S,
-        "replication slot was recreated",
-        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this source, makes a "
-        "new slot and reads the tables again.",
-    ),
-    Code(
-        "CF2104",
-        _S,
-        "source is another database than before",
-        "point the connection back and RESUME; or, to go on with this one, ALTER CHANGEFEED .. "
-        "RESCAN, for each feed of this source.",
-    ),
-    Code("CF2105", _S, "unexpected message in the replication stream"),
-    Code(
-        "CF2106",
-        _S,
-        "table is not the one the feed began with",
-        "ALTER CHANGEFEED .. RESCAN takes the table that has the name now; .. DROP leaves it out.",
-    ),
-    Code("CF2201", _R, "initial scan was interrupted"),
-    Code("CF2202", _S, "table cannot be scanned"),
-    Code(
-        "CF3001",
-        _S,
-        "change log is damaged",
-        "put the folder of the log back as it was and RESUME; or ALTER CHANGEFEED .. RESCAN, for "
-        "each feed of this source, begins a new log and reads the tables again.",
-    ),
-    Code(
-        "CF3002",
-        _S,
-        "position is older than the change log keeps",
-        "RESUME cannot go on without a gap: ALTER CHANGEFEED .. RESCAN reads the tables again; a "
-        "higher gc_ttl keeps more.",
-    ),
-    Code("CF3003", _R, "change log has no room", "free disk space or raise the budget."),
-    Code("CF3004", _R, "change log cannot be written", "check the disk under the change log."),
-    Code("CF4001", _S, "value cannot be encoded"),
-    Code("CF4002", _R, "Spark failed"),
-    Code("CF4003", _U, "Spark is not available"),
-    Code("CF4101", _S, "schema changed and the policy says stop"),
-    Code("CF5001", _R, "cannot reach the sink", "check the address and that the server runs."),
-    Code("CF5002", _S, "sink refused the login"),
-    Code("CF5003", _S, "sink refused the data"),
-    Code("CF5004", _R, "sink is busy"),
-    Code("CF5005", _U, "sink needs an extra"),
-    Code("CF5006", _S, "the sink cannot take a message or a change of this table"),
-    Code("CF5007", _S, "client went away"),
-    Code(
-        "CF5008",
-        _S,
-        "the target of a table is not this feed's",
-        "existing_target says what becomes of it; FOR table AS name takes another target.",
-    ),
-    Code("CF6001", _R, "state database is not reachable"),
-    Code("CF6002", _S, "state database is from another version"),
-    Code("CF6003", _U, "another node holds this state"),
-    Code("CF6004", _R, "lease on a job was lost"),
-    Code("CF6005", _S, "the node ended by itself", "start it again; node.log says why it ended."),
-    Code("CF6006", _U, "address cannot be listened on", "give --http another host:port."),
-    Code(
-        "CF9001",
-        _R,
-        "internal error",
-        "it is tried again a few times; node.log in the state directory has the place.",
-    ),
-    Code(
-        "CF9002",
-        _S,
-        "internal error that repeats",
-        "this is a fault of changefeed: report it with the lines of node.log in the state "
-        "directory. RESUME tries again.",
-    ),
-)
-
-#: The change log cannot be continued from the source: only a new one can follow it.
-LOG_LOST = frozenset({"CF2102", "CF2103", "CF2104", "CF3001"})

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError
@@ -143,7 +143,7 @@ def _blamed(
 ) -> Exception:
     """A table that was away too long must not take those with it that were not."""
     behind = [name for name, bound in at.items() if bound < oldest]
-    if error.code.number != "CF3002" or not behind or len(behind) == len(at):
+    if error.code is not Code.POSITION_TOO_OLD or not behind or len(behind) == len(at):
         return error
     return TableError(behind[0], error)
 

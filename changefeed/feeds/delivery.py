@@ -15,7 +15,7 @@ import pyarrow as pa
 from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError, about_table
@@ -149,7 +149,7 @@ class Delivery:
                     return Made(item, plan.schema, plan.rows(item.load()))
                 return Made(item, item.schema, self._encode(feed, item))
         except ChangefeedError as error:
-            if error.code.number in _TABLE_ERRORS:
+            if error.scope is Scope.TABLE:
                 raise TableError(item.schema.table, error) from error
             raise
 
@@ -252,13 +252,9 @@ class Delivery:
                 with about_table(item.table):
                     self._outlet.evolve(item.event)
             except ChangefeedError as error:
-                if error.code.number in _TABLE_ERRORS:
+                if error.scope is Scope.TABLE:
                     raise TableError(item.table, error) from error
                 raise
-
-
-#: What is wrong with the rows of one table.
-_TABLE_ERRORS = frozenset({"CF4001", "CF1101", "CF1302", "CF2106", "CF3002", "CF5003"})
 
 
 def _reached(feed: Feed, table: TableName, turn: Turn | None, mark: MarkItem | None) -> Timestamp:

@@ -17,7 +17,7 @@ from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.catalog import Catalog, Lease, LeaseLost
 from changefeed.catalog.model import Job, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import CODES, Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableName
@@ -484,7 +484,7 @@ class FeedRunner:
         if not failed:
             return
         first = failed[0]
-        code = first.error_code if first.error_code in CODES else "CF4002"
+        code = Code.stored(first.error_code) or Code.INTERNAL_ERROR_REPEATS
         error = ChangefeedError(
             code,
             f"{len(failed)} of {len(self._feed.tables)} tables failed: {first.table}: "

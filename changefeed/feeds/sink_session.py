@@ -13,7 +13,7 @@ from pathlib import Path
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.faults import fault_point
 from changefeed.core.schema import TableName
@@ -39,9 +39,6 @@ from sinks.base import (
     require_durable,
 )
 from sinks.registry import open_sink
-
-#: Errors that concern one table: others of the feed go on.
-TABLE_ERRORS = frozenset({"CF5003", "CF5006", "CF5008"})
 
 
 class Outlet:
@@ -214,7 +211,7 @@ class Outlet:
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
         """The table an error of ``commit`` is about: the only one there was, or by its topic."""
-        if error.code.number not in TABLE_ERRORS:
+        if error.scope is not Scope.TABLE:
             return None
         if len(tables) == 1:
             return next(iter(tables))
@@ -279,7 +276,7 @@ class Outlet:
         try:
             yield
         except ChangefeedError as error:
-            if error.code.number in TABLE_ERRORS:
+            if error.scope is Scope.TABLE:
                 raise TableError(table, error) from error
             raise
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
 from changefeed.log.compaction import Merge, plan
@@ -302,7 +302,7 @@ class LogWriter:
                 "CF3004", "change log cannot be written", detail=str(error)
             ) from error
         except ChangefeedError as error:
-            if error.code.number == "CF3004" and self._broken is None:
+            if error.code is Code.LOG_NOT_WRITABLE and self._broken is None:
                 self._broken = error.detail
             raise
 
@@ -378,7 +378,7 @@ class LogWriter:
             try:
                 rolled = self._roll_if_due(now)
             except ChangefeedError as error:
-                if error.code.number != "CF3003":
+                if error.code is not Code.LOG_FULL:
                     raise
                 rolled = False  # what is dropped below may make the room
             dropped = self._retain(now, keep_from)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from changefeed.catalog import Job
 from changefeed.catalog.model import Status, TableProgress, TableState
-from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.options import (
@@ -345,7 +345,7 @@ class _Alteration:
         try:
             self.source.describe(schema, written.parts[-1])
         except ChangefeedError as error:
-            if error.code.number not in ("CF1101", "CF1302"):
+            if error.code not in (Code.NAME_UNKNOWN, Code.TARGET_NOT_WATCHABLE):
                 raise
             self._problem("CF1101", f'target "TABLE {name}" does not exist', error.hint, span)
             return
@@ -439,7 +439,7 @@ class _Alteration:
     def _successor(self, table: TableName) -> int:
         """The number of the table that has the name of a lost one; 0 where none is lost."""
         known = self.tables[table]
-        if known.state is not TableState.FAILED or known.error_code != "CF2106":
+        if known.state is not TableState.FAILED or known.error_code != Code.TABLE_REPLACED:
             return 0
         try:
             present = self.source.describe(table.schema, table.name).oid

@@ -13,7 +13,7 @@ from typing import TypeVar
 from changefeed.catalog import Catalog, Connection, SourceState
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError, Problems, Span, raise_all
+from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.uri import sink_location
@@ -313,7 +313,7 @@ def look_at_targets(
         return [], []
     problems, _ = around.guard(sink, options, targets)
     # A target that does not answer now is no reason against a feed: it is tried again.
-    return [problem for problem in problems if problem.code.number == "CF5008"], []
+    return [problem for problem in problems if problem.code is Code.TARGET_NOT_OURS], []
 
 
 def _shape(place: Found) -> TableSchema:

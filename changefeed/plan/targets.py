@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
 from changefeed.sources.base import PartitionInfo, Partitions, Source, Watch
@@ -18,7 +18,7 @@ from grammar.parser import parse
 from grammar.printer import to_sql
 
 #: Errors of the source as a whole: no use to ask it for the next table.
-_WHOLE_SOURCE = ("CF2001", "CF2002")
+_WHOLE_SOURCE = (Code.SOURCE_UNREACHABLE, Code.SOURCE_REFUSED_LOGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def wishes(
         try:
             names = matching(target, source)
         except ChangefeedError as error:
-            if error.code.number in _WHOLE_SOURCE:
+            if error.code in _WHOLE_SOURCE:
                 raise
             error.span = error.span or to_span(target.name.span or target.span)
             problems.append(error)
@@ -163,7 +163,7 @@ def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[Ch
             schema = _describe(wish, source)
             part = _partition(wish, schema, source)
         except ChangefeedError as error:
-            if error.code.number in _WHOLE_SOURCE:
+            if error.code in _WHOLE_SOURCE:
                 raise
             error.span = error.span or wish.watch.span
             problems.append(error)
@@ -181,7 +181,7 @@ def _describe(wish: Wish, source: Source) -> TableSchema:
     try:
         return source.describe(wish.watch.schema, wish.watch.name)
     except ChangefeedError as error:
-        if wish.fallback is None or error.code.number != "CF1101":
+        if wish.fallback is None or error.code is not Code.NAME_UNKNOWN:
             raise
     return source.describe(wish.fallback.schema, wish.fallback.name)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.faults import fault_point
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
@@ -145,7 +145,7 @@ class Scan(threading.Thread):
                 table.schema = self._host.intern_schema(shape)
                 found.append(table)
             except ChangefeedError as error:
-                if error.code.number == "CF2001":
+                if error.code is Code.SOURCE_UNREACHABLE:
                     raise
                 table.error = error
         return found
@@ -171,18 +171,12 @@ class Scan(threading.Thread):
                 except ScanStopped:
                     return
         except ChangefeedError as error:
-            if error.code.number in _TABLE_ERRORS:
+            if error.scope is Scope.TABLE:
                 table.error = error
                 return
             raise
         if not self._stopping.is_set():
             table.done = True
-
-
-#: Errors that concern the one table that is read.
-_TABLE_ERRORS = frozenset(
-    {"CF1101", "CF1302", "CF1303", "CF2202", "CF4001", "CF5003", "CF5006", "CF5008"}
-)
 
 
 def _duration(seconds: float) -> str:

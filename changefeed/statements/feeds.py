@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from changefeed.catalog import Job, SourceState, Status, Wanted
-from changefeed.core.errors import CODES, LOG_LOST, ChangefeedError, raise_all
+from changefeed.core.errors import LOG_LOST, ChangefeedError, Code, raise_all
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.options import to_span
@@ -153,7 +153,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
     now = catalog.job(job.id)
     if now.status is Status.FAILED and now.started is None:
         _undo(job, context)
-        code = now.error_code if now.error_code in CODES else "CF2003"
+        code = Code.stored(now.error_code) or Code.SOURCE_NOT_SET_UP
         raise ChangefeedError(code, now.error or now.reason, hint=now.hint or "")
     if not now.status.active:
         return []
@@ -173,7 +173,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
 
 def _source_waits(job: Job, context: Context) -> bool:
     """The source waits for a transaction or a lock of somebody else: that may take long."""
-    return context.catalog.source_state(job.source).error_code == "CF2005"
+    return context.catalog.source_state(job.source).error_code == Code.SOURCE_BUSY
 
 
 def _captured(job: Job, tables: Mapping[TableName, int], context: Context) -> bool:

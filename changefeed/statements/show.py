@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
-from changefeed.core.errors import CODES
+from changefeed.core.errors import Code
 from changefeed.options import Options
 from changefeed.plan.build import feed_sql
 from changefeed.statements import brief, listing
@@ -136,7 +136,8 @@ def _event_row(event: JobEvent, now: int) -> tuple[Cell, ...]:
 
 def _hint(code: str | None) -> str | None:
     """What the table of codes says to do; None when it says nothing."""
-    return (CODES[code].hint or None) if code in CODES else None
+    known = Code.stored(code)
+    return known.hint or None if known is not None else None
 
 
 _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.repeats import LimitRepeats
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ class Reasons:
     def refused(self) -> bool:
         """The brokers refused the login: waiting for an answer is in vain."""
         latest = self.latest
-        return latest is not None and _BY_NAME.get(latest[0], ("", ""))[0] == "CF5002"
+        return (
+            latest is not None and _BY_NAME.get(latest[0], ("", ""))[0] == Code.SINK_REFUSED_LOGIN
+        )
 
 
 def explain(error: KafkaError, reasons: Reasons, *, topic: str = "") -> ChangefeedError:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.base import Target
 from sinks.lake.files import Files
 from sinks.lake.look_catalogs import JdbcLook, RestLook
@@ -78,7 +78,7 @@ def _of_table(look: Look, place: Place, layout: Layout, target: Target) -> list[
             return []
         return fit(target.schema, layout, place.format, present).problems
     except ChangefeedError as error:
-        if error.code.number != "CF5006":
+        if error.code is not Code.SINK_CANNOT_TAKE_TABLE:
             raise
         return [error]
     except (ValueError, KeyError, TypeError):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Resolved
 from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Checks, LeavesTables, Sink, SinkContext
@@ -581,7 +581,7 @@ def refuses_other_shapes(harness: MergeHarness) -> None:
     try:
         feed.deliver(sink)
     except ChangefeedError as error:
-        assert error.code.number == "CF5006", error.code.number
+        assert error.code is Code.SINK_CANNOT_TAKE_TABLE, error.code.number
         assert error.action is Action.STOP
         assert "key" in f"{error.message} {error.detail}", error.message
     else:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Statement, Warehouse
 
@@ -180,7 +180,7 @@ class ClickHouse(Warehouse):
             yield
         except (ClickHouseError, OSError) as error:
             found = sorted_out(error, self.place, what, topic)
-            if found.code.number == "CF5001":
+            if found.code is Code.SINK_UNREACHABLE:
                 self.close()
             raise found from None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
@@ -255,7 +255,7 @@ class MySQL(Warehouse):
             code, what = _LOST if lost else ("CF5003", "refused a statement")
         if isinstance(error, pymysql.DataError | pymysql.IntegrityError):
             code, what = _VALUE
-        blame = f": {topic}" if topic and code == "CF5006" else ""
+        blame = f": {topic}" if topic and code == Code.SINK_CANNOT_TAKE_TABLE else ""
         return ChangefeedError(code, f"{where} {what}{blame}", detail=f"error {number}")
 
 

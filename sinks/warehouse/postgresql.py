@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from pyarrow import csv
 
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
 from sinks.warehouse.explained import explained
@@ -225,11 +225,11 @@ class PostgreSQL(Warehouse):
             (found for start, found in _BY_STATE.items() if state.startswith(start)),
             ("CF5003", "refused a statement") if state else ("CF5001", "broke the connection"),
         )
-        if code == "CF5001":
+        if code == Code.SINK_UNREACHABLE:
             self.close()
         column = error.diag.column_name
         detail = f"SQLSTATE {state}" + (f", column {column}" if column else "")
-        blame = f": {topic}" if topic and code == "CF5006" else ""
+        blame = f": {topic}" if topic and code == Code.SINK_CANNOT_TAKE_TABLE else ""
         return ChangefeedError(code, f"{where} {what}{blame}", detail=detail)
 
 

@@ -22,7 +22,7 @@ import snowflake.connector
 from cryptography.hazmat.primitives import serialization
 from snowflake.connector import errors as snow
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.snowflake_sql import DROP, TEMPORARY, SnowflakeDialect, folded
@@ -272,7 +272,7 @@ class SnowflakeWarehouse(Warehouse):
             yield
         except (snow.Error, OSError) as error:
             found = self._sorted_out(error, what, topic)
-            if found.code.number == "CF5001":
+            if found.code is Code.SINK_UNREACHABLE:
                 self.close()
             raise found from None
 

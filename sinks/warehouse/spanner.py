@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
@@ -158,7 +158,7 @@ class SpannerSink(WarehouseSink):
         except TooLarge:
             raise
         except ChangefeedError as error:
-            if error.code.number != "CF5003" or len(topics) == 1:
+            if error.code is not Code.SINK_REFUSED_DATA or len(topics) == 1:
                 raise
         for topic in topics:
             self._apply_one([part for part in parts if part[0].table.topic == topic])

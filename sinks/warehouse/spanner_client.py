@@ -31,7 +31,7 @@ from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTrans
 from google.oauth2 import service_account
 from google.rpc import error_details_pb2
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.spanner_rows import Key, TooLarge, Value
 from sinks.warehouse.spanner_sql import SpannerDialect
@@ -428,7 +428,7 @@ class Spanner(Warehouse):
             yield
         except (api.GoogleAPIError, auth.GoogleAuthError, grpc.RpcError, TimeoutError) as error:
             found = sorted_out(error, self.place, what, topics)
-            if found.code.number == "CF5001":
+            if found.code is Code.SINK_UNREACHABLE:
                 self.close()
             raise found from None
 

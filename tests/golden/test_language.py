@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.core import error_docs
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.options import OPTIONS, Options, parse_options
@@ -163,6 +164,13 @@ def test_the_page_of_options_is_the_table(rewrite: bool) -> None:
     if rewrite:
         page.write_text(option_docs.markdown(), "utf-8")
     assert page.read_text("utf-8") == option_docs.markdown()
+
+
+def test_the_page_of_errors_is_the_table(rewrite: bool) -> None:
+    page = DOCS / "errors.md"
+    if rewrite:
+        page.write_text(error_docs.markdown(), "utf-8")
+    assert page.read_text("utf-8") == error_docs.markdown()
 
 
 MADE = "<!-- From here on made from grammar/changefeed.lark: pytest tests/golden --rewrite -->\n\n"

@@ -123,7 +123,7 @@ def test_those_that_wait_are_told_why_and_go_on_afterwards(bench: Bench) -> None
     until(lambda: bench.catalog.job("a").status is Status.RETRYING)
     assert bench.catalog.job("a").error == "cannot connect"
     assert bench.catalog.job("b").status is Status.PENDING, "its runner tells"
-    assert bench.catalog.source_state("shop").error == "cannot connect"
+    until(lambda: bench.catalog.source_state("shop").error == "cannot connect")
     bench.keeper.refuses = None
     until(lambda: bench.watch.covers(waiting))
     assert bench.catalog.source_state("shop").error == ""

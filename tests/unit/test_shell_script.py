@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from changefeed.core.errors import CODES, ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from shell.exits import Exit, exit_status
 from shell.script import Item, items
 from shell.settings import TABLE, OnError, Settings, change
@@ -77,8 +77,9 @@ def test_a_change_is_seen() -> None:
 
 
 def test_every_code_has_an_exit_status() -> None:
-    statuses = {code: exit_status(ChangefeedError(code, "x")) for code in CODES}
-    assert statuses["CF1001"] is Exit.STATEMENT
-    assert statuses["CF1304"] is Exit.TIMEOUT
-    assert statuses["CF2001"] is statuses["CF6003"] is Exit.CONNECTION
+    statuses = {code: exit_status(ChangefeedError(code, "x")) for code in Code}
+    assert statuses[Code.SYNTAX_ERROR] is Exit.STATEMENT
+    assert statuses[Code.TIMED_OUT] is Exit.TIMEOUT
+    assert statuses[Code.SOURCE_UNREACHABLE] is Exit.CONNECTION
+    assert statuses[Code.STATE_HELD_BY_ANOTHER_NODE] is Exit.CONNECTION
     assert Exit.OK not in statuses.values()

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import Identity
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import introspect, setup
@@ -58,7 +58,10 @@ def check(
     plan = Plan(slot, publication)
     with connection, source_errors("check the source"):
         problems = [*check_server(connection, plan), *check_role(connection, plan)]
-        if not any(problem.code.number in ("CF2002", "CF2004") for problem in problems):
+        if not any(
+            problem.code in (Code.SOURCE_REFUSED_LOGIN, Code.SOURCE_PERMISSION_MISSING)
+            for problem in problems
+        ):
             problems += check_replication(connection, uri)
         problems += check_tables(connection, source, watches, plan)
     return problems
@@ -431,7 +434,7 @@ def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
     """Old rows must be told apart, and carry what the feed needs of them."""
     publishable = True
     for problem in _check_publishable(table, watch):
-        publishable = publishable and problem.code.number != "CF2003"
+        publishable = publishable and problem.code is not Code.SOURCE_NOT_SET_UP
         yield problem
     if publishable:
         yield from _check_old_rows(table, watch)

@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.connect import Connection, connect, is_quiet, translate
 from changefeed.sources.postgres.copyout import Block, copy_out
@@ -266,7 +266,7 @@ def table_changed(table: TableSchema, why: str) -> ChangefeedError:
 def snapshot_gone(error: psycopg.Error) -> ChangefeedError:
     """The exporting session ended, or the server cannot be reached."""
     lost = translate(error, "go on with the initial scan")
-    if lost.code.number in ("CF2002", "CF2004"):
+    if lost.code in (Code.SOURCE_REFUSED_LOGIN, Code.SOURCE_PERMISSION_MISSING):
         return lost
     return ChangefeedError(
         "CF2201",
@@ -286,13 +286,13 @@ def reading_failed(table: TableSchema, error: psycopg.Error) -> ChangefeedError:
     if error.sqlstate in _CHANGED_STATES:
         return table_changed(table, error.diag.message_primary or "it was altered")
     known = translate(error, f"read table {table.table}")
-    if known.code.number == "CF2004":
+    if known.code is Code.SOURCE_PERMISSION_MISSING:
         name = f"{table.table.schema}.{table.table.name}"
         hint = f"GRANT SELECT ON {name} TO <role of the connection>;"
         return ChangefeedError("CF2202", known.message, detail=known.detail, hint=hint)
-    if known.code.number == "CF2003":
+    if known.code is Code.SOURCE_NOT_SET_UP:
         return ChangefeedError("CF2202", known.message, detail=known.detail)
-    if known.code.number == "CF2002":
+    if known.code is Code.SOURCE_REFUSED_LOGIN:
         return known
     return ChangefeedError("CF2201", known.message, detail=known.detail, hint=known.hint)
 

@@ -28,7 +28,7 @@ from typing import Self, TypeVar
 
 from psycopg import pq
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.postgres import tls
 from changefeed.sources.postgres.auth import Authenticator
@@ -639,7 +639,7 @@ class ReplicationConnection:
                     self._send(b"p", answer)
             elif kind == b"E":
                 error = server_error(error_fields(body), f"log in at {endpoint}")
-                if error.code.number == "CF2101":
+                if error.code is Code.STREAM_BROKE:
                     error = ChangefeedError("CF2001", error.message, detail=error.detail)
                 raise error
             elif kind == b"Z":

@@ -1,0 +1,75 @@
+"""The table of errors for people: the page ``docs/errors.md``, and words for help in the shell.
+
+A test compares the page with :func:`markdown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from changefeed.core.errors import Action, Code, Scope
+
+#: What the engine does.
+ACTIONS: dict[Action, str] = {
+    Action.USER: "The statement is refused; a running feed that meets it fails.",
+    Action.RETRY: "It is tried again with growing pauses; a feed gives up after retry_for.",
+    Action.STOP: "It is not tried again until a person acts.",
+}
+
+#: What is affected.
+SCOPES: dict[Scope, str] = {
+    Scope.STATEMENT: "It concerns one statement.",
+    Scope.TABLE: "Of a running feed it stops one table; the other tables go on.",
+    Scope.FEED: "It concerns one feed; others go on.",
+    Scope.SOURCE: "It concerns a source and all feeds that read it. Where the source reports it "
+    "for one table, only that table stops.",
+    Scope.NODE: "It concerns the node or its state, and with it every feed.",
+}
+
+_HEADINGS = {
+    "10": "Syntax",
+    "11": "Names",
+    "12": "Options and URIs",
+    "13": "Jobs and statements",
+    "20": "Source",
+    "21": "Replication stream",
+    "22": "Initial scan",
+    "30": "Change log",
+    "40": "Encoding and Spark",
+    "41": "Schema changes",
+    "50": "Sinks",
+    "60": "State and node",
+    "90": "Internal errors",
+}
+
+_HEAD = """\
+# Error codes
+
+Every error has a code. `\\h CF2003` in the shell shows what this page says of it. This page is made
+from the table in `changefeed/core/errors.py`; `pytest tests/golden --rewrite` writes it again.
+
+*Action* is what changefeed does with the error: `user` refuses the statement, or fails the feed
+that meets it; `retry` tries again with growing pauses, and a feed gives up after `retry_for`;
+`stop` waits until a person acts. *Scope* is what the error affects while feeds run: an error of
+scope `table` stops one table of a feed, and the other tables go on. An error that a source reports
+for one table stops only that table, too.
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    return "".join((_HEAD, *_tables()))
+
+
+def _tables() -> Iterator[str]:
+    for group, heading in _HEADINGS.items():
+        yield f"\n## {heading}\n\n| code | meaning | action | scope | what to do |\n"
+        yield "|---|---|---|---|---|\n"
+        for code in Code:
+            if code.number[2:4] == group:
+                cells = (code.number, code.summary, code.action, code.scope, code.hint)
+                yield f"| {' | '.join(_cell(text) for text in cells)} |\n".replace("|  |", "| |")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
