@@ -13,7 +13,7 @@ from functools import cached_property
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import Condition
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes, Envelope, Format
 
 
@@ -185,9 +185,15 @@ class MessagePlan:
         return state
 
 
-def mark_payload(envelope: Envelope, member: str, at: Timestamp) -> bytes:
-    """The value of a message that is no row: ``member`` is ``resolved`` or ``truncate``."""
-    text = f'{{"{member}": "{at}"}}'
+def mark_payload(
+    envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None
+) -> bytes:
+    """The value of a message that is no row: ``member`` is ``resolved`` or ``truncate``.
+
+    ``table`` is the one that was truncated: tables may share a topic.
+    """
+    members = {"table": str(table)} if table is not None else {}
+    text = json.dumps({**members, member: str(at)}, ensure_ascii=False)
     if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
         text = f'{{"__crdb__": {text}}}'
     return text.encode()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope, Format
 from changefeed.core.uri import SinkURL
 from changefeed.encoding.avro import schema as avro
@@ -47,7 +48,13 @@ class _Written(Protocol):
         self, envelope: Envelope, name: str, prefix: str, member: str
     ) -> RegistrySchema: ...
     def mark(
-        self, schema: RegistrySchema, found: int, envelope: Envelope, member: str, at: Timestamp
+        self,
+        schema: RegistrySchema,
+        found: int,
+        envelope: Envelope,
+        member: str,
+        at: Timestamp,
+        table: TableName | None,
     ) -> bytes:
         """A mark in its schema, which has the id ``found``."""
         ...
@@ -67,9 +74,15 @@ class _Avro:
         return self._written(avro.mark_schema(envelope, name, prefix, member))
 
     def mark(
-        self, schema: RegistrySchema, found: int, envelope: Envelope, member: str, at: Timestamp
+        self,
+        schema: RegistrySchema,
+        found: int,
+        envelope: Envelope,
+        member: str,
+        at: Timestamp,
+        table: TableName | None,
     ) -> bytes:
-        return header(found) + avro.mark(json.loads(schema.text), envelope, member, at)
+        return header(found) + avro.mark(json.loads(schema.text), envelope, member, at, table)
 
     @staticmethod
     def _written(schema: avro.Schema) -> RegistrySchema:
@@ -92,9 +105,15 @@ class _Protobuf:
         return self._written(protobuf.mark_proto(envelope, name, prefix))
 
     def mark(
-        self, schema: RegistrySchema, found: int, envelope: Envelope, member: str, at: Timestamp
+        self,
+        schema: RegistrySchema,
+        found: int,
+        envelope: Envelope,
+        member: str,
+        at: Timestamp,
+        table: TableName | None,
     ) -> bytes:
-        return protobuf.message_header(found) + protobuf.mark(envelope, member, at)
+        return protobuf.message_header(found) + protobuf.mark(envelope, member, at, table)
 
     @staticmethod
     def _written(text: str) -> RegistrySchema:
@@ -150,15 +169,17 @@ class FeedSchemas:
     def _id(self, name: str, part: str, schema: RegistrySchema, about: str) -> int:
         return self._registry.register(f"{self._prefix}{name}-{part}", schema, about)
 
-    def marks(self, topics: Sequence[str], member: str, at: Timestamp) -> dict[str, bytes]:
-        """The value of a mark (``resolved``, ``truncate``) for each topic.
+    def marks(
+        self, topics: Sequence[str], member: str, at: Timestamp, table: TableName | None = None
+    ) -> dict[str, bytes]:
+        """The value of a mark (``resolved``, or ``truncate`` of ``table``) for each topic.
 
         Raises:
             ChangefeedError: as :meth:`registered`.
         """
-        return {topic: self._mark(topic, member, at) for topic in dict.fromkeys(topics)}
+        return {topic: self._mark(topic, member, at, table) for topic in dict.fromkeys(topics)}
 
-    def _mark(self, topic: str, member: str, at: Timestamp) -> bytes:
+    def _mark(self, topic: str, member: str, at: Timestamp, table: TableName | None) -> bytes:
         schema = self._written.of_mark(self._envelope, topic, self._prefix, member)
         with self._lock:
             if (topic, schema) not in self._marks:
@@ -166,7 +187,7 @@ class FeedSchemas:
                 found = self._id(topic, self._written.marks_in, schema, about)
                 self._marks[topic, schema] = found
             found = self._marks[topic, schema]
-        return self._written.mark(schema, found, self._envelope, member, at)
+        return self._written.mark(schema, found, self._envelope, member, at, table)
 
 
 def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:

@@ -43,7 +43,7 @@ class RowPlan:
         return replace(
             whole,
             columns=tuple(whole.columns[i] for i in wanted),
-            key=tuple(place[i] for i in whole.key),
+            key=tuple(place[i] for i in whole.key if i in place),
         )
 
     @cached_property

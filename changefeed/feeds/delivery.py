@@ -147,7 +147,7 @@ class Delivery:
                 if typed:
                     plan = feed.row_plan(item.schema)
                     return Made(item, plan.schema, plan.rows(item.load()))
-                return Made(item, item.schema, self._encode(feed, item))
+                return Made(item, feed.row_plan(item.schema).schema, self._encode(feed, item))
         except ChangefeedError as error:
             if error.scope is Scope.TABLE:
                 raise TableError(item.schema.table, error) from error

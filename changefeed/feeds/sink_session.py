@@ -229,8 +229,8 @@ class Outlet:
         """Tell consumers that a table was emptied."""
         target = self._feed.target(event.schema.table)
         with self._about(target.table):
-            own = self._payloads("truncate", event.at, [target.topic])
-            payload = own.get(target.topic) or self._payload("truncate", event.at)
+            own = self._payloads("truncate", event.at, [target.topic], target.table)
+            payload = own.get(target.topic) or self._payload("truncate", event.at, target.table)
             self.open().truncate(event, target, payload)
 
     def evolve(self, event: SchemaChange) -> None:
@@ -260,16 +260,18 @@ class Outlet:
         mark = Resolved(at, self._payloads("resolved", at, topics))
         self.open().resolved(mark, self._payload("resolved", at))
 
-    def _payload(self, member: str, at: Timestamp) -> bytes:
+    def _payload(self, member: str, at: Timestamp, table: TableName | None = None) -> bytes:
         envelope = Envelope(self._feed.options[ENVELOPE].value)
         if self._feed.options[FORMAT] is Format.PROTOBUF:
-            return protobuf_mark(envelope, member, at)
-        return mark_payload(envelope, member, at)
+            return protobuf_mark(envelope, member, at, table)
+        return mark_payload(envelope, member, at, table)
 
-    def _payloads(self, member: str, at: Timestamp, topics: Sequence[str]) -> dict[str, bytes]:
+    def _payloads(
+        self, member: str, at: Timestamp, topics: Sequence[str], table: TableName | None = None
+    ) -> dict[str, bytes]:
         """The payloads of topics that have their own: each names a schema of its topic."""
         schemas = self._feed.schemas
-        return {} if schemas is None else schemas.marks(topics, member, at)
+        return {} if schemas is None else schemas.marks(topics, member, at, table)
 
     @contextmanager
     def _about(self, table: TableName) -> Iterator[None]:

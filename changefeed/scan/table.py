@@ -186,7 +186,7 @@ class Reading:
             feed=self.host.name,
             epoch=writer.epoch,
             target=writer.target,
-            schema=writer.schema,
+            schema=writer.seen,
             ticket=self.fence.ticket(host, here=local),
         )
 
@@ -210,7 +210,7 @@ class Writer:
         self.schema = schema
         self.typed = sink.capabilities.takes_rows
         #: The shape the sink sees.
-        self.seen = host.row_plan(schema).schema if self.typed else schema
+        self.seen = host.row_plan(schema).schema
         self.target: Target = host.target(schema.table)
         self.epoch = reading.next_epoch()
         #: The whole table is one commit, which says so to the sink.

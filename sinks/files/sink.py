@@ -214,7 +214,9 @@ class FilesSink:
         with self._explained():
             if self._closer is not None:
                 self._closer.close_before(mark.at.wall)
-            self._place.put(self._namer.resolved(mark.at), self._text(payload, "resolved", mark.at))
+            self._place.put(
+                self._namer.resolved(mark.at), self._text(payload, {"resolved": str(mark.at)})
+            )
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         """A line of its own file, stamped with the instant: behind all it empties.
@@ -232,7 +234,7 @@ class FilesSink:
             topic=target.topic,
             schema=event.schema.version,
         )
-        text = self._text(payload, "truncate", event.at)
+        text = self._text(payload, {"table": str(target.table), "truncate": str(event.at)})
         if self.settings.format == "json":
             content = _packed(text + b"\n", self.settings.compression)
         else:
@@ -241,11 +243,11 @@ class FilesSink:
         with self._explained():
             self._place.put(name, content)
 
-    def _text(self, payload: bytes, member: str, at: Timestamp) -> bytes:
+    def _text(self, payload: bytes, mark: Mapping[str, str]) -> bytes:
         """A mark as JSON: the payload where the messages are JSON, else one like it."""
         if self.settings.format == "json":
-            return payload + (b"\n" if member == "resolved" else b"")
-        return json.dumps({member: str(at)}).encode() + b"\n"
+            return payload + (b"\n" if "resolved" in mark else b"")
+        return json.dumps(mark, ensure_ascii=False).encode() + b"\n"
 
 
 def _packed(text: bytes, compression: str) -> bytes:

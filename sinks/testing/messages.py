@@ -38,6 +38,8 @@ class Message:
     has_before: bool = False
     resolved: Timestamp | None = None
     truncated: Timestamp | None = None
+    #: The table that a truncation is about.
+    table: str | None = None
 
     @property
     def is_row(self) -> bool:
@@ -61,7 +63,8 @@ def parse_message(topic: str, partition: int, key: bytes | None, value: bytes | 
             if isinstance(place.get("resolved"), str):
                 return Message(topic, partition, resolved=Timestamp.parse(place["resolved"]))
             if isinstance(place.get("truncate"), str):
-                return Message(topic, partition, truncated=Timestamp.parse(place["truncate"]))
+                at, table = Timestamp.parse(place["truncate"]), place.get("table")
+                return Message(topic, partition, truncated=at, table=table)
     return _row(topic, partition, text, data, meta)
 
 

@@ -96,6 +96,10 @@ def test_marks(envelope: Envelope) -> None:
         if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
             text = f'{{"__crdb__": {text}}}'
         assert mark_payload(envelope, member, Timestamp(1, 2)) == text.encode()
+    text = '{"table": "shop.public.t", "truncate": "1.0000000002"}'
+    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+        text = f'{{"__crdb__": {text}}}'
+    assert mark_payload(envelope, "truncate", Timestamp(1, 2), T.table) == text.encode()
 
 
 def test_no_rows() -> None:

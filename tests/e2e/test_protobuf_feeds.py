@@ -117,7 +117,7 @@ def test_changes_and_a_new_column(
     resolved = [value["resolved"] for value in marks if "resolved" in value]
     assert resolved == sorted(resolved)
     assert resolved
-    assert [value.keys() for value in marks if "truncate" in value] == [{"truncate"}]
+    assert [value.keys() for value in marks if "truncate" in value] == [{"table", "truncate"}]
     assert len(schema_registry.versions(f"{topic}-key")) == 1
     assert len(schema_registry.versions(f"{topic}-value")) == 2
     assert len(schema_registry.versions(f"{topic}-mark")) == 1

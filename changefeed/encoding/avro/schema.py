@@ -15,6 +15,7 @@ import fastavro
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
@@ -116,20 +117,24 @@ def mark_schema(envelope: Envelope, name: str, prefix: str, member: str) -> Sche
     other. ``name`` is what stands in :attr:`MessagePlan.avro_name` or the topic.
     """
     base = identifier(name)
-    text = {"name": member, "type": ["null", "string"], "default": None}
+    names = ["table", member] if member == "truncate" else [member]
+    texts = [{"name": n, "type": ["null", "string"], "default": None} for n in names]
     if envelope is Envelope.ROW:
-        inner = {"type": "record", "name": f"{base}_crdb", "fields": [text]}
+        inner = {"type": "record", "name": f"{base}_crdb", "fields": texts}
         field = {"name": META, "type": ["null", inner], "default": None}
         made: Schema = {"type": "record", "name": base, "fields": [field]}
     else:
-        made = {"type": "record", "name": f"{base}_envelope", "fields": [text]}
+        made = {"type": "record", "name": f"{base}_envelope", "fields": texts}
     outer = namespace(prefix)
     return made | ({"namespace": outer} if outer else {})
 
 
-def mark(schema: Schema, envelope: Envelope, member: str, at: Timestamp) -> bytes:
-    """The datum of a mark in its :func:`mark_schema`."""
-    value: Mapping[str, object] = {member: str(at)}
+def mark(
+    schema: Schema, envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None
+) -> bytes:
+    """The datum of a mark in its :func:`mark_schema`; ``table`` is the one that was truncated."""
+    named = {} if table is None else {"table": str(table)}
+    value: Mapping[str, object] = {**named, member: str(at)}
     out = io.BytesIO()
     fastavro.schemaless_writer(
         out, schema, {META: value} if envelope is Envelope.ROW else dict(value)

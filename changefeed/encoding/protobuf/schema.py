@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
@@ -45,6 +45,7 @@ NUMBERS = {
     "key": 9,
     "topic": 10,
     "ts_hlc": 11,
+    "table": 13,
     "resolved": 14,
     "truncate": 15,
     "changefeed_sink": 16,
@@ -55,8 +56,8 @@ NUMBERS = {
     META: 18_999,
 }
 
-#: What a value says that is no row: of all rows up to then, or that they are gone.
-MARKS = ("resolved", "truncate")
+#: What a value says that is no row: of all rows up to then, or that those of a table are gone.
+MARKS = ("table", "resolved", "truncate")
 
 #: Fields of an array's message and of its elements' messages.
 ITEMS, VALUE = 1, 1
@@ -171,9 +172,10 @@ def mark_proto(envelope: Envelope, name: str, prefix: str) -> str:
     return file.text()
 
 
-def mark(envelope: Envelope, member: str, at: Timestamp) -> bytes:
-    """The value of a mark; ``member`` is ``resolved`` or ``truncate``."""
-    field = text_field(NUMBERS[member], str(at))
+def mark(envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None) -> bytes:
+    """The value of a mark; ``member`` is ``resolved`` or ``truncate``, the latter of ``table``."""
+    named = b"" if table is None else text_field(NUMBERS["table"], str(table))
+    field = named + text_field(NUMBERS[member], str(at))
     if envelope is not Envelope.ROW:
         return field
     return tag(NUMBERS[META], Wire.LENGTH) + varint(len(field)) + field
