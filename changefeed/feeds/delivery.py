@@ -23,6 +23,7 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, Turn, items
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import SharedMessages
+from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import Outlet
 from changefeed.options import MAX_MEMORY
 from sinks.base import Batch, Epoch, Receipt
@@ -143,6 +144,8 @@ class Delivery:
             return item
         try:
             feed.recognise(item.schema)
+            if not typed and not feed.tables[item.schema.table].scan_wanted:
+                check_images(item.schema, feed.options)
             with about_table(item.schema.table):
                 if typed:
                     plan = feed.row_plan(item.schema)

@@ -31,7 +31,7 @@ from changefeed.feeds.lost_tables import Leaving
 from changefeed.feeds.message_cache import SharedMessages
 from changefeed.feeds.scan_coordinator import Scanning
 from changefeed.feeds.scan_host import FeedScanHost
-from changefeed.feeds.schema_policy import difference, needs_backfill
+from changefeed.feeds.schema_policy import check_message_key, difference, needs_backfill
 from changefeed.feeds.sink_session import Outlet
 from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
 from changefeed.scan.thread import Scan
@@ -368,8 +368,10 @@ class FeedRunner:
         table = event.new.table
         log.info("feed %s: the schema of %s changed: %s", self.name, table, difference(event))
         self.catalog.record_event(self.job_id, "notice", difference(event), table=str(table))
+        owed = self._feed.tables[table]
+        if not owed.scan_wanted and not self.outlet.takes_rows:
+            check_message_key(event, self._feed.options)
         if needs_backfill(event, self._feed.options):
-            owed = self._feed.tables[table]
             # Resolved stays below the change until its backfill was delivered: what the scan
             # reads is how the table is from the change on.
             since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
+from changefeed.core.schema import Form, Identity, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.options import (
+    KEY_COLUMN,
     SCHEMA_CHANGE_EVENTS,
     SCHEMA_CHANGE_POLICY,
     Options,
@@ -34,7 +36,74 @@ def needs_backfill(event: SchemaChange, options: Options) -> bool:
                 "or CREATE it anew.",
             ),
         )
-    return policy is SchemaChangePolicy.BACKFILL and event.rewritten
+    if policy is not SchemaChangePolicy.BACKFILL:
+        return False
+    every = options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES
+    return event.rewritten or (every and _columns(event.old) != _columns(event.new))
+
+
+def check_message_key(event: SchemaChange, options: Options) -> None:
+    """Refuse to send the rows of a table under other message keys than before.
+
+    Consumers could not tell that two keys are one row, and a compacted topic would keep the
+    messages under the old keys for ever.
+
+    Raises:
+        TableError: the key is made of other columns now, or its values read differently.
+    """
+    column = options[KEY_COLUMN]
+    if column is not None or options[SCHEMA_CHANGE_POLICY] is SchemaChangePolicy.IGNORE:
+        return
+    keyless = event.old.keyless and event.new.keyless
+    if keyless or _key(event.old) == _key(event.new):
+        return
+    table = event.new.table
+    raise TableError(
+        table,
+        ChangefeedError(
+            "CF4101",
+            f"the key of {table} changed at {event.at}: {difference(event)}; its messages "
+            "would get other keys",
+            detail="messages under the old keys stay where they are and get no delete",
+            hint="ALTER CHANGEFEED .. RESCAN the table sends every row under its new key; SET "
+            "schema_change_policy = 'ignore', then RESUME, goes on without.",
+        ),
+    )
+
+
+def check_images(schema: TableSchema, options: Options) -> None:
+    """Refuse rows whose images before the change hold the key alone, where a feed needs them.
+
+    Raises:
+        TableError: CF2003 the replica identity was lowered after the feed was created.
+    """
+    if not options.needs_before or schema.identity is Identity.FULL:
+        return
+    table = schema.table
+    raise TableError(
+        table,
+        ChangefeedError(
+            "CF2003",
+            "the old values of all columns are needed (diff, changed), and table "
+            f"{table} logs only its key now",
+            detail="its replica identity is not FULL any longer",
+            hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source, "
+            "then ALTER CHANGEFEED .. RESCAN the table.",
+        ),
+    )
+
+
+def _columns(schema: TableSchema) -> list[tuple[int, str, str]]:
+    return [(column.number, column.name, column.type_name) for column in schema.columns]
+
+
+#: Types whose values are the same text.
+_SAME_TEXT = {"int16": "int64", "int32": "int64"}
+
+
+def _key(schema: TableSchema) -> list[tuple[int, Form, str]]:
+    """The key's columns, and what decides how their values are written."""
+    return [(c.number, c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
 
 
 def _counts(event: SchemaChange, options: Options) -> bool:
@@ -57,4 +126,14 @@ def difference(event: SchemaChange) -> str:
             parts.append(f'column "{before.name}" renamed to "{after.name}"')
         if before.type_name != after.type_name:
             parts.append(f'type of "{after.name}" changed to {after.type_name}')
+    if _names(event.old) != _names(event.new):
+        parts.append(f"key changed from {_names(event.old)} to {_names(event.new)}")
+    if event.old.identity is not event.new.identity:
+        parts.append(f"replica identity changed to {event.new.identity.upper()}")
     return "; ".join(sorted(parts)) or "replica identity or key changed"
+
+
+def _names(schema: TableSchema) -> str:
+    if schema.keyless:
+        return "none"
+    return f"({', '.join(column.name for column in schema.key_columns)})"

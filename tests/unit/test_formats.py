@@ -141,6 +141,12 @@ def test_marks_and_values_can_be_read_as_one_another(envelope: Envelope) -> None
     read: Any = fastavro.schemaless_reader(io.BytesIO(datum), marks, None)
     inner = read["__crdb__"] if envelope is Envelope.ROW else read
     assert inner == {"resolved": "1.0000000002"}
+    truncated = mark_schema(envelope, "t", "", "truncate")
+    assert cannot_read(values, truncated) == cannot_read(truncated, marks) == ""
+    datum = mark(truncated, envelope, "truncate", AT, PLAN.schema.table)
+    read = fastavro.schemaless_reader(io.BytesIO(datum), truncated, None)
+    inner = read["__crdb__"] if envelope is Envelope.ROW else read
+    assert inner == {"table": "shop.public.t", "truncate": "1.0000000002"}
 
 
 def test_explain_shows_the_members_in_their_order() -> None:

@@ -13,12 +13,17 @@ from changefeed.capture.process import Capture, Life, Notice
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.chunks import Chunk
 from changefeed.feeds.message_cache import SharedMessages
 from changefeed.feeds.runner import RetryClock
-from changefeed.feeds.schema_policy import difference, needs_backfill
+from changefeed.feeds.schema_policy import (
+    check_images,
+    check_message_key,
+    difference,
+    needs_backfill,
+)
 from changefeed.log import LogSettings
 from changefeed.options import parse_options
 from changefeed.sources.base import StreamFallback
@@ -125,7 +130,7 @@ def with_column() -> TableSchema:
 
 def options(**given: str) -> object:
     return parse_options(
-        [nodes.Option(name, nodes.Literal(text)) for name, text in given.items()],
+        [nodes.Option(n, nodes.Literal(text) if text else None) for n, text in given.items()],
         scheme="kafka",
         capabilities=None,
         text="",
@@ -145,12 +150,64 @@ class TestSchemaChanges:
             ({}, True, True),
             ({"schema_change_policy": "nobackfill"}, True, False),
             ({"schema_change_policy": "ignore"}, True, False),
+            ({"schema_change_events": "column_changes"}, False, True),
+            (
+                {"schema_change_events": "column_changes", "schema_change_policy": "nobackfill"},
+                False,
+                False,
+            ),
         ],
     )
     def test_what_is_scanned_again(
         self, given: dict[str, str], rewritten: bool, wanted: bool
     ) -> None:
         assert needs_backfill(changed(with_column(), rewritten), options(**given)) is wanted  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("change", ["dropped", "renamed", "retyped", "identity"])
+    def test_every_change_of_columns_is_scanned_again_where_wanted(self, change: str) -> None:
+        first, second = SCHEMA.columns
+        new = {
+            "dropped": replace(SCHEMA, columns=(first,)),
+            "renamed": replace(SCHEMA, columns=(first, replace(second, name="z"))),
+            "retyped": replace(SCHEMA, columns=(first, replace(second, type_name="varchar(9)"))),
+            "identity": replace(SCHEMA, identity=Identity.FULL),
+        }[change]
+        wishes = options(schema_change_events="column_changes")
+        assert needs_backfill(changed(new), wishes) is (change != "identity")  # type: ignore[arg-type]
+        assert not needs_backfill(changed(new), options())  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("policy", ["backfill", "nobackfill", "stop"])
+    def test_another_key_stops_the_table(self, policy: str) -> None:
+        event = changed(replace(SCHEMA, key=(1,)))
+        with pytest.raises(TableError, match=r"key changed from \(a\) to \(b\)") as caught:
+            check_message_key(event, options(schema_change_policy=policy))  # type: ignore[arg-type]
+        assert caught.value.error.code.number == "CF4101"
+        assert "RESCAN" in caught.value.error.hint
+
+    def test_a_key_whose_values_read_otherwise_stops_the_table(self) -> None:
+        first, second = SCHEMA.columns
+        text = replace(first, type_name="text", physical="string", form=Form.TEXT, logical="text")
+        wider = replace(first, type_name="bigint", physical="int64", logical="int64")
+        with pytest.raises(TableError, match="type of"):
+            check_message_key(changed(replace(SCHEMA, columns=(text, second))), options())  # type: ignore[arg-type]
+        check_message_key(changed(replace(SCHEMA, columns=(wider, second))), options())  # type: ignore[arg-type]
+
+    def test_other_keys_that_are_no_surprise(self) -> None:
+        event = changed(replace(SCHEMA, key=(1,)))
+        check_message_key(event, options(schema_change_policy="ignore"))  # type: ignore[arg-type]
+        check_message_key(event, options(key_column="b", unordered=""))  # type: ignore[arg-type]
+        old = replace(SCHEMA, keyless=True, key=(0, 1))
+        grown = replace(with_column(), keyless=True, key=(0, 1, 2))
+        check_message_key(SchemaChange(old, grown, Timestamp(9), 1), options())  # type: ignore[arg-type]
+
+    def test_thin_images_are_refused_where_whole_ones_are_needed(self) -> None:
+        whole = replace(SCHEMA, identity=Identity.FULL)
+        for given in ({"diff": ""}, {"envelope": "changed"}):
+            check_images(whole, options(**given))  # type: ignore[arg-type]
+            with pytest.raises(TableError, match="logs only its key now") as caught:
+                check_images(SCHEMA, options(**given))  # type: ignore[arg-type]
+            assert "REPLICA IDENTITY FULL; at the source" in caught.value.error.hint
+        check_images(SCHEMA, options())  # type: ignore[arg-type]
 
     def test_stop_stops_the_table(self) -> None:
         wishes = options(schema_change_policy="stop", schema_change_events="column_changes")

@@ -70,6 +70,7 @@ message t_envelope {
   t_row after = 2;
   optional string updated = 7;
   t_envelope_key key = 9;
+  optional string table = 13;
   optional string resolved = 14;
   optional string truncate = 15;
 }
@@ -122,6 +123,7 @@ message my_u002d_topic_row {
 
 message my_u002d_topic_crdb {
   optional string mvcc_timestamp = 8;
+  optional string table = 13;
   optional string resolved = 14;
   optional string truncate = 15;
 }
@@ -146,7 +148,7 @@ message my_u002d_topic_string_array {
 def test_other_envelopes() -> None:
     bare = value_proto(replace(PLAN, envelope=Envelope.BARE))
     assert bare is not None
-    assert "  t_row record = 3;\n  optional string resolved = 14;\n" in bare
+    assert "  t_row record = 3;\n  optional string table = 13;\n" in bare
     assert value_proto(replace(PLAN, envelope=Envelope.KEY_ONLY)) is None
     source = (("changefeed_sink", "kafka"), ("job_id", "7"), ("source_name", "shop"))
     enriched = value_proto(
@@ -155,7 +157,7 @@ def test_other_envelopes() -> None:
     assert enriched is not None
     first, _, third = file_of(enriched).message_type
     assert [f.name for f in first.field] == [
-        "after", "op", "source", "ts_ns", "resolved", "truncate",
+        "after", "op", "source", "ts_ns", "table", "resolved", "truncate",
     ]  # fmt: skip
     assert {f.name: f.number for f in third.field} == {
         name: NUMBERS[name] for name in (field.name for field in third.field)
@@ -329,14 +331,16 @@ def test_every_version_of_a_table_reads_every_other() -> None:
 @pytest.mark.parametrize("member", ["resolved", "truncate"])
 @pytest.mark.parametrize("envelope", [e for e in Envelope if e is not Envelope.CHANGED])
 def test_marks_are_read_with_their_type_and_that_of_values(envelope: Envelope, member: str) -> None:
-    data = mark(envelope, member, AT)
+    table = PLAN.schema.table if member == "truncate" else None
+    data = mark(envelope, member, AT, table)
     own = mark_proto(envelope, "t", "")
     texts = [own, value_proto(replace(PLAN, envelope=envelope)) or own]
     for text in texts:
         read = message_class(text).FromString(data)
         inner = read.__crdb__ if envelope is Envelope.ROW else read
         assert getattr(inner, member) == "1.0000000002"
-        assert len(read.ListFields()) == 1
+        assert len(inner.ListFields()) == (2 if table else 1)
+        assert inner.table == ("shop.public.t" if table else "")
         assert read.DESCRIPTOR.name == message_class(texts[0]).DESCRIPTOR.name
 
 
@@ -373,12 +377,12 @@ def test_marks_have_a_subject_of_their_own(fake_registry: FakeRegistry) -> None:
     feed = schemas(fake_registry)
     feed.registered(PLAN)
     resolved = feed.marks(["t", "t"], "resolved", AT)["t"]
-    truncate = feed.marks(["t"], "truncate", AT)["t"]
+    truncate = feed.marks(["t"], "truncate", AT, PLAN.schema.table)["t"]
     assert fake_registry.subjects["t-mark"] == [mark_proto(Envelope.WRAPPED, "t", "")]
     assert len(fake_registry.subjects["t-value"]) == 1
     head = message_header(fake_registry.ids[mark_proto(Envelope.WRAPPED, "t", "")])
     assert resolved == head + mark(Envelope.WRAPPED, "resolved", AT)
-    assert truncate == head + mark(Envelope.WRAPPED, "truncate", AT)
+    assert truncate == head + mark(Envelope.WRAPPED, "truncate", AT, PLAN.schema.table)
     assert len(fake_registry.requests) == 3
 
 

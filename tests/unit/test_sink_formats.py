@@ -133,7 +133,7 @@ def test_avro(tmp_path: Path, compression: str) -> None:
     assert json.loads(mark.read_text()) == {"resolved": str(at(1))}
     assert (truncate.suffix, json.loads(truncate.read_text())) == (
         ".TRUNCATE",
-        {"truncate": str(at(2))},
+        {"table": "shop.public.t", "truncate": str(at(2))},
     )
 
 

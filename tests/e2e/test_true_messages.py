@@ -1,0 +1,147 @@
+"""Messages say what a transaction did to a row, and nothing that was never so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.catalog.model import Status, TableProgress
+from changefeed.spark.session import SparkEngine
+from tests.e2e.feeds import Feeds, running
+from tests.services.postgres import Database
+from tests.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.spark]
+
+
+class Bench:
+    """A table with ten rows, and the messages of feeds into files."""
+
+    def __init__(self, feeds: Feeds, db: Database, folder: Path) -> None:
+        self.feeds = feeds
+        self.db = db
+        self.folder = folder
+        feeds.connect(shop=db.uri)
+
+    def create(self, options: str, table: str = "t") -> None:
+        """The feed ``f``, delivered up to now; it has told row 10."""
+        self.feeds.execute(
+            f"CREATE CHANGEFEED f FOR {table} INTO 'file://{self.folder}' WITH updated, {options}"
+        )
+        self.db.execute("update t set b = b where a = 10")
+        self.feeds.sync("f")
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All messages in the order of their files, marks aside."""
+        names = sorted(self.folder.rglob("*.ndjson"))
+        found = [json.loads(line) for name in names for line in name.read_text().splitlines()]
+        return [message for message in found if "resolved" not in message]
+
+    def of_key(self, *keys: Any) -> list[dict[str, Any]]:
+        """The messages of some keys."""
+        return [m for m in self.messages() if m["key"] in [[key] for key in keys]]
+
+    def table(self, name: str = "t") -> TableProgress:
+        """How far a table of the feed is."""
+        tables = self.feeds.catalog.tables(self.feeds.catalog.job("f").id)
+        return next(table for table in tables if table.table.name == name)
+
+    def failure(self) -> tuple[str, str]:
+        """Code and message of the table, which fails soon, and the feed with its only table."""
+        until(lambda: self.feeds.catalog.job("f").status is Status.FAILED)
+        table = self.table()
+        return str(table.error_code), str(table.error)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Bench]:
+    postgres.execute(
+        "create table t (a int primary key, b text); alter table t replica identity full;"
+        "insert into t select i, 'row ' || i from generate_series(1, 10) i"
+    )
+    with running(tmp_path / "state", spark_engine) as feeds:
+        yield Bench(feeds, postgres, tmp_path / "out")
+
+
+def test_op_is_what_the_transaction_did(bench: Bench) -> None:
+    bench.create("envelope = 'enriched', diff, key_in_value, initial_scan = 'no'")
+    bench.db.execute(
+        "begin; insert into t values (20, 'x'); update t set b = 'y' where a = 20;"
+        "delete from t where a = 1; insert into t values (1, 'again');"
+        "update t set b = 'z' where a = 2; delete from t where a = 2;"
+        "insert into t values (30, 'x'); delete from t where a = 30; commit"
+    )
+    bench.feeds.sync("f")
+    found = [(m["key"]["a"], m["op"], m["before"], m["after"]) for m in bench.messages()]
+    assert sorted(found[1:]) == [
+        (1, "u", {"a": 1, "b": "row 1"}, {"a": 1, "b": "again"}),
+        (2, "d", {"a": 2, "b": "row 2"}, None),
+        (20, "c", None, {"a": 20, "b": "y"}),
+    ]
+
+
+def test_a_transaction_above_the_buffer_is_one_message_a_key(bench: Bench) -> None:
+    bench.create("diff, key_in_value, initial_scan = 'no'")
+    bench.db.execute(
+        "begin; update t set b = 'first';"
+        "insert into t select i, repeat('p', 600) from generate_series(11, 20000) i;"
+        "update t set b = 'last' where a <= 20; commit"
+    )
+    bench.feeds.sync("f")
+    found = [(m["key"][0], m["before"], m["after"]["b"]) for m in bench.of_key(*range(1, 21))]
+    found = found[1:]
+    old = [(i, {"a": i, "b": f"row {i}"}, "last") for i in range(1, 11)]
+    assert sorted(found) == [*old, *((i, None, "last") for i in range(11, 21))]
+    assert len(bench.messages()) == 20_001
+
+
+def test_a_lowered_replica_identity_stops_the_table(bench: Bench) -> None:
+    bench.create("diff, key_in_value, initial_scan = 'no'")
+    bench.db.execute("alter table t replica identity default; update t set b = 'thin' where a = 1")
+    code, message = bench.failure()
+    assert code == "CF2003" and "logs only its key now" in message
+    assert not bench.of_key(1)
+    bench.db.execute("alter table t replica identity full")
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    bench.feeds.sync("f")
+    bench.db.execute("update t set b = 'whole' where a = 1")
+    bench.feeds.sync("f")
+    assert bench.of_key(1)[-1]["before"] == {"a": 1, "b": "thin"}
+
+
+def test_another_primary_key_stops_the_table(bench: Bench) -> None:
+    bench.create("key_in_value, initial_scan = 'no'")
+    bench.db.execute(
+        "alter table t drop constraint t_pkey, add primary key (b);"
+        "update t set b = 'new' where a = 1"
+    )
+    code, message = bench.failure()
+    assert code == "CF4101" and "key changed from (a) to (b)" in message
+    assert [m["key"] for m in bench.messages()] == [[10]]
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    bench.feeds.sync("f")
+    assert {m["key"][0] for m in bench.messages() if m["after"]} >= {"new", "row 2", "row 10"}
+    bench.db.execute("insert into t values (11, 'more')")
+    bench.feeds.sync("f")
+    assert bench.messages()[-1]["key"] == ["more"]
+
+
+def test_another_primary_key_is_taken_where_the_user_says_so(bench: Bench) -> None:
+    bench.create("key_in_value, initial_scan = 'no', schema_change_policy = 'ignore'")
+    bench.db.execute(
+        "alter table t drop constraint t_pkey, add primary key (b);"
+        "update t set b = 'new' where a = 1"
+    )
+    bench.feeds.sync("f")
+    assert ["new"] in [m["key"] for m in bench.messages()]
+
+
+def test_column_changes_deliver_the_table_again(bench: Bench) -> None:
+    bench.create("key_in_value, initial_scan = 'no', schema_change_events = 'column_changes'")
+    bench.db.execute("alter table t add column c int; insert into t values (11, 'x', 1)")
+    until(lambda: len(bench.of_key(*range(1, 11))) >= 10)
+    assert bench.of_key(3)[-1]["after"] == {"a": 3, "b": "row 3", "c": None}
