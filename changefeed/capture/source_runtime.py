@@ -24,7 +24,7 @@ from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
-from changefeed.log import LogReader
+from changefeed.log import LogReader, Slice
 from changefeed.sources.base import NumbersTables, Sighting, Source
 from changefeed.sources.registry import open_source
 
@@ -170,15 +170,15 @@ class SourceKeeper:
         if lost.at is not None:
             return lost.at
         with self._lock:
-            frontier = self.reader.frontier
+            frontier = self._log().frontier
             if frontier is None or frontier.position < lost.after:
                 return None
-            return self.reader.timestamp_at(lost.after) or self.reader.oldest
+            return self._log().timestamp_at(lost.after) or self._log().oldest
 
     def _prepare(self, wanted: Mapping[TableName, int]) -> None:
         state = self._catalog.source_state(self.name)
         slot = state.slot or self._catalog.slot_name(self.name)
-        has_log = self._layout.log(self.name).exists() and self.reader.frontier is not None
+        has_log = self._layout.log(self.name).exists() and self._log().frontier is not None
         prepared = self.source.prepare(
             slot=slot,
             publication=state.publication or slot,
@@ -347,7 +347,7 @@ class SourceKeeper:
         """See how far the log is; what is wrong with it is said once."""
         before = self._error
         try:
-            self.reader.refresh()
+            self._log().refresh()
         except ChangefeedError as error:
             if before is None or before.message != error.message:
                 log.error("log of %s: %s %s", self.name, error.code.number, error.message)
@@ -373,9 +373,9 @@ class SourceKeeper:
         def look() -> None:
             while not self._closed.wait(POLL_SECONDS):
                 with self._grown:
-                    before = self.reader.frontier, self._error
+                    before = self._log().frontier, self._error
                     self._refresh()
-                    if (self.reader.frontier, self._error) != before:
+                    if (self._log().frontier, self._error) != before:
                         self._grown.notify_all()
 
         self._follower = threading.Thread(target=look, name="log-follower", daemon=True)
@@ -383,9 +383,8 @@ class SourceKeeper:
 
     # -- the log --------------------------------------------------------------------------
 
-    @property
-    def reader(self) -> LogReader:
-        """The reader of this source's change log; hold :attr:`lock` while using it."""
+    def _log(self) -> LogReader:
+        """The reader of the change log; :attr:`_lock` is held while it is used."""
         with self._lock:
             if self._reader is None:
                 path = self._layout.log(self.name)
@@ -395,15 +394,23 @@ class SourceKeeper:
             return self._reader
 
     @property
-    def lock(self) -> threading.RLock:
-        """Guards the reader."""
-        return self._lock
-
-    @property
     def frontier(self) -> Frontier | None:
         """How far the log reaches."""
         with self._lock:
-            return self.reader.frontier
+            return self._log().frontier
+
+    @property
+    def oldest(self) -> Timestamp:
+        """Everything above this is in the log; MAX while it is empty."""
+        with self._lock:
+            return self._log().oldest
+
+    def slice(
+        self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
+    ) -> Slice:
+        """See :meth:`changefeed.capture.log_access.LogAccess.slice`."""
+        with self._lock:
+            return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
 
     @property
     def error(self) -> ChangefeedError | None:
@@ -421,7 +428,7 @@ class SourceKeeper:
         with self._grown:
             woken = self._wakes
             while True:
-                frontier = self.reader.frontier
+                frontier = self._log().frontier
                 if frontier is not None and frontier.at > at:
                     return frontier
                 left = deadline - time.monotonic()
@@ -468,8 +475,8 @@ class SourceKeeper:
         """
         with self._grown:
             self._wait_until(lambda f: f.position >= position, position, stop, timeout)
-            at = self.reader.timestamp_at(position)
-            return at if at is not None else self.reader.oldest
+            at = self._log().timestamp_at(position)
+            return at if at is not None else self._log().oldest
 
     def wait_above(self, at: Timestamp, stop: threading.Event, timeout: float = 300.0) -> None:
         """Wait until the log has reached above ``at`` (an idle source's does every second).
@@ -489,7 +496,7 @@ class SourceKeeper:
     ) -> None:
         deadline = time.monotonic() + timeout
         while not stop.is_set():
-            frontier = self.reader.frontier
+            frontier = self._log().frontier
             if frontier is not None and reached(frontier):
                 return
             if self._error is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange, Truncate
@@ -112,7 +112,7 @@ Item = Chunk | MarkItem | Turn
 
 
 def items(
-    keeper: SourceKeeper,
+    log: LogAccess,
     bounds: Mapping[TableName, Timestamp],
     upto: Timestamp,
     max_bytes: int = SLICE_BYTES,
@@ -126,11 +126,10 @@ def items(
     names = tuple(bounds)
     at = dict(bounds)
     while True:
-        with keeper.lock:
-            try:
-                found = keeper.reader.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=max_bytes)
-            except ChangefeedError as error:
-                raise _blamed(error, at, keeper.reader.oldest) from error
+        try:
+            found = log.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=max_bytes)
+        except ChangefeedError as error:
+            raise _blamed(error, at, log.oldest) from error
         yield from _cut(found, at)
         yield Turn(names, found.upto)
         at = {name: max(bound, found.upto) for name, bound in at.items()}

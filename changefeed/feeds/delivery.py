@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.log_access import LogAccess
 from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
@@ -63,12 +63,12 @@ class Delivery:
     def __init__(
         self,
         name: str,
-        keeper: SourceKeeper,
+        log: LogAccess,
         shared: SharedMessages,
         outlet: Outlet,
     ) -> None:
         self.name = name
-        self._keeper = keeper
+        self._log = log
         self._shared = shared
         self._outlet = outlet
         self._number = 0
@@ -96,7 +96,7 @@ class Delivery:
         """
         # Asked here, in the feed's thread: the sink is opened by it.
         typed = self._outlet.takes_rows
-        source = items(self._keeper, bounds, upto, _slice_bytes(feed))
+        source = items(self._log, bounds, upto, _slice_bytes(feed))
         total = 0
         settled = False
         current = self._round(upto)

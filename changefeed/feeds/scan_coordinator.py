@@ -94,8 +94,7 @@ class Scanning:
         """The log does not go back to where a table stands, and its RESCAN says to go on: the
         changes in between are not delivered, what they did shows in the rows of the scan."""
         done = table.done_upto
-        with self._keeper.lock:
-            oldest = self._keeper.reader.oldest
+        oldest = self._keeper.oldest
         if done is None or done >= oldest:
             return
         feed.update(table.table, done_upto=None, scan_at=None)
@@ -207,8 +206,7 @@ class Scanning:
 
     def _check_cursor(self, table: TableName, cursor: Timestamp) -> None:
         since = self._catalog.captured(self._keeper.name).get(table)
-        with self._keeper.lock:
-            oldest = self._keeper.reader.oldest
+        oldest = self._keeper.oldest
         begin = oldest if since is None else max(since, oldest)
         if cursor < begin:
             raise TableError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,14 +84,16 @@ def rows_of(table: TableName, *instants: int) -> Piece:
 
 
 @dataclass
-class FakeReader:
+class FakeLog:
     """Gives out slices that were made before."""
 
     slices: list[tuple[int, list[Any]]]
     oldest: Timestamp = Timestamp.ZERO
     error: ChangefeedError | None = None
 
-    def slice(self, bounds: object, upto: Timestamp, **limits: int) -> Any:
+    def slice(
+        self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
+    ) -> Any:
         if self.error is not None:
             raise self.error
         end, events = self.slices.pop(0)
@@ -166,13 +167,11 @@ class Bench:
         upto: int | None = None,
         on_schema_change: Callable[[SchemaChange], None] = lambda event: None,
         interrupted: Callable[[], bool] = lambda: False,
-        reader: FakeReader | None = None,
+        log: FakeLog | None = None,
     ) -> int:
-        fake = reader or FakeReader(list(slices))
-        keeper = SimpleNamespace(lock=threading.RLock(), reader=fake)
         delivery = Delivery(
             "f",
-            cast(Any, keeper),
+            log or FakeLog(list(slices)),
             SharedMessages(),
             cast(Any, self.outlet),
         )
@@ -358,8 +357,7 @@ def test_a_truncation_comes_after_a_commit(bench: Bench) -> None:
 
 def test_marks_know_what_was_handed_out_before_them() -> None:
     events = [rows_of(A, 2), rows_of(B, 3), changed(B, 4), changed(C, 4)]
-    keeper = SimpleNamespace(lock=threading.RLock(), reader=FakeReader([(9, events)]))
-    found = items(cast(Any, keeper), dict.fromkeys((A, B, C), at(1)), at(9))
+    found = items(FakeLog([(9, events)]), dict.fromkeys((A, B, C), at(1)), at(9))
     marks = [item for item in found if isinstance(item, MarkItem)]
     assert [(m.table, m.complete, m.upto) for m in marks] == [
         (B, (A,), at(9)),
@@ -371,10 +369,10 @@ def test_one_table_below_the_log_fails_alone(bench: Bench) -> None:
     gone = ChangefeedError("CF3002", "position is older than the change log keeps")
     bench.feed.update(B, done_upto=at(0))
     with pytest.raises(TableError) as failed:
-        bench.deliver(upto=9, reader=FakeReader([], oldest=at(1), error=gone))
+        bench.deliver(upto=9, log=FakeLog([], oldest=at(1), error=gone))
     assert (failed.value.table, failed.value.error) == (B, gone)
     with pytest.raises(ChangefeedError) as all_of_them:
-        bench.deliver(upto=9, reader=FakeReader([], oldest=at(5), error=gone))
+        bench.deliver(upto=9, log=FakeLog([], oldest=at(5), error=gone))
     assert all_of_them.value is gone
 
 

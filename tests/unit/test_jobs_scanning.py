@@ -51,12 +51,7 @@ class StillKeeper:
     """A source whose change log begins at :attr:`oldest`."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
         self.oldest = Timestamp(1)
-
-    @property
-    def reader(self) -> StillKeeper:
-        return self
 
 
 class Bench:
