@@ -5,6 +5,7 @@ A message never repeats what stands in quotes, because there stand URIs with pas
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -279,6 +280,14 @@ MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
 
 def explain(parser: Lark, source: str) -> SyntaxProblem:
     """The problem of a text that ``parser`` refuses."""
+    query = _query_span(source)
+    if query is not None:
+        return SyntaxProblem(
+            "CDC queries (AS SELECT) are not supported yet",
+            query,
+            (),
+            "name tables and columns: CREATE CHANGEFEED FOR orders (id, total) INTO 'uri'",
+        )
     failure = locate(parser, source)
     hint = next((found for look in MISTAKES if (found := look(failure))), "")
     return SyntaxProblem(
@@ -287,6 +296,20 @@ def explain(parser: Lark, source: str) -> SyntaxProblem:
         in_words(failure.accepts),
         hint,
     )
+
+
+def _query_span(source: str) -> Span | None:
+    """Where a CREATE CHANGEFEED that does not parse says AS SELECT, outside of quotes."""
+    lexemes = [found for found in _LEXEME.finditer(source) if not found[0].isspace()]
+    words = [found[0].upper() for found in lexemes]
+    if words[:2] == ["EXPLAIN", "CREATE"] or words[:2] == ["VALIDATE", "CREATE"]:
+        words, lexemes = words[1:], lexemes[1:]
+    if words[:2] != ["CREATE", "CHANGEFEED"]:
+        return None
+    for place, pair in enumerate(itertools.pairwise(words)):
+        if pair == ("AS", "SELECT"):
+            return Span(lexemes[place].start(), lexemes[place + 1].end())
+    return None
 
 
 def locate(parser: Lark, source: str) -> Failure:

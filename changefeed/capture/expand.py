@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import Status, TableProgress, TableState
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.options import INITIAL_SCAN, InitialScan, Options
 from changefeed.plan.build import check_table, table_stages
 from changefeed.plan.sink_resolution import Sinking, job_options
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import Found, matching, parse_targets
-from changefeed.sources.base import ChecksTables, Source, Watch
+from changefeed.sources.base import ChecksTables, Source, Watch, database_of
 from grammar import nodes
 
 
@@ -35,12 +35,12 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     found = _fitting(catalog, job, source, {t.table for t in tables} - refused)
     if not found:
         return []
-    problems = _problems(list(found.values()), job, source, options)
+    publication = catalog.source_state(job.source).publication
+    problems = _problems(list(found.values()), source, options, publication)
     held = {t.table: t.topic for t in tables if t.table not in found}
     wanted = {name: None for name in found if name not in problems}
-    problems |= clashes(
-        topics_of(wanted, sink, options), sink, options, held=held, catalog=catalog, job=job.id
-    )
+    topics = topics_of(wanted, sink, options, database_of(source))
+    problems |= clashes(topics, sink, options, held=held, catalog=catalog, job=job.id)
     fresh = [place for name, place in found.items() if name not in refused]
     _add(catalog, job, source, sink, options, fresh, problems)
     mended = [name for name in found if name in refused and name not in problems]
@@ -52,7 +52,19 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
 
 def _refused_before(table: TableProgress) -> bool:
     """It fitted a pattern and failed the checks: it never began."""
-    return table.state is TableState.FAILED and table.never_began
+    failed = table.state is TableState.FAILED and table.error_code in _REFUSALS
+    return failed and table.never_began
+
+
+#: What the checks of CREATE say of one table.
+_REFUSALS = frozenset(
+    {
+        Code.NAME_UNKNOWN,
+        Code.TARGET_NOT_WATCHABLE,
+        Code.SOURCE_NOT_SET_UP,
+        Code.SOURCE_PERMISSION_MISSING,
+    }
+)
 
 
 def _fitting(
@@ -79,14 +91,15 @@ def _fitting(
 
 
 def _problems(
-    found: Sequence[Found], job: Job, source: Source, options: Options
+    found: Sequence[Found], source: Source, options: Options, publication: str
 ) -> dict[TableName, ChangefeedError]:
     """The first reason why a CREATE of this feed would refuse a table."""
     checked: list[list[ChangefeedError]] = [[] for _ in found]
     if isinstance(source, ChecksTables):
         names = [place.schema.table for place in found]
         diff = options.needs_before
-        checked = source.table_problems([Watch(n.name, n.schema, diff) for n in names])
+        watches = [Watch(n.name, n.schema, diff) for n in names]
+        checked = source.table_problems(watches, publication=publication or None)
     problems: dict[TableName, ChangefeedError] = {}
     for place, errors in zip(found, checked, strict=True):
         errors = errors or check_table(place.schema, place.target, options)

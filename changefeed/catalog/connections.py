@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -84,8 +85,10 @@ class Connections(Store):
         with self._database.read() as transaction:
             return _get(transaction, name)
 
-    def resolve_uri(self, uri: str) -> str:
+    def resolve_uri(self, uri: str, instead: Mapping[str, str] | None = None) -> str:
         """The real URI behind ``external://name``; parameters written after the name are added.
+
+        ``instead`` has URIs that connections are about to get.
 
         Any other URI is returned as it is. The result holds secrets: never show it.
 
@@ -95,7 +98,7 @@ class Connections(Store):
         name = external_name(uri)
         if name is None:
             return uri
-        found = self.connection(name).uri
+        found = (instead or {}).get(name) or self.connection(name).uri
         if external_name(found) is not None:
             raise ChangefeedError(
                 "CF1201",

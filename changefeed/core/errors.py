@@ -200,7 +200,14 @@ class Code(StrEnum):
     SPARK_NOT_AVAILABLE = "CF4003", _USER, Scope.FEED, "Spark is not available"
 
     # 41xx: schema changes
-    SCHEMA_CHANGE_STOPS = "CF4101", _STOP, Scope.FEED, "schema changed and the policy says stop"
+    SCHEMA_CHANGE_STOPS = (
+        "CF4101",
+        _STOP,
+        Scope.FEED,
+        "schema changed and the policy says stop",
+        "ALTER CHANGEFEED .. SET schema_change_policy = 'nobackfill', then RESUME; or CREATE it "
+        "anew.",
+    )
 
     # 50xx: sinks
     SINK_UNREACHABLE = (
@@ -211,7 +218,13 @@ class Code(StrEnum):
         "check the address and that the server runs.",
     )
     SINK_REFUSED_LOGIN = "CF5002", _STOP, Scope.FEED, "sink refused the login"
-    SINK_REFUSED_DATA = "CF5003", _STOP, Scope.TABLE, "sink refused the data"
+    SINK_REFUSED_DATA = (
+        "CF5003",
+        _STOP,
+        Scope.TABLE,
+        "sink refused the data",
+        "change what the message names, at the source or at the sink; then RESUME.",
+    )
     SINK_BUSY = "CF5004", _RETRY, Scope.FEED, "sink is busy"
     SINK_NEEDS_EXTRA = "CF5005", _USER, Scope.FEED, "sink needs an extra"
     SINK_CANNOT_TAKE_TABLE = (
@@ -219,6 +232,8 @@ class Code(StrEnum):
         _STOP,
         Scope.TABLE,
         "the sink cannot take a message or a change of this table",
+        "change the target table as the message says, or ALTER CHANGEFEED .. DROP the table; "
+        "then RESUME.",
     )
     CLIENT_GONE = "CF5007", _STOP, Scope.FEED, "client went away"
     TARGET_NOT_OURS = (

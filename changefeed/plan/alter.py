@@ -27,6 +27,7 @@ from changefeed.options import (
 )
 from changefeed.plan.build import (
     Surroundings,
+    check_range,
     check_table,
     definite,
     distinct,
@@ -42,7 +43,7 @@ from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink, job_
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import Found, matching, parse_targets, target_text
-from changefeed.sources.base import Source, Watch
+from changefeed.sources.base import Source, Watch, database_of
 from grammar import nodes
 from sinks import registry
 
@@ -208,7 +209,7 @@ class _Alteration:
             if isinstance(target, nodes.TableTarget)
         }
         wanted = {t: named.get((t.schema, t.name)) for t in self.tables}
-        new = topics_of(wanted, sink, options)
+        new = topics_of(wanted, sink, options, database_of(self.source))
         return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
 
     def _check_moved(self, sink: Sinking, options: Options) -> None:
@@ -270,6 +271,7 @@ class _Alteration:
             start = self.source.current_position()
         for place in fresh:
             self.problems += check_table(place.schema, place.target, options)
+            self.problems += check_range(place, self.source)
         added = table_stages(fresh, self.source, sink, options, scan=scan, start=start)
         self._check_targets(added, sink, options, {p.schema.table: p.target.span for p in fresh})
         if not self.problems:

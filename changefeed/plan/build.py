@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from changefeed.catalog import Catalog, Connection, SourceState
 from changefeed.catalog.model import TableProgress
-from changefeed.core.clock import Clock
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
@@ -40,7 +40,7 @@ from changefeed.plan.targets import (
     target_text,
     wishes,
 )
-from changefeed.sources.base import Source, TableInfo, Watch
+from changefeed.sources.base import ChecksRanges, KeyRange, Source, TableInfo, Watch, database_of
 from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
 from grammar.printer import to_sql
@@ -50,6 +50,8 @@ from sinks.base import Target
 T = TypeVar("T")
 
 OpenSource = Callable[[str, str], Source]
+#: Source name -> what the change log goes back to; None where there is no log.
+LogOldest = Callable[[str], Timestamp | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Surroundings:
     text: str = ""
     session_source: str | None = None
     open_source: OpenSource = open_registered
+    log_oldest: LogOldest = lambda source: None
     probe: Probe | None = None
     guard: Probe | None = None
 
@@ -119,11 +122,11 @@ class Planner:
             self.problems += check_sink(sink, options or Options.from_dict({}))
         source = self._attempt(lambda: self._open(connection)) if connection else None
         if connection is None or source is None:
-            self._probe(sink, options, [])
+            self._probe(sink, options, [], "")
             return None
         state = self._state(connection)
         found = self._attempt(lambda: self._found(source, state, options))
-        self._probe(sink, options, found or [])
+        self._probe(sink, options, found or [], database_of(source))
         if sink is None or options is None or self.problems:
             return None
         return self._attempt(
@@ -138,11 +141,14 @@ class Planner:
             self.problems.append(error)
             return None
 
-    def _probe(self, sink: Sinking | None, options: Options | None, found: Sequence[Found]) -> None:
+    def _probe(
+        self, sink: Sinking | None, options: Options | None, found: Sequence[Found], database: str
+    ) -> None:
         """Look at the target itself, unless it is plain already that it cannot be used."""
         if sink is None or options is None or check_sink(sink, options):
             return
-        topics = topics_of({f.schema.table: named_topic(f.target) for f in found}, sink, options)
+        named = {f.schema.table: named_topic(f.target) for f in found}
+        topics = topics_of(named, sink, options, database)
         clashing = clashes(topics, sink, options, held={}, catalog=self.catalog)
         spans = {f.schema.table: to_span(f.target.span) for f in found}
         for table, problem in clashing.items():
@@ -207,6 +213,7 @@ class Planner:
         self.problems += source.check(watches, slot=state.slot, publication=state.publication)
         for place in found:
             self.problems += check_table(place.schema, place.target, options)
+            self.problems += check_range(place, source)
         return found
 
     def _assemble(
@@ -284,8 +291,10 @@ class Planner:
             )
             return
         captured = self.catalog.captured(source)
+        oldest = self.around.log_oldest(source) or Timestamp.ZERO
         for table in (f.schema.table for f in found):
             since = captured.get(table)
+            since = None if since is None else max(since, oldest)
             if since is None or since > cursor:
                 begins = f"begins at {since}" if since else "has nothing of it yet"
                 self.problems.append(
@@ -353,7 +362,8 @@ def table_stages(
     """The stages of the tables, with topics and estimates."""
     sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
     stages = []
-    topics = topics_of({f.schema.table: named_topic(f.target) for f in found}, sink, options)
+    named = {f.schema.table: named_topic(f.target) for f in found}
+    topics = topics_of(named, sink, options, database_of(source))
     for place in found:
         table = place.schema.table
         target = place.target
@@ -426,6 +436,23 @@ def check_table(
             )
         )
     return problems
+
+
+def check_range(place: Found, source: Source) -> list[ChangefeedError]:
+    """Whether a row can be in the range of keys that the target names."""
+    own = place.target
+    if not isinstance(own, nodes.TableTarget) or not isinstance(source, ChecksRanges):
+        return []
+    low, high = (tuple(v.text for v in bound) for bound in (own.values_from, own.values_to))
+    if not (low or high) or place.schema.keyless:
+        return []
+    if max(len(low), len(high)) > len(place.schema.key):
+        return []  # said by check_table
+    problem = source.range_problem(place.schema, KeyRange(low or None, high or None))
+    if problem is None:
+        return []
+    problem.span = to_span(own.span)
+    return [problem]
 
 
 def shown(table: TableName) -> str:

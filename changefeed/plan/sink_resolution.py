@@ -36,8 +36,10 @@ class Sinking:
             return sink_location(self.real)
         return f"{sink_location(self.written)} ({sink_location(self.real)})"
 
-    def topics(self, options: Options) -> Callable[[TableName, str | None], str]:
+    def topics(self, options: Options, database: str) -> Callable[[TableName, str | None], str]:
         """What gives the finished topic of a table and its target's ``AS topic``.
+
+        ``database`` is what ``full_table_name`` begins with.
 
         Raises:
             ChangefeedError: the URI or an option is wrong.
@@ -45,7 +47,8 @@ class Sinking:
         finish = str if self.written is None else registry.topic_namer(self.real, options)
 
         def topic(table: TableName, named: str | None) -> str:
-            return finish(named or (str(table) if options[FULL_TABLE_NAME] else table.name))
+            full = f"{database}.{table.schema}.{table.name}"
+            return finish(named or (full if options[FULL_TABLE_NAME] else table.name))
 
         return topic
 

@@ -34,9 +34,11 @@ class Holder:
 
 
 def topics_of(
-    tables: Mapping[TableName, str | None], sink: Sinking, options: Options
+    tables: Mapping[TableName, str | None], sink: Sinking, options: Options, database: str
 ) -> dict[TableName, str]:
     """The finished topic of each table; the value of ``tables`` is the name that AS gives it.
+
+    ``database`` is what ``full_table_name`` begins with.
 
     Tables of one name in several schemas are called ``schema_table`` where the sink keeps one
     target a table.
@@ -44,7 +46,7 @@ def topics_of(
     Raises:
         ChangefeedError: the URI or an option is wrong.
     """
-    topic_of = sink.topics(options)
+    topic_of = sink.topics(options, database)
     topics = {table: topic_of(table, named) for table, named in tables.items()}
     owner = None if options[FULL_TABLE_NAME] else sink.owner(options)
     if owner is None:

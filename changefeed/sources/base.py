@@ -277,6 +277,31 @@ class ChecksTables(Protocol):
 
 
 @runtime_checkable
+class NamesDatabase(Protocol):
+    """Optional: a source that is one database with a name of its own."""
+
+    @property
+    def database(self) -> str:
+        """The name of the database, whatever the connection to it is called."""
+        ...
+
+
+def database_of(source: Source) -> str:
+    """What ``full_table_name`` calls the database; the connection's name where it has none."""
+    return source.database if isinstance(source, NamesDatabase) else source.name
+
+
+@runtime_checkable
+class ChecksRanges(Protocol):
+    """Optional: a source that can tell whether a key range can hold a row."""
+
+    def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+        """Why no row can be in the range: a bound that is no value of its column, or bounds in
+        the wrong order."""
+        ...
+
+
+@runtime_checkable
 class Partitions(Protocol):
     """Optional: a source whose tables have partitions that a feed may watch by themselves."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from changefeed.core.errors import ChangefeedError, Span
-from changefeed.options import to_span
+from changefeed.catalog import external_name
+from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.options import Options, to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
+from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink
+from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements.context import Context, Result
 from changefeed.statements.feeds import forget_here, forget_source
@@ -12,6 +15,9 @@ from changefeed.statements.times import date
 from changefeed.statements.values import Names, Rate, Size
 from grammar import nodes
 from grammar.spelling import did_you_mean
+from sinks.registry import capabilities, topic_namer
+from sinks.registry import check as check_sink_uri
+from sinks.registry import scheme_of as sink_scheme
 from sinks.registry import schemes as sink_schemes
 
 
@@ -43,6 +49,7 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
             hint="CREATE another connection.",
             span=to_span(statement.uri.span),
         )
+    _check_users(statement.name, statement.uri, context)
     context.catalog.alter_connection(statement.name, statement.uri.text)
     context.host.wake()
     return Result("done", tag="ALTER EXTERNAL CONNECTION")
@@ -139,9 +146,11 @@ def _check_uri(uri: nodes.Literal) -> None:
     """The URI leads to a source or a sink we have."""
     scheme = scheme_of(uri.text)
     known = [*source_schemes(), *sink_schemes()]
+    span: Span | None = to_span(uri.span)
+    if scheme in source_schemes():
+        _check_source_uri(uri.text, scheme, span)
     if scheme in known:
         return
-    span: Span | None = to_span(uri.span)
     if not scheme or len(scheme) > 30:
         raise ChangefeedError(
             "CF1201",
@@ -157,6 +166,53 @@ def _check_uri(uri: nodes.Literal) -> None:
         hint=f"{hint}known are: {', '.join(dict.fromkeys(known))}.",
         span=span,
     )
+
+
+def _check_source_uri(uri: str, scheme: str, span: Span | None) -> None:
+    """The URI can be read, as that of a source or of a sink of the same scheme."""
+    try:
+        open_source("", uri)
+    except ChangefeedError as error:
+        as_sink = scheme in sink_schemes() and not check_sink_uri(uri)
+        if as_sink and error.code is Code.UNKNOWN_PARAMETER:
+            return  # a parameter of the sink's own
+        error.span = error.span or span
+        raise
+
+
+def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:
+    """Feeds that write to the connection can go on with the new URI, where they are.
+
+    Raises:
+        ChangefeedError: an option of a feed does not fit, or its topics would have other names:
+            these are fixed when a feed is made.
+    """
+    for job in context.catalog.jobs():
+        if job.sink_uri is None or external_name(job.sink_uri) != name:
+            continue
+        old = find_sink(context.catalog, job.sink_uri, None)
+        # What the feed's own text adds to the connection's URI stays.
+        real = context.catalog.resolve_uri(job.sink_uri, {name: uri.text})
+        scheme = sink_scheme(real)
+        new = Sinking(job.sink_uri, real, scheme, capabilities(scheme), to_span(uri.span))
+        options = Options.from_dict(job.options, abilities=old.capabilities)
+        problems = check_sink(new, options)
+        if problems:
+            first = problems[0]
+            first.detail = first.detail or f'changefeed "{job.name}" writes to it'
+            raise first
+        names = [table.table.name for table in context.catalog.tables(job.id)]
+        was, will = (topic_namer(sink.real, options) for sink in (old, new))
+        moved = next((n for n in names if was(n) != will(n)), None)
+        if moved is not None:
+            raise ChangefeedError(
+                "CF1303",
+                f'external connection "{name}" is the sink of {job.name}, whose topic '
+                f"{was(moved)} would become {will(moved)}: topics stay as they are",
+                hint="CREATE another connection, then ALTER CHANGEFEED "
+                f"{job.name} SET sink = 'external://..'.",
+                span=to_span(uri.span),
+            )
 
 
 def _existing(name: str, span: nodes.Span | None, context: Context) -> None:

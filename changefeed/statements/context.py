@@ -14,7 +14,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.state import StateLayout
 from changefeed.options import to_span
-from changefeed.plan.build import OpenSource, Surroundings
+from changefeed.plan.build import LogOldest, OpenSource, Surroundings
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source
@@ -129,6 +129,7 @@ class Context:
             self.text,
             self.session.source,
             self.open_source,
+            log_oldest_of(self.catalog),
             self.probe if probing else None,
             self.probe if making else None,
         )
@@ -198,6 +199,22 @@ class Context:
                 return False
             self.catalog.wait(seen, min(left, 0.02 if turn < 50 else 0.1))
         raise AssertionError("the loop has no other end")
+
+
+def log_oldest_of(catalog: Catalog) -> LogOldest:
+    """Reads where the change logs in the state's directory begin."""
+
+    def oldest(source: str) -> Timestamp | None:
+        # Loaded on use: only a cursor needs it.
+        from changefeed.log import LogReader
+
+        path = StateLayout(Path(catalog.directory)).log(source)
+        if not path.exists():
+            return None
+        with LogReader(path) as reader:
+            return None if reader.refresh() is None else reader.oldest
+
+    return oldest
 
 
 def log_place_of(catalog: Catalog) -> LogPlace:

@@ -119,7 +119,7 @@ def _errors(job: Job, context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
     events = context.catalog.events(job.id, limit=SHOWN_EVENTS, kinds=("error", "retry"))
     now = context.clock.now().wall
-    rows += [_event_row(event, now) for event in events]
+    rows += [_event_row(event, now) for event in events if not _told_of_table(event, events)]
     known = {(event.table, event.text) for event in events}
     for table in context.catalog.tables(job.id):
         name = str(table.table)
@@ -127,6 +127,16 @@ def _errors(job: Job, context: Context) -> Result:
             hint = _hint(table.error_code)
             rows.append((None, "error", table.error_code, name, table.error, hint))
     return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
+
+
+def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
+    """A feed that ended with its last table tells the table's failure again as its own."""
+    return event.table is None and any(
+        other.table is not None
+        and (other.kind, other.code, other.text) == (event.kind, event.code, event.text)
+        and other.id < event.id
+        for other in events
+    )
 
 
 def _event_row(event: JobEvent, now: int) -> tuple[Cell, ...]:

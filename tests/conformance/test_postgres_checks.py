@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Span
-from changefeed.sources.base import Watch
+from changefeed.sources.base import KeyRange, Watch
 from changefeed.sources.postgres import PostgresSource
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database, PostgresCluster
@@ -333,3 +333,46 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
 def _pump(source: socket.socket, target: socket.socket) -> None:
     while piece := source.recv(65536):
         target.sendall(piece)
+
+
+# -- ranges of keys -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "low", "high", "why"),
+    [
+        ("n", ("x",), ("9",), "VALUES FROM (x) cannot be: x is no value of column a"),
+        ("n", ("1.5",), ("3",), "1.5 is no value of column a, which is integer"),
+        ("n", ("1",), ("99999999999",), "VALUES TO (99999999999) cannot be"),
+        ("n", ("9",), ("3",), "VALUES FROM (9) TO (3) holds no key"),
+        ("n", ("3",), ("3",), "holds no key"),
+        ("n", ("3", "b"), ("3",), "holds no key"),
+        ("n", ("3", "b"), ("3", "B"), "holds no key"),
+        ("d", ("2026-02-30",), None, "which is date"),
+        ("n", ("3",), ("3", "a"), ""),
+        ("n", ("3",), ("12",), ""),
+        ("n", ("3", "B"), ("3", "a"), ""),
+        ("n", None, ("-5",), ""),
+        ("d", ("2026-02-28",), ("2026-03-01",), ""),
+    ],
+)
+def test_a_range_that_no_key_can_be_in(
+    postgres: Database,
+    table: str,
+    low: tuple[str, ...] | None,
+    high: tuple[str, ...] | None,
+    why: str,
+) -> None:
+    postgres.execute("create table n (a int, b text, primary key (a, b))")
+    postgres.execute("create table d (day date primary key)")
+    source = PostgresSource("shop", postgres.uri)
+    try:
+        problem = source.range_problem(source.describe(None, table), KeyRange(low, high))
+        assert source.database == postgres.name
+    finally:
+        source.close()
+    if why:
+        assert problem is not None and problem.code.number == "CF1302"
+        assert why in problem.message
+    else:
+        assert problem is None

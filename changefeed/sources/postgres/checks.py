@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code, Span
-from changefeed.core.schema import Identity
-from changefeed.sources.base import Watch
+from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.sources.base import KeyRange, Watch
 from changefeed.sources.postgres import introspect, setup
 from changefeed.sources.postgres.connect import (
     Connection,
@@ -511,6 +512,50 @@ def _problem(
 ) -> ChangefeedError:
     span: Span | None = watch.span
     return ChangefeedError(code, message, detail=detail, hint=hint, span=span)
+
+
+# ------------------------------------------------------------------------- ranges of keys
+
+
+def range_problem(
+    connection: Connection, table: TableSchema, keys: KeyRange
+) -> ChangefeedError | None:
+    """Why no row can have a key in the range, by the server's own types and order."""
+    columns = table.key_columns
+    for side, bound in (("FROM", keys.low), ("TO", keys.high)):
+        for column, text in zip(columns, bound or (), strict=False):
+            try:
+                connection.execute(
+                    sql.SQL("SELECT %s::text::{}").format(sql.SQL(column.type_name)), [text]
+                )
+            except psycopg.DataError:
+                return ChangefeedError(
+                    "CF1302",
+                    f"VALUES {side} ({text}) cannot be: {text} is no value of column "
+                    f"{column.name}, which is {column.type_name}",
+                )
+    if keys.low is None or keys.high is None:
+        return None
+    shared = min(len(keys.low), len(keys.high))
+    parts = [_ordered(column) for column in columns[:shared]]
+    rows = [sql.SQL("ROW({})").format(sql.SQL(", ").join(parts)) for _ in range(2)]
+    query = sql.SQL("SELECT {0} < {1}, {0} = {1}").format(*rows)
+    low, high = keys.low[:shared], keys.high[:shared]
+    row = connection.execute(query, [*low, *high, *low, *high]).fetchone()
+    below, equal = row if row is not None else (True, False)
+    if below or (equal and len(keys.high) > len(keys.low)):
+        return None
+    return ChangefeedError(
+        "CF1302",
+        f"VALUES FROM ({', '.join(keys.low)}) TO ({', '.join(keys.high)}) holds no key: "
+        "the first bound must be below the second, which is not part of the range",
+    )
+
+
+def _ordered(column: Column) -> sql.Composable:
+    """A bound as its column's type; text in the order of a feed, by code point."""
+    value = sql.SQL("%s::text::{}").format(sql.SQL(column.type_name))
+    return value + sql.SQL(' COLLATE "C"') if column.logical == "text" else value
 
 
 # ------------------------------------------------------------------------- notices

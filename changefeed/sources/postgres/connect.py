@@ -6,6 +6,7 @@ same whether it comes from the replication stream, an initial scan or a lookup b
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import select
@@ -78,22 +79,39 @@ def connection_info(uri: str, **changes: str) -> str:
     except psycopg.ProgrammingError as error:
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
         if unknown:
+            near = difflib.get_close_matches(unknown[1], _parameters(), n=1)
+            listed = "parameters are those of libpq: sslmode, sslrootcert, connect_timeout, ..."
             raise ChangefeedError(
                 "CF1202",
                 f"unknown parameter {unknown[1]!r} in the URI of a PostgreSQL source",
-                hint="parameters are those of libpq: sslmode, sslrootcert, connect_timeout, ...",
+                hint=f'did you mean "{near[0]}"?' if near else listed,
             ) from None
         # libpq repeats the text it could not read, which may hold the password.
-        raise ChangefeedError(
-            "CF1201",
-            "the URI of a PostgreSQL source is malformed",
-            hint="write postgresql://user:password@host:5432/database; "
-            "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
-        ) from None
+        raise _malformed("the URI of a PostgreSQL source is malformed") from None
+    if "@" in str(given.get("host", "")):
+        # libpq ends the password at the first @ and takes the rest for a host.
+        raise _malformed("the URI of a PostgreSQL source has more than one @ before its host")
+    ports = str(given.get("port", "")).split(",")
+    if not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
+        raise _malformed("the port in the URI of a PostgreSQL source is not a number")
     # Also for replication connections, which take no settings later: a database in another
     # encoding, or in none (SQL_ASCII), would have psycopg hand out bytes or garbled names.
     fixed = {"client_encoding": "UTF8"}
     return conninfo.make_conninfo("", **{**_DEFAULTS, **given, **fixed, **changes})
+
+
+def _malformed(message: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1201",
+        message,
+        hint="write postgresql://user:password@host:5432/database; "
+        "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
+    )
+
+
+def _parameters() -> list[str]:
+    """What libpq takes."""
+    return [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
 
 
 def connect(uri: str, *, autocommit: bool = True, **changes: str) -> Connection:

@@ -130,7 +130,7 @@ def sight(
 
 # ------------------------------------------------------------------------- refusals
 
-_HINT_VIEW = "watch the tables below it; CREATE CHANGEFEED ... AS SELECT shapes rows like a view."
+_HINT_VIEW = "watch the tables that it reads."
 
 #: relkind -> (what CockroachDB's kind of text calls it, hint).
 _REFUSED_KINDS: Mapping[str, tuple[str, str]] = {

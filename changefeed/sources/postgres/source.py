@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from psycopg import conninfo
+
 from changefeed.core.errors import ChangefeedError, raise_all
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import (
+    KeyRange,
     PartitionInfo,
     Prepared,
     Sighting,
@@ -45,6 +48,17 @@ class PostgresSource:
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r})"
+
+    @property
+    def database(self) -> str:
+        """See :attr:`changefeed.sources.base.NamesDatabase.database`."""
+        given = conninfo.conninfo_to_dict(connection_info(self._uri))
+        return str(given.get("dbname") or given.get("user") or self.name)
+
+    def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+        """See :meth:`changefeed.sources.base.ChecksRanges.range_problem`."""
+        with self._sessions.session("check a range of keys") as connection:
+            return checks.range_problem(connection, table, keys)
 
     def close(self) -> None:
         """Close idle sessions; the object stays usable."""
