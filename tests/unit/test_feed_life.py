@@ -20,9 +20,7 @@ from tests.golden.world import SECRETS, World
 def job(tmp_path: Path) -> Iterator[Job]:
     world = World(tmp_path)
     world.shop()
-    world.run(
-        "CREATE CHANGEFEED f FOR orders INTO 'kafka://u:hunter2@broker:9092?sasl_password=hunter2'"
-    )
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://u:hunter2@broker:9092?topic_prefix=a_'")
     yield world.catalog.job("f")
     world.close()
 
