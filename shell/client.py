@@ -175,14 +175,24 @@ class Client:
         stream = result.stream
         if self.interactive:
             self.diagnostics.remark("rows come as they are committed; Ctrl-C ends the stream")
+        count, left = 0, False
         with one_interrupt():
             try:
-                write_stream(stream or (), self.settings.format, self.out)
+                for written in write_stream(stream or (), self.settings.format, self.out):
+                    count = written
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                left = True
             finally:
                 # Closing takes the feed down: its job is gone when this returns.
                 close = getattr(stream, "close", None)
                 if close is not None:
                     close()
+        if self.interactive:
+            self.diagnostics.after_interrupt(left)
+            rows = "1 row" if count == 1 else f"{count:,} rows"
+            self.diagnostics.note(f"the stream ended after {rows}; other feeds go on")
 
 
 def _makes_feed(statement: nodes.Statement) -> bool:

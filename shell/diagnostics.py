@@ -52,6 +52,11 @@ class Diagnostics:
         """What the shell itself has to say."""
         self._say(json.dumps({"note": text}) if self.as_json else f"note: {text}")
 
+    def after_interrupt(self, interrupted: bool = True) -> None:
+        """A terminal has written ``^C`` where the next text would stand: begin a line."""
+        if interrupted and self.stream.isatty():
+            self.stream.write("\n")
+
     def remark(self, text: str) -> None:
         """A line of no weight (times); left out where a program reads."""
         if not self.as_json:

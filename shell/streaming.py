@@ -1,15 +1,16 @@
 """Rows of a sinkless feed, written as they come.
 
-As CockroachDB writes them: CSV lines ``table,key,value``, ``NULL`` for what is not there. The
-JSON formats write one object a line, whatever its number: a stream has no end to close an
-array at.
+On a terminal ``table`` is one line a row for a person. Everywhere else they are as CockroachDB
+writes them: CSV lines ``table,key,value``, ``NULL`` for what is not there. The JSON formats write
+one object a line, whatever its number: a stream has no end to close an array at.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from shell.render.formats import Format
@@ -21,15 +22,37 @@ RowWriter = Callable[[StreamRow], None]
 COLUMNS = ("table", "key", "value")
 
 
-def write_stream(rows: Iterable[StreamRow], form: Format, out: TextIO) -> int:
-    """Write rows until the stream ends; returns how many. Flushes after each: somebody waits."""
-    write = _WRITERS[form](out)
+def write_stream(rows: Iterable[StreamRow], form: Format, out: TextIO) -> Iterator[int]:
+    """Write rows until the stream ends. Flushes after each: somebody waits.
+
+    Yields:
+        How many rows were written so far, resolved timestamps left out: after each.
+    """
+    write = _people(out) if form is Format.TABLE and out.isatty() else _WRITERS[form](out)
     count = 0
     for row in rows:
         write(row)
         out.flush()
-        count += 1
-    return count
+        count += row[0] is not None
+        yield count
+
+
+def _people(out: TextIO) -> RowWriter:
+    """One line a row, coloured, cut to the terminal; live rows say how late they are."""
+    # Loaded on use: rich takes a tenth of a second.
+    from rich.console import Console
+
+    from changefeed.feed_rows import RowLines, committed_at
+
+    lines = RowLines(Console(file=out, highlight=False))
+    begun = time.time()
+
+    def write(row: StreamRow) -> None:
+        at = committed_at(row[2])
+        cells = (None if cell is None else visible(cell) for cell in row)
+        lines.row(*cells, live=at is not None and at >= begun)
+
+    return write
 
 
 def _csv(out: TextIO) -> RowWriter:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.highlighter import JSONHighlighter
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
+
+from changefeed.feed_rows import RowLines
 
 #: Of the many columns of SHOW, those that fit a terminal.
 _SHORT = {
@@ -29,8 +28,6 @@ _SHORT = {
         "full_table_names",
     ),
 }
-_COLOURS = ("cyan", "magenta", "blue", "yellow", "green")
-_HIGHLIGHT = JSONHighlighter()
 
 
 def default_console() -> Console:
@@ -44,7 +41,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._colour_of: dict[str, str] = {}
+        self._rows = RowLines(console)
 
     def heading(self, text: str) -> None:
         """A line across."""
@@ -79,7 +76,7 @@ class Display:
 
     def committed(self, line: str) -> None:
         """Something was committed at the source."""
-        self._line(Text(f"  » {line}", style="dim italic"))
+        self._rows.line(Text(f"  » {line}", style="dim italic"))
 
     def row(
         self, table: str | None, key: str | None, value: str | None, *, live: bool = False
@@ -88,18 +85,7 @@ class Display:
 
         A ``live`` row says how long ago the source committed it.
         """
-        if table is None:
-            self._line(Text(f"    {value}", style="dim"))
-            return
-        envelope = json.loads(value) if value else {}
-        mark, style = _mark(envelope)
-        line = Text("  ")
-        line.append(mark, style=f"bold {style}")
-        line.append(f" {table:<12}", style=self._colour(table))
-        line.append(f" {key or '':<7}", style="bold")
-        line.append(f"{_age(envelope):>8} " if live else " ", style="dim")
-        line.append_text(_HIGHLIGHT(value or ""))
-        self._line(line)
+        self._rows.row(table, key, value, live=live)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """The answer to a SHOW: the columns a terminal has room for."""
@@ -113,28 +99,3 @@ class Display:
         for row in rows:
             table.add_row(*("" if row[i] is None else str(row[i]) for i in picked))
         self.console.print(table)
-
-    def _line(self, line: Text) -> None:
-        if self.console.is_terminal:
-            self.console.print(line, no_wrap=True, overflow="ellipsis")
-        else:
-            self.console.print(line, soft_wrap=True)
-
-    def _colour(self, table: str) -> str:
-        return self._colour_of.setdefault(table, _COLOURS[len(self._colour_of) % len(_COLOURS)])
-
-
-def _mark(envelope: dict[str, Any]) -> tuple[str, str]:
-    """``+`` a new row, ``~`` a changed one, ``-`` a row that is gone."""
-    if envelope.get("after") is None:
-        return "-", "red"
-    return ("~", "yellow") if envelope.get("before") else ("+", "green")
-
-
-def _age(envelope: dict[str, Any]) -> str:
-    """Milliseconds since the source committed it, from ``updated``."""
-    updated = envelope.get("updated")
-    if not isinstance(updated, str):
-        return ""
-    seconds = time.time() - int(updated.partition(".")[0]) / 1e9
-    return f"{max(0.0, seconds) * 1000:,.0f} ms"

@@ -95,6 +95,7 @@ class Loop:
             # A file of \i ended at a mistake of its own, which was reported.
             pass
         except KeyboardInterrupt:
+            self._client.diagnostics.after_interrupt()
             self._client.diagnostics.note("cancelled; feeds go on")
         self._names.forget()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 
@@ -201,7 +202,7 @@ STREAM = [
 
 def streamed(form: Format) -> str:
     out = io.StringIO()
-    assert write_stream(STREAM, form, out) == len(STREAM)
+    assert list(write_stream(STREAM, form, out)) == [1, 2, 2, 3]
     return out.getvalue()
 
 
@@ -214,6 +215,39 @@ def test_a_stream_is_the_csv_of_cockroachdb() -> None:
         'NULL,NULL,"{""resolved"": ""1.0000000000""}"',
         't,{broken,"1,x"',
     ]
+
+
+class Terminal(io.StringIO):
+    """Says that somebody sits there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_stream_on_a_terminal_is_a_line_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    rows: list[tuple[str | None, str | None, str | None]] = [
+        ("orders", "[1]", '{"after": {"a": 1.50}, "before": null}'),
+        ("orders", "[1]", '{"after": {"a": 1.60, "b": 2}, "before": {"a": 1.50, "b": 2}}'),
+        ("orders", "[1]", '{"after": null, "before": {"a": 1.60}}'),
+        ("orders", "[1]", '{"after": {"a": "x\x1b[2J"}}'),
+        ("orders", "[1]", '{"op": "u", "after": {}}'),
+        ("orders", "[1]", None),
+        (None, None, '{"resolved": "1.0000000000"}'),
+    ]
+    assert list(write_stream(rows, Format.TABLE, out)) == [1, 2, 3, 4, 5, 6, 6]
+    # The style of the marked columns is there without colours too.
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert [line[:23].strip() for line in lines[:6]] == [
+        f"{mark} orders       [1]" for mark in "+~-*~-"
+    ]
+    assert '{"after": {"a": 1.50}, "before": ' in lines[0]
+    assert all(width(line) <= 60 for line in lines) and lines[1].rstrip().endswith("…")
+    assert "\\x1b[2J" in lines[3], "nothing in a row steers the terminal"
+    assert '{"resolved": "1.0000000000"}' in lines[6]
 
 
 def test_a_stream_as_json_keeps_every_digit() -> None:
