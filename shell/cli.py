@@ -221,7 +221,17 @@ def start(
 @cli.command()
 @click.option("--seconds", type=float, default=15.0, show_default=True, help="Of live changes.")
 @click.option("--port", type=int, help="Of the server on 127.0.0.1 (default: a free one).")
-@click.option("--keep", is_flag=True, help="Leave database, job table and files where they are.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Leave database, job table and files where they are, and say how to go on with them.",
+)
+@click.option("--shell", "prompt", is_flag=True, help="Open the prompt on the running shop.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --shell: what --keep left, or where to make it.",
+)
 @click.option(
     "--feeds",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -229,13 +239,31 @@ def start(
 )
 @click.pass_context
 def demo(
-    context: click.Context, seconds: float, port: int | None, keep: bool, feeds: Path | None
+    context: click.Context,
+    seconds: float,
+    port: int | None,
+    keep: bool,
+    prompt: bool,
+    folder: Path | None,
+    feeds: Path | None,
 ) -> None:
     """A real PostgreSQL with a small shop, and feeds at work on it."""
-    from changefeed.demo import run
+    from changefeed.demo import run, trial
     from shell.signals import end_cleanly
 
+    if folder is not None and not prompt:
+        raise click.UsageError("--folder goes with --shell")
+    if feeds is not None and prompt:
+        raise click.UsageError("--feeds does not go with --shell: \\i runs a file at the prompt")
     end_cleanly()
+    if prompt:
+        from shell.open import Request, open_shell
+
+        with trial(port=port, keep=keep, folder=folder) as state:
+            form = context.find_root().params.get("form")
+            chosen = None if form is None else Format(form)
+            status = open_shell(Request(state, format=chosen, source="shop"))
+        context.exit(status)
     context.exit(run(seconds=seconds, port=port, keep=keep, feeds=feeds))
 
 

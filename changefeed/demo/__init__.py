@@ -10,6 +10,8 @@ Importing this loads nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,3 +43,30 @@ def run(
     from changefeed.demo.play import play
 
     return play(seconds=seconds, port=port, keep=keep, feeds=feeds, console=console)
+
+
+@contextmanager
+def trial(
+    *,
+    port: int | None = None,
+    keep: bool = False,
+    folder: Path | None = None,
+    console: Console | None = None,
+) -> Iterator[str]:
+    """The shop with somebody who buys there, for a prompt; yields the state's directory.
+
+    Args:
+        port: TCP port of the server on 127.0.0.1; a free one by default.
+        keep: leave the folder, and print the command that starts it again.
+        folder: one that was kept; it stays.
+        console: where to print.
+
+    Raises:
+        ChangefeedError: the ``demo`` extra is missing, or the server does not start.
+    """
+    from changefeed.demo import stage
+    from changefeed.demo.display import Display, default_console
+
+    display = Display(console or default_console())
+    with stage.trial(display, port=port, keep=keep, folder=folder) as found:
+        yield str(found.state)

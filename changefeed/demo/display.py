@@ -17,16 +17,6 @@ from changefeed.feed_rows import RowLines
 #: Of the many columns of SHOW, those that fit a terminal.
 _SHORT = {
     "SHOW TABLES": ("table", "key", "replica_identity", "rows", "size", "watched_by"),
-    "SHOW CHANGEFEEDS": (
-        "job_id",
-        "name",
-        "status",
-        "source",
-        "lag",
-        "rows_per_second",
-        "high_water_timestamp",
-        "full_table_names",
-    ),
 }
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import queue
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,8 +20,8 @@ from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.demo import shop
 from changefeed.demo.display import Display, default_console
+from changefeed.demo.stage import connect, place
 from changefeed.embedded import EmbeddedPostgres
-from changefeed.embedded.account import server_account
 from changefeed.node.node import Node
 from grammar.split import split
 
@@ -65,34 +63,13 @@ def play(
 @contextmanager
 def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
     """Folder, server, shop, engine, connections; all gone afterwards (but a kept folder)."""
-    with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="changefeed-demo-", dir=_base()))
-        if keep:
-            stack.callback(display.say, f"kept: {folder}")
-        else:
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        folder.chmod(0o755)  # the server's account must get to its data, which is its own alone
-        display.heading("a shop in an embedded PostgreSQL")
-        server = stack.enter_context(EmbeddedPostgres(folder / "postgresql", port=port))
-        shop.create(server.uri())
-        display.say(f"{server.uri()}  tables: {', '.join(shop.TABLES)}")
-        engine = stack.enter_context(_engine(folder / "state"))
-        stage = _Stage(folder, server, engine, Session(client="demo"), display)
-        for name, uri in {"shop": server.uri(), "lake": (folder / "lake").as_uri()}.items():
-            engine.execute(f"CREATE EXTERNAL CONNECTION {name} AS '{uri}'", stage.session)
-        yield stage
-
-
-def _base() -> str:
-    """The folder for temporary files, unless the server's account cannot get there."""
-    usual = tempfile.gettempdir()
-    return usual if server_account().reaches(Path(usual)) else "/var/tmp"
+    with place(display, port=port, keep=keep) as found, _engine(found.state) as engine:
+        yield _Stage(found.folder, found.server, engine, connect(engine, found), display)
 
 
 @contextmanager
 def _engine(state: Path) -> Iterator[Engine]:
     """A state of its own with a node in this process."""
-    state.mkdir()
     catalog = Catalog.open(str(state))
     handler = log_to(StateLayout(state).node_log)
     node = Node(catalog, str(state))
@@ -120,7 +97,8 @@ def _play(stage: _Stage, text: str, seconds: float) -> None:
         if result.stream is not None:
             _watch(stage, result.stream, seconds)
         elif result.columns:
-            stage.display.table(result.tag or sql.rstrip(";"), result.columns, result.rows)
+            shown = result.brief or result
+            stage.display.table(result.tag or sql.rstrip(";"), shown.columns, shown.rows)
 
 
 def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:

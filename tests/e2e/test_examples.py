@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -255,3 +256,33 @@ def test_the_demo_ends_at_ctrl_c_and_leaves_nothing() -> None:
         assert alive == []
         assert list(folder.glob("changefeed-demo-*")) == []
         assert "Traceback" not in said
+
+
+def test_a_prompt_on_the_shop_that_can_be_started_again() -> None:
+    """``demo --shell --keep`` prints a command; what that command starts has the feed still."""
+    with server_folder("demo-shell") as folder:
+        environment = {**os.environ, "TMPDIR": str(folder)}
+
+        def typed(arguments: list[str], statements: str) -> str:
+            ran = subprocess.run(
+                [sys.executable, "-m", "shell", "--format", "jsonl", "demo", *arguments],
+                input=statements,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                env=environment,
+                cwd=EXAMPLES.parent,
+            )
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+            return ran.stdout
+
+        said = typed(
+            ["--shell", "--keep"],
+            "CREATE CHANGEFEED f FOR orders INTO 'external://lake';\n"
+            "SYNC CHANGEFEED f TIMEOUT '120s';\n",
+        )
+        assert "try" in said and "SHOW TABLES;" in said
+        (again,) = re.findall(r"start it again: changefeed demo (.*)", said)
+        said = typed(shlex.split(again), "SYNC CHANGEFEED f TIMEOUT '120s';\nSHOW CHANGEFEEDS;\n")
+        assert re.search(r'"name": "f".*"sink_uri": "external://lake"', said), said
+        assert re.search(r'"name": "f", "synced_to": "\d+', said), said

@@ -1,0 +1,123 @@
+"""Where the demo takes place: a folder with a PostgreSQL, the shop in it, and a state."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from changefeed.api import Engine, Session
+from changefeed.catalog import Catalog
+from changefeed.core.errors import ChangefeedError
+from changefeed.demo import shop
+from changefeed.demo.display import Display
+from changefeed.embedded import EmbeddedPostgres
+from changefeed.embedded.account import server_account
+
+#: What to type at the prompt, each line a step further.
+TRY = (
+    ("SHOW TABLES;", "what can be watched"),
+    ("CREATE CHANGEFEED FOR orders WITH diff, updated;", "rows here; Ctrl-C ends it"),
+    (
+        "CREATE CHANGEFEED lake FOR orders, order_items INTO 'external://lake' WITH resolved;",
+        "files",
+    ),
+    ("SHOW CHANGEFEEDS;", "how the feeds are"),
+    ("EXPLAIN CREATE CHANGEFEED FOR customers INTO 'kafka://localhost:9092';", "what it would do"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder with a running server."""
+
+    folder: Path
+    server: EmbeddedPostgres
+
+    @property
+    def state(self) -> Path:
+        """The state's directory."""
+        return self.folder / "state"
+
+
+@contextmanager
+def place(
+    display: Display, *, port: int | None, keep: bool, folder: Path | None = None
+) -> Iterator[Place]:
+    """The server with the shop in it; all gone afterwards, unless it is to be kept.
+
+    ``folder`` is one that was kept before, or where to make one that is kept.
+    """
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="changefeed-demo-", dir=_base()))
+        else:
+            keep, folder = True, folder.absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+        if keep:
+            stack.callback(_say_kept, display, folder)
+        else:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        # The server's account must get to its data, which is its own alone.
+        folder.chmod(0o755)
+        data = folder / "postgresql"
+        again = data.exists()
+        display.heading("a shop in an embedded PostgreSQL")
+        with display.waiting("starting PostgreSQL"):
+            server = stack.enter_context(EmbeddedPostgres(data, port=port))
+        if not again:
+            shop.create(server.uri())
+        display.say(f"{server.uri()}  tables: {', '.join(shop.TABLES)}")
+        (folder / "state").mkdir(exist_ok=True)
+        yield Place(folder, server)
+
+
+def connect(engine: Engine, found: Place) -> Session:
+    """Make the connections ``shop`` and ``lake``; of a kept place, where they are now."""
+    session = Session(client="demo")
+    known = engine.connections()
+    places = {"shop": found.server.uri(), "lake": (found.folder / "lake").as_uri()}
+    for name, uri in places.items():
+        verb = "ALTER" if name in known else "CREATE"
+        engine.execute(f"{verb} EXTERNAL CONNECTION {name} AS '{uri}'", session)
+    return session
+
+
+@contextmanager
+def trial(
+    display: Display, *, port: int | None, keep: bool, folder: Path | None
+) -> Iterator[Place]:
+    """The shop at work, for a prompt: somebody buys until the block ends."""
+    with place(display, port=port, keep=keep, folder=folder) as found:
+        catalog = Catalog.open(str(found.state))
+        try:
+            connect(Engine(catalog), found)
+        finally:
+            catalog.close()
+        writer = shop.Writer(found.server.uri(), lambda line: None)
+        writer.start()
+        try:
+            display.heading("somebody is buying; try")
+            room = max(len(statement) for statement, _ in TRY)
+            for statement, about in TRY:
+                display.say(f"  {statement:<{room}}  -- {about}")
+            display.say("")
+            yield found
+        finally:
+            writer.stop()
+        if writer.failure is not None:
+            raise ChangefeedError("CF2001", "the shop's writer failed") from writer.failure
+
+
+def _say_kept(display: Display, folder: Path) -> None:
+    display.say(f"kept: {folder}")
+    display.say(f"start it again: changefeed demo --shell --folder {folder}")
+
+
+def _base() -> str:
+    """The folder for temporary files, unless the server's account cannot get there."""
+    usual = tempfile.gettempdir()
+    return usual if server_account().reaches(Path(usual)) else "/var/tmp"
