@@ -1,8 +1,9 @@
 """Which tests share a worker when pytest-xdist runs them, and which begin first.
 
 Tests of one file stay together, as the fixtures of a module do. Files that use the same server
-share a worker if it takes long to start, so that it is started once; so do the files of a folder
-that use Spark, each folder with a JVM of its own. What takes longest begins first.
+share a worker if it takes long to start, so that it is started once. The many files on Spark make
+two groups, the end-to-end tests and the others, each with a JVM of its own. What takes longest
+begins first.
 
 The process that distributes tests knows their names only, so the text of a file says what it uses.
 (The marker ``xdist_group`` has no effect with pytest 9.2 and pytest-xdist 3.8.)
@@ -32,7 +33,7 @@ def group(file: str) -> str:
     used = set(_MARKER.findall(path.read_text())) if path.is_file() else set()
     server = next((name for name in SERVERS if name in used), None)
     if server == "spark":
-        return f"spark in {file.rpartition('/')[0]}"
+        return "spark end to end" if file.startswith("tests/e2e/") else "spark"
     return server or file
 
 

@@ -216,7 +216,9 @@ def test_no_object_is_seen_half_written(store: ObjectStore, bucket: str, proxy: 
 @STORES
 def test_what_is_wrong_is_said(store: ObjectStore) -> None:
     missing = failure(store.uri("no-such-bucket/x"), store.secret)
-    assert (missing.code.number, "make the bucket" in missing.hint) == ("CF5002", True)
+    assert (missing.code.number, "make the bucket" in missing.hint) == ("CF5002", True), (
+        missing.message
+    )
     names = {"s3": "NO_SUCH_BUCKET", "gs": "NOT_FOUND, 404", "azure": "ContainerNotFound, 404"}
     assert names[store.scheme] in missing.message
     nobody = failure(store.uri("feeds/x", 1), store.secret)

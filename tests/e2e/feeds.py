@@ -47,7 +47,7 @@ class Feeds:
         """Every statement of a file; sinkless feeds are left out."""
         return [self.execute(piece.text) for piece in split(path.read_text()) if piece.text.strip()]
 
-    def sync(self, name: str, timeout: str = "120s") -> None:
+    def sync(self, name: str, timeout: str = "300s") -> None:
         """Wait until everything committed before now is durable in the feed's sink."""
         self.execute(f"SYNC CHANGEFEED {name} TIMEOUT '{timeout}'")
 

@@ -94,7 +94,8 @@ def test_files_that_use_one_server_share_a_worker() -> None:
     kafka = workers.group("tests/conformance/test_sinks_kafka.py")
     assert kafka == workers.group("tests/faults/test_kafka_exactly_once.py") == "kafka"
     lake, feeds = "tests/conformance/test_lake.py", "tests/e2e/test_lake.py"
-    assert workers.group(lake) == "spark in tests/conformance" != workers.group(feeds)
+    assert workers.group(lake) == workers.group("tests/faults/test_spark_session.py") == "spark"
+    assert workers.group(feeds) == "spark end to end"
     assert workers.group("tests/unit/test_uri.py") == "tests/unit/test_uri.py"
 
 
@@ -102,6 +103,6 @@ def test_long_tests_begin_first_and_groups_stay_together() -> None:
     files = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py"))
     order = sorted((f"{file}::test_x" for file in files), key=workers.rank)
     groups = [workers.group(nodeid.partition("::")[0]) for nodeid in order]
-    assert groups[0].startswith("spark in ")
+    assert groups[0] == "spark"
     assert groups[-1].startswith("tests/unit/")
     assert len([name for name, _ in itertools.groupby(groups)]) == len(set(groups))

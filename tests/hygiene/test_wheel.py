@@ -118,7 +118,7 @@ def test_console_script_is_named(contents: dict[str, bytes]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-@pytest.mark.extended  # downloads what it installs, about 120 MB
+@pytest.mark.extended  # downloads what it installs, about 130 MB
 def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     """Only what running and the demo need is installed, less PySpark, which is large and is not
     started here: no package of the tests."""
