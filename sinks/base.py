@@ -15,7 +15,7 @@ retries (the feed that uses it does them), no encoding. The order of calls is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -296,15 +296,6 @@ class OwnsTargets(Protocol):
 
 
 @runtime_checkable
-class WritesStreams(Protocol):
-    """Optional: a sink that settles a whole executor task at once is faster than per batch."""
-
-    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
-        """Write the batches in order; give out receipts only once all can be committed."""
-        ...
-
-
-@runtime_checkable
 class Evolves(Protocol):
     """Optional: a sink with tables of its own follows changes of a table's shape."""
 
@@ -392,12 +383,3 @@ class KeepsProgress(Protocol):
         Answers only when no ``commit_with`` of an earlier object can become true any more.
         """
         ...
-
-
-def write_all(sink: Sink, batches: Iterable[Batch]) -> Iterator[Receipt]:
-    """Write what one executor task has, the fast way where the sink has one."""
-    if isinstance(sink, WritesStreams):
-        yield from sink.write_all(batches)
-    else:
-        for batch in batches:
-            yield sink.write(batch)

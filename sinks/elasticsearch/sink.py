@@ -111,12 +111,6 @@ class ElasticsearchSink:
             self._sender().settle()
         return receipt
 
-    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
-        """The batches of one executor task, settled once at the end instead of one by one."""
-        receipts = [self._queue(batch) for batch in batches]
-        self._sender().settle()
-        yield from receipts
-
     def _queue(self, batch: Batch) -> Receipt:
         index, size = batch.target.topic, 0
         for rows in _record_batches(batch.rows):

@@ -42,7 +42,7 @@ class FilesSink:
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         formats=("json", "csv", "avro", "parquet"),
-        envelopes=("wrapped", "bare", "diff", "enriched", "debezium"),
+        envelopes=("wrapped", "bare", "enriched"),
         executor=True,
         key_in_value=True,
         compressions=COMPRESSIONS,
@@ -102,13 +102,6 @@ class FilesSink:
         if self._remote:
             (receipt,) = self._hand_over([receipt])
         return receipt
-
-    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
-        """One executor task: small batches of a table share a file; settled once at the end."""
-        receipts = []
-        for batch in batches:
-            receipts.append(self._append(batch))
-        yield from self._hand_over(receipts)
 
     def _hand_over(self, receipts: list[Receipt]) -> list[Receipt]:
         """Make what the receipts stand for the driver's: durable files, published or not."""

@@ -1,8 +1,8 @@
 """``kafka://``: an idempotent producer that knows of every message it could not deliver.
 
 On the driver ``write`` queues and ``commit`` waits for the acknowledgements of all in-sync
-replicas. In an executor nobody can wait later, so there ``write`` itself (or, for a stream of
-batches, the end of :meth:`KafkaSink.write_all`) returns only when the rows are acknowledged.
+replicas. A copy in an executor that the driver commits for cannot wait later, so its ``write``
+returns only when the rows are acknowledged.
 
 With ``delivery = 'exactly_once'`` everything between two commits, and the feed's progress, is one
 transaction (:mod:`sinks.kafka.transactions`), written by the driver.
@@ -17,7 +17,7 @@ import atexit
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -202,15 +202,6 @@ class KafkaSink:
         if self._remote:
             self._settle()
         return receipt
-
-    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
-        """The batches of one executor task, settled once at the end instead of one by one.
-
-        No receipt is given out before everything is acknowledged.
-        """
-        receipts = [self._queue(batch) for batch in batches]
-        self._settle()
-        yield from receipts
 
     def _queue(self, batch: Batch) -> Receipt:
         if batch.rows.num_rows:

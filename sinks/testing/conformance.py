@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from changefeed.core.errors import Action, ChangefeedError, Code
-from sinks.base import KeepsProgress, Sink, write_all
+from sinks.base import KeepsProgress, Sink
 from sinks.testing.feed import Feed, Write, at, delete, put
 from sinks.testing.messages import Message
 from sinks.testing.validators import (
@@ -379,7 +379,7 @@ def writes_in_executors(harness: Harness) -> None:
         feed.record(writes)
         worker: Sink = pickle.loads(packed)
         batches = feed.batches(epoch, writes)
-        receipts += pickle.loads(pickle.dumps(list(write_all(worker, batches))))
+        receipts += pickle.loads(pickle.dumps([worker.write(batch) for batch in batches]))
         worker.close()
     sink.commit(epoch, receipts)
     feed.frontier = at(30)

@@ -227,7 +227,7 @@ def sweep(table: Table, shape: Shape, version: int) -> list[str]:
         # A row without a number is not ours: existing_target = 'merge' keeps those.
         old = f"{d.quote(table.sequence)} < {version}"
         if table.keeping.soft:
-            return [soft_delete_all(table, version, f"{old} AND NOT {live(table)}")]
+            return [soft_delete_all(table, version, f"{old} AND NOT {is_deleted(table)}")]
         return [f"DELETE FROM {table.name} WHERE {old}"]
     number = d.quote(SEQUENCE)
     match = (
@@ -244,7 +244,7 @@ def sweep(table: Table, shape: Shape, version: int) -> list[str]:
     return statements
 
 
-def live(table: Table) -> str:
+def is_deleted(table: Table) -> str:
     """SQL: the row is marked as deleted."""
     return f"coalesce({table.d.quote(DELETED)}, {table.d.false})"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.errors import ChangefeedError
@@ -28,7 +28,7 @@ class WebhookSink:
     """Messages to an HTTP endpoint."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        envelopes=("wrapped", "bare", "diff", "enriched", "debezium"),
+        envelopes=("wrapped", "bare", "enriched"),
         executor=True,
         key_in_value=True,
         topic_in_value=True,
@@ -91,12 +91,6 @@ class WebhookSink:
         if self._remote:
             self._settle()
         return receipt
-
-    def write_all(self, batches: Iterable[Batch]) -> Iterator[Receipt]:
-        """The batches of one executor task, settled once at the end instead of one by one."""
-        receipts = [self._queue(batch) for batch in batches]
-        self._settle()
-        yield from receipts
 
     def _queue(self, batch: Batch) -> Receipt:
         _, lanes = self._connected()

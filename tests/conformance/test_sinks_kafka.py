@@ -18,7 +18,7 @@ import sinks.kafka.native
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import MESSAGE_SCHEMA
-from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, write_all
+from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.kafka.channel import Channel, open_channel
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import BASE
@@ -442,7 +442,7 @@ def test_an_unknown_authority_is_told(secure_kafka: KafkaBroker, topic: str) -> 
 
 def _task(sink: Sink, batches: list[Batch]) -> list[Receipt]:
     """Runs in a process of its own, as a Spark task does; the producer stays for the next."""
-    return list(write_all(sink, batches))
+    return [sink.write(batch) for batch in batches]
 
 
 def test_tasks_in_other_processes(kafka: KafkaBroker, topic: str) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from sinks.base import Sink, WritesStreams
+from sinks.base import Sink
 from sinks.null.sink import NullSink
 from sinks.testing.faulty import FailAfter, FaultySink, Hold, Reject, Slow
 from sinks.testing.feed import Feed, put
@@ -31,7 +31,6 @@ def test_transparent_without_faults(sink: FaultySink, feed: Feed) -> None:
     assert sink.calls == ["open", "write", "commit", "resolved"]
     assert sink.rows == 1
     assert isinstance(sink, Sink)
-    assert not isinstance(sink, WritesStreams)
 
 
 def test_rejected_calls_do_not_reach_the_sink(sink: FaultySink, feed: Feed) -> None:
