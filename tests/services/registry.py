@@ -103,7 +103,7 @@ class Registry:
 def _program() -> Path:
     def unpack(partial: Path) -> None:
         with tarfile.open(fetch(_APP)) as packed:
-            # Python 3.11 has filters from 3.11.4 on; the archive's digest was checked.
+            # Python 3.11 has filters from 3.11.4 on; before, the archive is trusted.
             if hasattr(tarfile, "data_filter"):
                 packed.extractall(partial, filter="data")
             else:
