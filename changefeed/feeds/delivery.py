@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changefeed.capture.log_access import LogAccess
 from changefeed.capture.table_identity import moved
@@ -25,7 +26,7 @@ from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import SharedMessages
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import Outlet
-from changefeed.options import MAX_MEMORY
+from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
 from sinks.base import Batch, Epoch, Receipt
 
 
@@ -83,8 +84,13 @@ class Delivery:
         on_schema_change: Callable[[SchemaChange], None],
         after_commit: Callable[[], None],
         interrupted: Callable[[], bool],
+        scanned: bool = False,
     ) -> int:
         """Move the tables of ``bounds`` (each above its own bound) to ``upto``.
+
+        ``scanned``: a scan delivers the tables as they are at ``upto``. What was written at that
+        very instant is then among its rows, with the same timestamp, and where nothing may come
+        twice only the deletes are told here.
 
         A turn is committed when the round has the sink's ``round_rows``, at the end, and when
         ``interrupted`` says that there is something else to do, which also ends the delivery.
@@ -97,15 +103,17 @@ class Delivery:
         # Asked here, in the feed's thread: the sink is opened by it.
         typed = self._outlet.takes_rows
         source = items(self._log, bounds, upto, _slice_bytes(feed))
+        once = feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and not typed
+        told_by_scan = upto if scanned and once else None
         total = 0
         settled = False
         current = self._round(upto)
-        ahead = self._ahead.submit(self._next, feed, source, typed)
+        ahead = self._ahead.submit(self._next, feed, source, typed, told_by_scan)
         try:
             while (item := ahead.result()) is not None:
                 ended = isinstance(item, Turn) and item.upto >= upto
                 if not ended:
-                    ahead = self._ahead.submit(self._next, feed, source, typed)
+                    ahead = self._ahead.submit(self._next, feed, source, typed, told_by_scan)
                 if isinstance(item, Made):
                     total += item.rows.num_rows
                     self._write(feed, item, current)
@@ -137,7 +145,9 @@ class Delivery:
         self._number += 1
         return Round(Epoch(self._number, upto))
 
-    def _next(self, feed: Feed, source: Iterator[Item], typed: bool) -> Item | Made | None:
+    def _next(
+        self, feed: Feed, source: Iterator[Item], typed: bool, told_by_scan: Timestamp | None
+    ) -> Item | Made | None:
         """The next item, as the sink takes it; runs in the encoding thread."""
         item = next(source, None)
         if not isinstance(item, Chunk):
@@ -150,7 +160,10 @@ class Delivery:
                 if typed:
                     plan = feed.row_plan(item.schema)
                     return Made(item, plan.schema, plan.rows(item.load()))
-                return Made(item, feed.row_plan(item.schema).schema, self._encode(feed, item))
+                messages = self._encode(feed, item)
+                if told_by_scan is not None:
+                    messages = _but_written_at(messages, told_by_scan)
+                return Made(item, feed.row_plan(item.schema).schema, messages)
         except ChangefeedError as error:
             if error.scope is Scope.TABLE:
                 raise TableError(item.schema.table, error) from error
@@ -258,6 +271,12 @@ class Delivery:
                 if error.scope is Scope.TABLE:
                     raise TableError(item.table, error) from error
                 raise
+
+
+def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
+    """Without what was inserted or updated at an instant."""
+    there = pc.and_(pc.equal(messages["wall"], at.wall), pc.equal(messages["logical"], at.logical))
+    return messages.filter(pc.invert(pc.and_(there, pc.not_equal(messages["op"], "d"))))
 
 
 def _reached(feed: Feed, table: TableName, turn: Turn | None, mark: MarkItem | None) -> Timestamp:

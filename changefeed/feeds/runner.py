@@ -308,6 +308,8 @@ class FeedRunner:
                     on_schema_change=self._schema_changed,
                     after_commit=self._after_commit,
                     interrupted=self._interrupted,
+                    scanned=upto == self._scanning.at
+                    and all(self._scanning.holds(self._feed.tables[name]) for name in behind),
                 )
         if rows:
             pace = time.monotonic() + self.outlet.pace

@@ -144,12 +144,13 @@ class FakeOutlet:
 class Bench:
     """A feed of three tables, and what its sink is told."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, sink: str = "null://", **options: str) -> None:
         spec = JobSpec(
             source="shop",
             targets=("TABLE a",),
             tables=tuple(TableProgress(name, name.name, scan_wanted=False) for name in (A, B, C)),
-            sink_uri="null://",
+            sink_uri=sink,
+            options=options,
         )
         self.catalog = catalog
         job = catalog.create_job(spec)
@@ -168,6 +169,7 @@ class Bench:
         on_schema_change: Callable[[SchemaChange], None] = lambda event: None,
         interrupted: Callable[[], bool] = lambda: False,
         log: FakeLog | None = None,
+        scanned: bool = False,
     ) -> int:
         delivery = Delivery(
             "f",
@@ -187,6 +189,7 @@ class Bench:
                 on_schema_change=on_schema_change,
                 after_commit=committed,
                 interrupted=interrupted,
+                scanned=scanned,
             )
         finally:
             delivery.close()
@@ -201,6 +204,25 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     catalog = Catalog.open(str(tmp_path))
     yield Bench(catalog)
     catalog.close()
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_what_the_scan_tells_is_told_once(tmp_path: Path, delivery: str) -> None:
+    """Rows written at the scan's own instant come with its rows; their deletes do not."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1", delivery=delivery)
+    bench.outlet.takes_rows = False
+    written: list[tuple[int, bytes]] = []
+
+    def write(batch: Batch) -> Receipt:
+        written.extend(zip(*(batch.rows[n].to_pylist() for n in ("wall", "key")), strict=True))
+        return Receipt(batch.partition, batch.rows.num_rows, 1)
+
+    bench.outlet.write = write  # type: ignore[method-assign]
+    bench.deliver((5, [rows_of(A, 2, 5)]), (7, [rows_of(A, 6, 7)]), scanned=True)
+    catalog.close()
+    steps = [wall // 10 for wall, _ in written]
+    assert steps == ([2, 5, 6, 7] if delivery == "at_least_once" else [2, 5, 6])
 
 
 THREE = ((5, [rows_of(A, 2, 5)]), (7, [rows_of(B, 7)]), (9, [rows_of(A, 8), rows_of(B, 9)]))
