@@ -11,12 +11,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from changefeed.capture.process import Notice
 from changefeed.capture.supervisor import CaptureSupervisor
 from changefeed.capture.table_identity import Known, Lost, capturable, missing, moved
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, Gap
 from changefeed.catalog.model import TableState, Wanted
 from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
@@ -25,7 +26,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.log import LogReader, Slice
-from changefeed.sources.base import NumbersTables, Sighting, Source
+from changefeed.sources.base import NumbersTables, Sighting, Source, WatchesPublication
 from changefeed.sources.registry import open_source
 
 #: How often a keeper looks at the log by itself when another process runs the capture.
@@ -33,6 +34,8 @@ POLL_SECONDS = 0.05
 
 #: How long a feed waits for its tables to be captured before it says so and tries again.
 CAPTURE_SECONDS = 60.0
+
+_SECONDS = "%Y-%m-%d %H:%M:%S"
 
 
 class SourceKeeper:
@@ -68,6 +71,8 @@ class SourceKeeper:
         self._captured: Mapping[TableName, int] = {}
         self._lost: dict[Known, Lost] = {}
         self.problems: dict[TableName, ChangefeedError] = {}
+        self._gaps: dict[TableName, Gap] | None = None
+        self._looked: datetime | None = None
         self._error: ChangefeedError | None = None
         self._stalled = ""
         self._wakes = 0
@@ -110,16 +115,67 @@ class SourceKeeper:
         # Not the reader's lock: feeds go on while the source is asked.
         with self._watching:
             self._wanted = frozenset(wanted)
+            began = datetime.now(UTC)
             seen = self._look()
             tables = capturable(self._wanted, seen)
-            if tables != self._captured or self.problems or self._unsafe(tables, seen):
-                self._prepare(tables)
+            told = self._look_at_publication()
+            again = self.problems or told or self._unsafe(tables, seen)
+            if tables != self._captured or again:
+                self._prepare(tables, told)
+            self._looked = began
             self._start_capture()
 
     @staticmethod
     def _unsafe(tables: Mapping[TableName, int], seen: Sighting | None) -> bool:
         """A captured table lost what lets the source's users change its rows."""
         return seen is not None and not seen.unsafe.isdisjoint(tables.values())
+
+    def _look_at_publication(self) -> Collection[TableName]:
+        """Tables that miss changes, because somebody else changed what makes the source send them.
+        It is written down before it is undone, so that no crash forgets it.
+
+        Raises:
+            ChangefeedError: CF2102 nothing makes it send them any longer.
+        """
+        source, state = self.source, self._catalog.source_state(self.name)
+        if not isinstance(source, WatchesPublication) or not state.publication:
+            return ()
+        if not self._has_log():
+            return ()
+        oids = {oid: t for t, oid in self._catalog.captured_oids(self.name).items() if oid}
+        altered = source.altered(state.publication, oids)
+        reasons = {oids[oid]: reason for oid, reason in altered.items()}
+        self._add_gaps(reasons)
+        return reasons.keys()
+
+    def _add_gaps(self, reasons: Mapping[TableName, str]) -> None:
+        """Tell the feeds of tables that changes of them may be missing."""
+        if not reasons:
+            return
+        now = f"{datetime.now(UTC):{_SECONDS}}"
+        when = f"between {self._looked:{_SECONDS}} and {now}" if self._looked else f"before {now}"
+        texts = {
+            table: f'changes to table "{table.schema}.{table.name}" {when} UTC may be missing: '
+            f"{why}"
+            for table, why in reasons.items()
+        }
+        numbers = self._catalog.captured_oids(self.name)
+        found = self._catalog.add_gaps(texts)
+        for table, gap in found.items():
+            log.warning("source %s: %s", self.name, gap.reason)
+            self._catalog.fail_idle_tables(table, numbers.get(table, 0), gap.error, gap.at)
+        self._gaps = {**self.gaps, **found}
+        self.wake()
+
+    @property
+    def gaps(self) -> Mapping[TableName, Gap]:
+        """Tables of which changes may be missing in the log."""
+        if self._gaps is None:
+            self._gaps = self._catalog.gaps(self.name)
+        return self._gaps
+
+    def _has_log(self) -> bool:
+        return self._layout.log(self.name).exists() and self._log().frontier is not None
 
     def _look(self) -> Sighting | None:
         """Where the wanted tables are now; None when the source has no numbers for them."""
@@ -175,15 +231,15 @@ class SourceKeeper:
                 return None
             return self._log().timestamp_at(lost.after) or self._log().oldest
 
-    def _prepare(self, wanted: Mapping[TableName, int]) -> None:
+    def _prepare(self, wanted: Mapping[TableName, int], told: Collection[TableName] = ()) -> None:
+        """Make slot and publication so; ``told``: feeds of these tables know of their gap."""
         state = self._catalog.source_state(self.name)
         slot = state.slot or self._catalog.slot_name(self.name)
-        has_log = self._layout.log(self.name).exists() and self._log().frontier is not None
         prepared = self.source.prepare(
             slot=slot,
             publication=state.publication or slot,
             tables=sorted(wanted),
-            expect_slot=has_log,
+            expect_slot=self._has_log(),
         )
         self._catalog.save_source_state(
             self.name,
@@ -191,6 +247,7 @@ class SourceKeeper:
             publication=state.publication or slot,
             system_id=state.system_id or self.source.system_id(),
         )
+        self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
         since = self._since()
         self._leave_out(wanted, prepared.problems)
         captured = {t: oid for t, oid in wanted.items() if t not in self.problems}

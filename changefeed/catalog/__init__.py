@@ -12,6 +12,7 @@ from pathlib import Path
 
 from changefeed.catalog.connections import EXTERNAL, Connections, external_name
 from changefeed.catalog.database import Database
+from changefeed.catalog.gaps import Gaps
 from changefeed.catalog.history import History
 from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import NODE_TTL, Leases
@@ -19,6 +20,7 @@ from changefeed.catalog.model import Job, JobSpec, Status, TableProgress, TableS
 from changefeed.catalog.progress import Progress
 from changefeed.catalog.rows import (
     Connection,
+    Gap,
     JobEvent,
     Lease,
     LeaseLost,
@@ -33,6 +35,7 @@ __all__ = [
     "Catalog",
     "Connection",
     "EXTERNAL",
+    "Gap",
     "Job",
     "JobEvent",
     "JobSpec",
@@ -50,7 +53,7 @@ __all__ = [
 ]
 
 
-class Catalog(Connections, Schemas, Sources, Jobs, Progress, Leases, History):
+class Catalog(Connections, Schemas, Sources, Gaps, Jobs, Progress, Leases, History):
     """The state database; :meth:`open` it, :meth:`close` it."""
 
     @classmethod

@@ -211,7 +211,8 @@ class Jobs(Store):
         left_out = table.c.error_code.in_(
             (Code.SOURCE_NOT_SET_UP.number, Code.SOURCE_PERMISSION_MISSING.number)
         ) & table.c.done_upto.is_not(None)
-        lost = failed & ((table.c.error_code == Code.TABLE_REPLACED.number) | left_out)
+        missed = (Code.TABLE_REPLACED.number, Code.TABLE_GAP.number)
+        lost = failed & (table.c.error_code.in_(missed) | left_out)
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
             transaction.execute(update(table).where(lost).values(scan_wanted=True, scan_at=None))

@@ -134,6 +134,7 @@ class TableProgress:
         rescan: the last ``RESCAN`` of the table, as ns when it was asked for; 0: none. It names
             the request: progress that was made before it is not saved any more.
         rescanned: the last ``RESCAN`` that was carried out.
+        gap: when (ns) the last gap was found that the feed knows of; 0: none.
     """
 
     table: TableName
@@ -159,6 +160,7 @@ class TableProgress:
     oid: int = 0
     rescan: int = 0
     rescanned: int = 0
+    gap: int = 0
 
     @property
     def rescan_owed(self) -> bool:

@@ -178,10 +178,12 @@ class Progress(Store):
             insert_tables(transaction, job_id, added, self._now())
             _raise_generation(transaction, job_id, self._now())
 
-    def fail_idle_tables(self, name: TableName, oid: int, error: ChangefeedError) -> None:
+    def fail_idle_tables(
+        self, name: TableName, oid: int, error: ChangefeedError, gap: int = 0
+    ) -> None:
         """Fail a table in the feeds that are paused or failed, each at the place it has.
 
-        Feeds that run fail it themselves.
+        Feeds that run fail it themselves. ``gap``: the error is about the gap found then (ns).
         """
         stands = (Status.PAUSED.value, Status.FAILED.value)
         with self._database.read() as transaction:
@@ -205,6 +207,7 @@ class Progress(Store):
                         done_upto=done,
                         error=error.message,
                         error_code=error.code.number,
+                        gap=max(known.gap, gap),
                     )
                 )
 
@@ -342,6 +345,7 @@ def _moving(table: TableProgress) -> dict[str, Any]:
         "error": table.error,
         "error_code": table.error_code,
         "rescanned": table.rescanned,
+        "gap": table.gap,
     }
 
 
@@ -446,4 +450,5 @@ def _progress(row: Row[Any]) -> TableProgress:
         oid=row.oid,
         rescan=row.rescan,
         rescanned=row.rescanned,
+        gap=row.gap,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
+from changefeed.core.schema import TableName
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,20 @@ class SourceState:
     frontier: Timestamp | None = None
     updated: int = 0
     renewal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Changes of a table may be missing in the change log. ``at`` (ns) is when that was found."""
+
+    table: TableName
+    at: int
+    reason: str
+
+    @property
+    def error(self) -> ChangefeedError:
+        """What a feed of the table says."""
+        return ChangefeedError("CF2107", self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class Sources(Store):
         with self._database.write() as transaction:
             transaction.execute(delete(_table).where(_table.c.name == name))
             transaction.execute(delete(_captured).where(_captured.c.source == name))
+            transaction.execute(delete(tables.gap).where(tables.gap.c.source == name))
 
     def forget_log(self, name: str) -> None:
         """The change log of a source is to begin again, maybe on another server.

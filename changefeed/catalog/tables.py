@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 3
+FORMAT = 4
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -32,6 +32,11 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         "ALTER TABLE {schema}job_table ADD COLUMN rescan BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE {schema}job_table ADD COLUMN rescanned BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE {schema}source_state ADD COLUMN renewal BOOLEAN NOT NULL DEFAULT FALSE",
+    ),
+    4: (
+        "ALTER TABLE {schema}job_table ADD COLUMN gap BIGINT NOT NULL DEFAULT 0",
+        "CREATE TABLE {schema}gap (source TEXT NOT NULL, schema TEXT NOT NULL, name TEXT NOT NULL,"
+        " at BIGINT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (source, schema, name))",
     ),
 }
 
@@ -128,6 +133,17 @@ captured = Table(
     _count("oid"),
 )
 
+#: Tables of which changes may be missing in the change log: when (ns) that was found, and why.
+gap = Table(
+    "gap",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("schema", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    _ns("at"),
+    _text("reason"),
+)
+
 job = Table(
     "job",
     metadata,
@@ -196,6 +212,7 @@ job_table = Table(
     _count("oid"),
     _count("rescan"),
     _count("rescanned"),
+    _count("gap"),
 )
 
 #: ``token`` rises with each holder and is never reused: it fences writes of an old one.

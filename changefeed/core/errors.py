@@ -157,6 +157,13 @@ class Code(StrEnum):
         "table is not the one the feed began with",
         "ALTER CHANGEFEED .. RESCAN takes the table that has the name now; .. DROP leaves it out.",
     )
+    TABLE_GAP = (
+        "CF2107",
+        _STOP,
+        Scope.TABLE,
+        "changes of a table were not captured",
+        "ALTER CHANGEFEED .. RESCAN reads the table again, and so does RESUME.",
+    )
 
     # 22xx: the initial scan
     SCAN_INTERRUPTED = "CF2201", _RETRY, Scope.FEED, "initial scan was interrupted"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.catalog import Catalog, Lease, LeaseLost
+from changefeed.catalog.gaps import concerns
 from changefeed.catalog.model import Job, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
@@ -399,6 +400,10 @@ class FeedRunner:
         ):
             if (problem := self.keeper.problems.get(table.table)) is not None:
                 raise TableError(table.table, problem)
+            gap = self.keeper.gaps.get(table.table)
+            if gap is not None and concerns(gap, table):
+                self._feed.update(table.table, gap=gap.at)
+                raise TableError(table.table, gap.error)
         error = self.keeper.error
         if error is not None and error.action is not Action.RETRY:
             raise error

@@ -15,7 +15,7 @@ The order of calls for a feed is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -80,13 +80,15 @@ class Prepared:
     """What :meth:`Source.prepare` did.
 
     ``problems`` names the wanted tables that could not be captured, each with its reason;
-    the others are captured all the same.
+    the others are captured all the same. ``altered`` names tables of which changes may be missing,
+    because somebody else had changed what makes the source send them, and what was changed.
     """
 
     slot_created: bool = False
     added: tuple[TableName, ...] = ()
     removed: tuple[TableName, ...] = ()
     problems: Mapping[TableName, ChangefeedError] = field(default_factory=dict)
+    altered: Mapping[TableName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,20 @@ class ChecksRanges(Protocol):
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
         """Why no row can be in the range: a bound that is no value of its column, or bounds in
         the wrong order."""
+        ...
+
+
+@runtime_checkable
+class WatchesPublication(Protocol):
+    """Optional: a source where somebody else can change what makes it send our tables."""
+
+    def altered(self, publication: str, tables: Collection[int]) -> Mapping[int, str]:
+        """Which of ``tables`` (by number, sent by :meth:`Source.prepare`'s word) may have missed
+        changes since, and why. Cheap: asked every few seconds.
+
+        Raises:
+            ChangefeedError: CF2102 nothing makes the source send them any longer.
+        """
         ...
 
 

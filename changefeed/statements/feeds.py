@@ -130,6 +130,12 @@ def _prepare_here(plan: FeedPlan, context: Context) -> None:
         tables=sorted(watched),
         expect_slot=bool(state.system_id),
     )
+    catalog.add_gaps(
+        {
+            t: f'changes to table "{t.schema}.{t.name}" may be missing: {why}'
+            for t, why in prepared.altered.items()
+        }
+    )
     raise_all([prepared.problems[t] for t in sorted(prepared.problems) if t in mine])
     catalog.save_source_state(stage.source, system_id=source.system_id())
 

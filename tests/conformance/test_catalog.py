@@ -797,11 +797,16 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     job = catalog.create_job(spec("f", ORDERS))
     prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
     with catalog._database.write() as transaction:
-        for column in ("job_table.rescan", "job_table.rescanned", "source_state.renewal"):
+        transaction.execute(text(f"DROP TABLE {prefix}gap"))
+        columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
+        for column in (*columns, "job_table.gap"):
             table_name, name = column.split(".")
             transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
         transaction.execute(
             update(tables.meta).where(tables.meta.c.key == "format").values(value="2")
         )
-    [table] = state.open().tables(job.id)
-    assert (table.rescan, table.rescanned) == (0, 0)
+    upgraded = state.open()
+    [table] = upgraded.tables(job.id)
+    assert (table.rescan, table.rescanned, table.gap) == (0, 0, 0)
+    upgraded.add_gaps({ORDERS: "changes may be missing"})
+    assert upgraded.gaps("shop")[ORDERS].reason == "changes may be missing"

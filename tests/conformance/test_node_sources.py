@@ -334,3 +334,78 @@ def test_a_log_that_is_removed_while_the_node_runs_is_said(bench: Bench) -> None
     bench.feeds.execute("RESUME CHANGEFEED f")
     until(lambda: bench.feeds.catalog.job("f").error_code in (None, "CF3002"), "taken up", 60)
     failed("CF3002")
+
+
+# -- a publication that somebody changed ------------------------------------------------------
+
+
+def change_publication(bench: Bench, sql: str) -> None:
+    """As somebody with rights on it would."""
+    [(name,)] = bench.database.execute("select quote_ident(pubname) from pg_publication")
+    bench.database.execute(sql.format(p=name))
+
+
+@pytest.mark.parametrize("way_on", ["ALTER CHANGEFEED f RESCAN a", "RESUME CHANGEFEED f"])
+def test_a_table_taken_out_of_the_publication_is_a_gap(bench: Bench, way_on: str) -> None:
+    bench.create("a, b")
+    change_publication(
+        bench, "alter publication {p} drop table a; insert into a values (2, 'missed')"
+    )
+    bench.fails("a", "the table was taken out of publication", "CF2107")
+    bench.synced("b", 2)
+    bench.database.execute("insert into a values (3, 'a3')")
+
+    bench.feeds.execute(way_on)
+    bench.feeds.sync("f")
+    assert sorted(bench.notes("a")) == ["a1", "a3", "missed"]
+    bench.synced("a", 4)
+    assert bench.feeds.catalog.job("f").status is Status.RUNNING
+
+
+def test_a_publication_that_sends_less_is_a_gap_of_every_feed(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.feeds.execute("CREATE CHANGEFEED paused FOR a INTO 'null://'")
+    bench.feeds.sync("paused")
+    bench.feeds.execute("PAUSE CHANGEFEED paused")
+    change_publication(
+        bench, "alter publication {p} set (publish = 'insert'); update a set note = 'missed'"
+    )
+    bench.fails("a", "was altered", "CF2107")
+    until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f failed", 60)
+    [paused] = bench.feeds.catalog.tables(bench.feeds.catalog.job("paused").id)
+    assert paused.error_code == "CF2107"
+    hint = bench.feeds.catalog.job("f").hint
+    assert hint is not None and "RESCAN" in hint
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN")
+    bench.feeds.execute("RESUME CHANGEFEED paused")
+    bench.feeds.sync("f")
+    bench.feeds.sync("paused")
+    assert bench.notes("a") == ["a1", "missed"]
+
+
+def test_a_gap_is_told_after_a_restart(bench: Bench) -> None:
+    """What was changed while no node looked."""
+    bench.create("a, b")
+    bench.feeds.close()
+    change_publication(
+        bench,
+        "alter publication {p} drop table a; insert into a values (2, 'missed');"
+        "alter publication {p} add table a",
+    )
+    bench.feeds.open()
+    bench.fails("a", "taken out of publication", "CF2107")
+    bench.synced("b", 2)
+
+
+def test_a_publication_that_was_dropped_stops_every_feed(bench: Bench) -> None:
+    bench.create("a, b")
+    change_publication(bench, "drop publication {p}; insert into a values (2, 'missed')")
+    until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f failed", 60)
+    job = bench.feeds.catalog.job("f")
+    assert job.error_code == "CF2102", job
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN")
+    if bench.feeds.catalog.job("f").status is not Status.RUNNING:
+        until(lambda: bench.feeds.catalog.job("f").status is Status.RUNNING, "f runs", 60)
+    bench.feeds.sync("f")
+    assert bench.notes("a") == ["a1", "missed"]
+    bench.synced("b", 3)

@@ -12,6 +12,9 @@ learned from such a transaction. So after the table was added we wait for the tr
 were writing to it, and then touch the publication once more, which makes every decoder
 look again. Which tables still wait is kept in the publication's comment: a crash in between
 cannot make us forget.
+
+The comment also has the number of the transaction that changed the publication last for us: what
+has a younger row in the catalog was changed by somebody else, and may have missed changes.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import errors, sql
@@ -52,6 +55,7 @@ RELEASE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _COMMENT = "made by changefeed"
 _SETTLING = re.compile(r"settling ([\d ]+)")
+_CHANGED = re.compile(r"changed (\d+)")
 
 # Advisory locks are per database; the first number marks them as ours.
 _LOCK_CLASS = 0x6366_6564
@@ -75,12 +79,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What :func:`set_tables` did. ``refused`` became unsafe just before it was added."""
+    """What :func:`set_tables` did.
+
+    ``refused`` became unsafe just before it was added. ``altered`` has the tables that somebody
+    else's change of the publication concerned, with what it was; it is undone.
+    """
 
     created: bool
     added: tuple[Member, ...]
     removed: tuple[Member, ...]
     refused: tuple[Member, ...] = ()
+    altered: Mapping[int, str] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------- publication
@@ -124,6 +133,9 @@ def set_tables(
     """
     target = {member.oid: member for member in wanted}
     with _publication_change(connection, publication, target):
+        before = members(connection, publication) or {}
+        altered = changed_by_others(connection, publication, before) or {}
+        _undo_changes(connection, publication)
         present = members(connection, publication)
         if present is None:
             _create(connection, publication, target.values())
@@ -138,9 +150,143 @@ def set_tables(
         _alter(connection, publication, "DROP", refused)
         waiting = settling(connection, publication) | {m.oid for m in added}
         waiting -= {m.oid for m in removed}
-        if added or present is None:
+        changed = added or removed or refused or altered or present is None
+        if changed or _last_change(connection, publication) is None:
             _remember(connection, publication, waiting)
-    return Change(present is None, tuple(added), tuple(removed), tuple(refused))
+    return Change(present is None, tuple(added), tuple(removed), tuple(refused), altered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    """A row of ``pg_publication``.
+
+    Attributes:
+        xmin: number of the transaction that wrote the row, of 32 bits.
+        broad: it holds all tables, or those of schemas.
+        whole: it sends every kind of change, those of partitions as the partitioned table's.
+        comment: empty when there is none.
+    """
+
+    oid: int
+    xmin: int
+    broad: bool
+    whole: bool
+    comment: str
+
+
+def _publication(connection: Connection, publication: str) -> _Publication | None:
+    version = connection.info.server_version
+    by_root = "p.pubviaroot" if version >= 130_000 else "true"
+    schemas = (
+        "EXISTS (SELECT FROM pg_catalog.pg_publication_namespace n WHERE n.pnpubid = p.oid)"
+        if version >= 150_000
+        else "false"
+    )
+    row = connection.execute(
+        sql.SQL(
+            """
+            SELECT p.oid::int8, p.xmin::text::int8, p.puballtables OR {schemas},
+                   p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND {by_root},
+                   coalesce(pg_catalog.obj_description(p.oid, 'pg_publication'), '')
+            FROM pg_catalog.pg_publication p WHERE p.pubname = %s
+            """
+        ).format(schemas=sql.SQL(schemas), by_root=sql.SQL(by_root)),
+        [publication],
+    ).fetchone()
+    return _Publication(*row) if row else None
+
+
+def changed_by_others(
+    connection: Connection, publication: str, tables: Collection[int]
+) -> dict[int, str] | None:
+    """Which of ``tables`` (that we had put into the publication) may have missed changes, and
+    what was done to the publication; None when it is gone.
+
+    A change that was taken back counts: what committed meanwhile is missing.
+    """
+    found = _publication(connection, publication)
+    if found is None:
+        return None
+    name = f'publication "{publication}"'
+    last = _last_change(connection, publication)
+    if found.broad or _COMMENT not in found.comment:
+        return dict.fromkeys(tables, f"{name} was dropped and made anew")
+    if not found.whole or _younger(found.xmin, last):
+        return dict.fromkeys(tables, f"{name} was altered")
+    rows = _members_rows(connection, found.oid)
+    reasons: dict[int, str] = {}
+    for oid in tables:
+        if oid not in rows:
+            reasons[oid] = f"the table was taken out of {name}"
+        elif rows[oid].restricted:
+            reasons[oid] = f"the table has a row filter or a column list in {name}"
+        elif _younger(rows[oid].xmin, last):
+            reasons[oid] = f"the table was taken out of {name} and put back"
+    return reasons
+
+
+@dataclass(frozen=True, slots=True)
+class _MemberRow:
+    xmin: int
+    restricted: bool
+
+
+def _members_rows(connection: Connection, oid: int) -> dict[int, _MemberRow]:
+    newer = connection.info.server_version >= 150_000
+    restricted = "prqual IS NOT NULL OR prattrs IS NOT NULL" if newer else "false"
+    rows = connection.execute(
+        sql.SQL(
+            "SELECT prrelid::int8, xmin::text::int8, {} FROM pg_catalog.pg_publication_rel"
+            " WHERE prpubid = %s"
+        ).format(sql.SQL(restricted)),
+        [oid],
+    )
+    return {relation: _MemberRow(xmin, limited) for relation, xmin, limited in rows}
+
+
+def _younger(xmin: int, last: int | None) -> bool:
+    """A row was written by a later transaction than ``last`` (of 64 bits; None: not known)."""
+    return last is not None and 0 < (xmin - last) % 2**32 < 2**31
+
+
+def _last_change(connection: Connection, publication: str) -> int | None:
+    """The number of the transaction that changed the publication last for us.
+
+    None when it is not known (an earlier version made it), or so long ago that numbers of 32 bits
+    do not compare with it.
+    """
+    row = connection.execute(
+        "SELECT pg_catalog.obj_description(oid, 'pg_publication'),"
+        " pg_catalog.txid_snapshot_xmax(pg_catalog.txid_current_snapshot())"
+        " FROM pg_catalog.pg_publication WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    found = _CHANGED.search(row[0] or "") if row else None
+    if row is None or found is None or row[1] - int(found[1]) >= 2**31:
+        return None
+    return int(found[1])
+
+
+def _undo_changes(connection: Connection, publication: str) -> None:
+    """Make of the publication what we made it; its tables are seen to by the caller."""
+    found = _publication(connection, publication)
+    if found is None:
+        return
+    named = sql.Identifier(publication)
+    if found.broad:
+        connection.execute(sql.SQL("DROP PUBLICATION {}").format(named))
+        return
+    if not found.whole:
+        connection.execute(
+            sql.SQL("ALTER PUBLICATION {} SET ({})").format(named, _options(connection))
+        )
+    rows = _members_rows(connection, found.oid)
+    limited = [
+        member
+        for oid, member in (members(connection, publication) or {}).items()
+        if rows[oid].restricted
+    ]
+    _alter(connection, publication, "DROP", limited)
 
 
 @contextmanager
@@ -196,14 +342,19 @@ def of_others(
 
 
 def _create(connection: Connection, publication: str, tables: Iterable[Member]) -> None:
-    options: list[sql.Composable] = [sql.SQL("publish = {}").format(sql.Literal(PUBLISH))]
-    if connection.info.server_version >= 130_000:
-        options.append(sql.SQL("publish_via_partition_root = true"))
     listed = sql.SQL(", ").join(table.clause() for table in tables)
     statement = sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(publication))
     if listed.as_string(connection):
         statement += sql.SQL(" FOR TABLE ") + listed
-    connection.execute(statement + sql.SQL(" WITH ({})").format(sql.SQL(", ").join(options)))
+    connection.execute(statement + sql.SQL(" WITH ({})").format(_options(connection)))
+
+
+def _options(connection: Connection) -> sql.Composable:
+    """What our publications send."""
+    options: list[sql.Composable] = [sql.SQL("publish = {}").format(sql.Literal(PUBLISH))]
+    if connection.info.server_version >= 130_000:
+        options.append(sql.SQL("publish_via_partition_root = true"))
+    return sql.SQL(", ").join(options)
 
 
 def _alter(connection: Connection, publication: str, verb: str, tables: Sequence[Member]) -> None:
@@ -251,8 +402,10 @@ def settling(connection: Connection, publication: str) -> set[int]:
 
 
 def _remember(connection: Connection, publication: str, waiting: Iterable[int]) -> None:
+    """Write into the comment which tables wait, and that this transaction is ours."""
+    [number] = connection.execute("SELECT pg_catalog.txid_current()").fetchone() or (0,)
     oids = " ".join(str(oid) for oid in sorted(waiting))
-    text = f"{_COMMENT}; settling {oids}" if oids else _COMMENT
+    text = f"{_COMMENT}; changed {number}" + (f"; settling {oids}" if oids else "")
     connection.execute(
         sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
             sql.Identifier(publication), sql.Literal(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +153,8 @@ class PostgresSource:
         with self._sessions.session("prepare the database for changefeeds") as connection:
             if expect_slot:
                 _demand_slot(setup.slot_state(connection, slot), slot)
+                if setup.members(connection, publication) is None:
+                    raise _publication_gone(publication)
             relations = introspect.look_up(connection, watches)
             wanted: dict[int, setup.Member] = {}
             names: dict[int, TableName] = {}
@@ -192,7 +194,16 @@ class PostgresSource:
             added=tuple(names[member.oid] for member in change.added),
             removed=tuple(TableName(self.name, m.schema, m.name) for m in change.removed),
             problems=problems,
+            altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
         )
+
+    def altered(self, publication: str, tables: Collection[int]) -> Mapping[int, str]:
+        """See :meth:`changefeed.sources.base.WatchesPublication.altered`."""
+        with self._sessions.session("look at the publication") as connection:
+            found = setup.changed_by_others(connection, publication, tables)
+        if found is None:
+            raise _publication_gone(publication)
+        return found
 
     def _slot(self, connection: Connection, slot: str) -> bool:
         """Make the slot; each attempt that was too short is followed by a longer one."""
@@ -293,6 +304,13 @@ def _unsafe_now(member: setup.Member) -> ChangefeedError:
         f"table {checks.quoted(member.schema)}.{checks.quoted(member.name)} "
         "lost its replica identity just now",
         hint="give it a primary key or REPLICA IDENTITY FULL, then RESUME.",
+    )
+
+
+def _publication_gone(publication: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF2102",
+        f'publication "{publication}" was dropped: the replication slot is of no use without it',
     )
 
 

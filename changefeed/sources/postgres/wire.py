@@ -78,6 +78,8 @@ def server_error(fields: Mapping[str, str], doing: str) -> ChangefeedError:
         state == "42704" or "can no longer" in message or "lost" in message or state == "55000"
     ):
         code = "CF2102"
+    if state == "42704" and message.startswith("publication "):
+        code = "CF2102"  # what was written without it can never be decoded
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=f"SQLSTATE {state}")
 
 
