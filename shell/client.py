@@ -66,6 +66,7 @@ class Client:
         self.last = ""
         self._out = out
         self._results = 0
+        self._found_wrong = False
 
     @property
     def out(self) -> TextIO:
@@ -83,7 +84,8 @@ class Client:
         """Run a script; ``where`` names it in errors.
 
         Raises:
-            Failed: a statement failed and ``on_error`` is ``stop``; it was reported.
+            Failed: a statement failed, or a VALIDATE found an error, and ``on_error`` is
+                ``stop``; it was reported.
             Leave: ``\\q``.
         """
         for item in items(lines):
@@ -93,6 +95,8 @@ class Client:
                 self.report(error, f"{where}:{item.line}" if where else "")
                 if self.settings.on_error is OnError.STOP:
                     raise Failed from error
+            if self._found_wrong and self.settings.on_error is OnError.STOP:
+                raise Failed
 
     def report(self, error: ChangefeedError, where: str = "") -> None:
         """Say what went wrong, and remember it for the exit status."""
@@ -123,6 +127,7 @@ class Client:
         from changefeed.api import parsed_statement
 
         self.last = text
+        self._found_wrong = False
         begun = time.monotonic()
         parsed = parsed_statement(text)
         if isinstance(parsed, DESTRUCTIVE) and not self._sure(parsed):
@@ -131,6 +136,11 @@ class Client:
         self.backend.ready_for(parsed)
         result = self.backend.engine.execute(text, self.backend.session)
         self.show(result)
+        if result.failure is not None:
+            # The rows say it all: only the exit status is left to set.
+            self._found_wrong = True
+            if self.status is Exit.OK:
+                self.status = exit_status(result.failure)
         if self.settings.timing:
             self.diagnostics.remark(f"Time: {_elapsed(time.monotonic() - begun)}")
         if self.created is not None and result.name and _makes_feed(parsed):

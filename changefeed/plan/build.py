@@ -118,15 +118,17 @@ class Planner:
         connection = self._attempt(self._connection)
         sink = self._attempt(self._sink)
         options = self._attempt(lambda: self._options(sink))
+        # With the options that are right the target can be looked at all the same.
+        looked = options or (self._right_options(sink) if self.around.probe else None)
         if sink is not None:
-            self.problems += check_sink(sink, options or Options.from_dict({}))
+            self.problems += check_sink(sink, looked or Options.from_dict({}))
         source = self._attempt(lambda: self._open(connection)) if connection else None
         if connection is None or source is None:
-            self._probe(sink, options, [], "")
+            self._probe(sink, looked, [], "")
             return None
         state = self._state(connection)
         found = self._attempt(lambda: self._found(source, state, options))
-        self._probe(sink, options, found or [], database_of(source))
+        self._probe(sink, looked, found or [], database_of(source))
         if sink is None or options is None or self.problems:
             return None
         return self._attempt(
@@ -184,9 +186,25 @@ class Planner:
             return find_sink(self.catalog, None, None)
         return find_sink(self.catalog, literal.text, to_span(literal.span))
 
+    def _right_options(self, sink: Sinking | None) -> Options | None:
+        """What is left of the options without those that are wrong."""
+        right: list[nodes.Option] = []
+        found: Options | None = None
+        for node in (None, *self.statement.options):
+            tried = [*right, node] if node is not None else right
+            try:
+                found = self._parsed(tried, sink)
+            except ChangefeedError:
+                continue
+            right = tried
+        return found
+
     def _options(self, sink: Sinking | None) -> Options:
+        return self._parsed(self.statement.options, sink)
+
+    def _parsed(self, written: Sequence[nodes.Option], sink: Sinking | None) -> Options:
         return parse_options(
-            self.statement.options,
+            written,
             scheme=sink.scheme if sink else "",
             capabilities=sink.capabilities if sink else None,
             text=self.around.text,

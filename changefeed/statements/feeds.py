@@ -277,11 +277,11 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
         plain = _plain(statement.statement, context.text)
     except ChangefeedError as error:
         rows += problem_rows(None, getattr(error, "problems", [error]), (), context.text)
-        return Result("rows", CHECK_COLUMNS, rows)
+        return Result("rows", CHECK_COLUMNS, rows, failure=error)
     plan, problems = check_create(plain, context.surroundings(probing=True))
     warnings = _source_warnings(plan.source.source, plan.tables, context) if plan else []
     rows += problem_rows(plan, problems, warnings, context.text)
-    return Result("rows", CHECK_COLUMNS, rows)
+    return Result("rows", CHECK_COLUMNS, rows, failure=problems[0] if problems else None)
 
 
 def _source_warnings(

@@ -26,8 +26,9 @@ from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContex
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
 from sinks.files.options import FilesSettings, parse
-from sinks.files.places.base import Move, Place, explained
+from sinks.files.places.base import CanLook, Move, Place, explained
 from sinks.files.places.opening import open_place
+from sinks.files.places.spec import LOCAL, WEB
 from sinks.files.stage import Stage
 from sinks.files.staged import StagedFile
 from sinks.files.writers import COMPRESSIONS, rows_within
@@ -86,6 +87,24 @@ class FilesSink:
             self._place.prepare(self._job, self._namer.session)
         if self.settings.manifests and self._closer is None:
             self._closer = Closer(self._place, self._namer, self._job)
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Whether a local folder can be written, and whether an HTTP server is there; of a store
+        nothing is asked (:meth:`overlooked`)."""
+        problem = self._place.look() if isinstance(self._place, CanLook) else None
+        return [] if problem is None else [problem]
+
+    def overlooked(self) -> str:
+        """See :class:`sinks.base.Overlooks`."""
+        shown = self.settings.place.shown
+        if self.settings.place.kind == LOCAL:
+            return ""
+        if self.settings.place.kind == WEB:
+            return (
+                f"of {shown} only the address was tried: whether it takes files shows when the "
+                "feed runs"
+            )
+        return f"{shown} was not looked at: whether it can be written shows when the feed runs"
 
     def _explained(self) -> Any:
         return explained(self.settings.place.shown)

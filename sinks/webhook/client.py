@@ -101,6 +101,16 @@ class Client:
             if self._halt.wait(pause):
                 raise problem
 
+    def look(self) -> ChangefeedError | None:
+        """Why the endpoint cannot be reached; an answer of any kind means that it can."""
+        try:
+            self._client.head(self._settings.url)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return _unreachable(self._settings.place, error)
+        except httpx.HTTPError:
+            return None  # it is there, and does not like the question
+        return None
+
     def _attempt(self, content: bytes, packed: bytes, key: str) -> tuple[int, float]:
         """Status, and seconds the server wants us to wait."""
         headers = {BATCH_KEY: key}

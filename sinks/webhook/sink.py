@@ -67,6 +67,20 @@ class WebhookSink:
         self._feed, self._job = context.feed, context.job_id
         self._connected()
 
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """The endpoint can be reached, by TLS where the URI says so."""
+        client, _ = self._connected()
+        problem = client.look()
+        return [] if problem is None else [problem]
+
+    def overlooked(self) -> str:
+        """See :class:`sinks.base.Overlooks`."""
+        place = self.settings.place
+        return (
+            f"of the webhook at {place} only the connection was tried: whether it takes messages "
+            "shows when the feed runs"
+        )
+
     def _connected(self) -> tuple[Client, Lanes]:
         if self._client is None or self._lanes is None:
             from sinks.webhook.client import Client

@@ -271,7 +271,7 @@ def test_resume_of_a_failed_feed(world: World) -> None:
     error = ChangefeedError("CF5003", "sink refused the data")
     world.catalog.transition(1, Status.FAILED, reason="x", error=error)
     assert str(refused(world, "PAUSE CHANGEFEED f", "CF1301")) == (
-        "job 1 is failed and cannot be paused"
+        'changefeed "f" is failed and cannot be paused'
     )
     assert world.run("RESUME CHANGEFEED f").rows == [(1, "f", "running")]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from changefeed.catalog import Catalog
+from changefeed.core.errors import Code
 from changefeed.core.schema import TableName
 from changefeed.options import Options, to_span
 from changefeed.plan.sink_resolution import find_sink, probe_of
@@ -36,6 +39,9 @@ def codes(catalog: Catalog, uri: str | None) -> list[str]:
         "kafka://127.0.0.1:1",
         "elasticsearch://127.0.0.1:1/",
         "experimental-sql:///postgresql://u@127.0.0.1:1/d?connect_timeout=2",
+        "webhook-http://127.0.0.1:1/in",
+        "webhook-https://127.0.0.1:1/in",
+        "http://127.0.0.1:1/files",
     ],
 )
 def test_a_target_that_does_not_answer(
@@ -71,3 +77,40 @@ def test_what_a_sink_does_not_look_at_is_said(catalog: Catalog, tmp_path: Path) 
     assert word.startswith("gs://bucket/lake was not looked at")
     assert "pa55" not in word
     assert overlooked(f"delta://{tmp_path}/lake") == overlooked("null://") == []
+    (word,) = overlooked("s3://bucket/x?AWS_ACCESS_KEY_ID=a&AWS_SECRET_ACCESS_KEY=pa55word")
+    assert word.startswith("s3://bucket/x was not looked at") and "pa55" not in word
+    assert overlooked(f"file://{tmp_path}/new/folder") == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "state"], "nothing is left there"
+
+
+def test_a_folder_that_cannot_be_written(catalog: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "below", Path("/proc/none")):
+        sink = find_sink(catalog, f"file://{path}", None)
+        (problem,), _ = probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
+        assert problem.code is Code.SINK_REFUSED_LOGIN
+        assert f"{path} cannot be written" in problem.message
+        assert problem.hint == "check the path, its owner and its rights."
+
+
+def test_a_webhook_that_answers_is_asked_nothing_more(catalog: Catalog) -> None:
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            self.send_response(405)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            """Nothing on standard error."""
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert codes(catalog, f"webhook-http://127.0.0.1:{server.server_port}/in") == []
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == ["HEAD /in"]

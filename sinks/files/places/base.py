@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -32,6 +32,15 @@ class Listed:
 
     name: str
     bytes: int
+
+
+@runtime_checkable
+class CanLook(Protocol):
+    """Optional: a place that can be looked at without leaving anything there."""
+
+    def look(self) -> ChangefeedError | None:
+        """Why no file can be written, as far as that shows."""
+        ...
 
 
 class Place(Protocol):

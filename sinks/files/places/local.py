@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from changefeed.core.errors import ChangefeedError
 from sinks.files.places.base import Listed, Move
 from sinks.files.staged import sync
 
@@ -31,6 +34,24 @@ class LocalPlace:
         probe.touch()
         probe.unlink()
         self._sweep(job)
+
+    def look(self) -> ChangefeedError | None:
+        """A folder is made in the nearest one that is there, and removed again."""
+        there = self._root.absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        try:
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            os.rmdir(tempfile.mkdtemp(prefix=".changefeed-", dir=there))
+        except OSError as error:
+            return ChangefeedError(
+                "CF5002",
+                f"{self._root} cannot be written: {error.strerror}",
+                detail=f"tried in {there}",
+                hint="check the path, its owner and its rights.",
+            )
+        return None
 
     def _sweep(self, job: int) -> None:
         """Remove what an earlier run of this job left behind."""

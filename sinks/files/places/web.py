@@ -57,6 +57,19 @@ class WebPlace:
         """Nothing is asked: the first PUT shows whether the server takes files."""
         self._connected()
 
+    def look(self) -> ChangefeedError | None:
+        """The server answers; what it says of a request without a file tells nothing."""
+        import httpx
+
+        try:
+            self._connected().head(self.url(""))
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            reason = str(error) or type(error).__name__
+            return ChangefeedError("CF5001", f"cannot reach {self._spec.shown}: {reason}")
+        except httpx.HTTPError:
+            return None  # it is there, and does not like the question
+        return None
+
     def publish(self, moves: Sequence[Move]) -> None:
         remote.publish(moves, self._put)
 
