@@ -1,0 +1,117 @@
+"""Feeds of a server that went back, or was replaced by one that lacks what they read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import Status
+from changefeed.core.errors import ChangefeedError
+from changefeed.spark.session import SparkEngine
+from tests.conftest import PostgresFactory
+from tests.e2e.feeds import Feeds, running
+from tests.nemesis.service import until
+from tests.services.postgres import Database, PostgresCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+
+class Bench:
+    """A feed of one table into a folder."""
+
+    def __init__(self, feeds: Feeds, server: PostgresCluster, folder: Path) -> None:
+        self.feeds = feeds
+        self.server = server
+        self.database = Database(server, "postgres")
+        self.folder = folder
+        self.database.execute("create table t (id int primary key); insert into t values (1)")
+        feeds.connect(shop=self.database.uri)
+        feeds.execute("USE shop")
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}'")
+        feeds.sync("f")
+
+    def delivered(self) -> set[int]:
+        """The rows so far."""
+        lines = (
+            line for file in self.folder.rglob("*.ndjson") for line in file.read_text().splitlines()
+        )
+        return {message["after"]["id"] for message in map(json.loads, lines)}
+
+    def refused(self, reason: str) -> None:
+        """The feed fails with CF2104, SYNC says so, and nothing of the server was delivered."""
+        job = self.feeds.catalog.job("f")
+        until(lambda: self.feeds.catalog.job("f").status is Status.FAILED, "f fails", 60)
+        job = self.feeds.catalog.job("f")
+        assert job.error_code == "CF2104" and job.error and reason in job.error, job
+        with pytest.raises(ChangefeedError) as caught:
+            self.feeds.sync("f", "10s")
+        assert "another history" in caught.value.message
+
+    def goes_on(self, *rows: int) -> None:
+        """It runs, and has delivered these."""
+        self.feeds.sync("f")
+        assert self.feeds.catalog.job("f").status is Status.RUNNING
+        assert self.delivered() == set(rows)
+
+
+@contextmanager
+def bench(server: PostgresCluster, folder: Path, spark: SparkEngine) -> Iterator[Bench]:
+    with running(folder / "state", spark) as feeds:
+        yield Bench(feeds, server, folder / "out")
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["behind", "passed"])
+def test_a_server_restored_while_the_node_was_away(
+    own_postgres: PostgresCluster, tmp_path: Path, spark_engine: SparkEngine, passed: bool
+) -> None:
+    with bench(own_postgres, tmp_path, spark_engine) as it:
+        it.feeds.close()
+        own_postgres.stop()
+        snapshot = own_postgres.copy_data(tmp_path.parent / f"{tmp_path.name}-snapshot")
+        own_postgres.start()
+        it.feeds.open()
+        it.database.execute("insert into t select generate_series(2, 500)")
+        it.feeds.sync("f")
+        it.feeds.close()
+        own_postgres.stop()
+        own_postgres.restore_data(snapshot)
+        own_postgres.start()
+        it.database.execute("insert into t values (1001)")
+        if passed:
+            it.database.execute("create table u as select i from generate_series(1, 50000) i")
+        it.feeds.open()
+        it.refused("was read, is not in its log" if passed else "its log ends at")
+        it.database.execute("insert into t values (1002)")
+        assert 1001 not in it.delivered()
+        it.feeds.execute("ALTER CHANGEFEED f RESCAN")
+        it.goes_on(*range(1, 501), 1001, 1002)
+        it.database.execute("insert into t values (1003)")
+        it.goes_on(*range(1, 501), 1001, 1002, 1003)
+
+
+def test_a_promoted_copy_and_the_way_back(
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    primary = own_postgres_factory(16)
+    with bench(primary, tmp_path, spark_engine) as it:
+        it.feeds.close()
+        primary.stop()
+        copy = primary.standby("copy", slots=True, primary_conninfo="")
+        primary.start()
+        it.feeds.open()
+        it.database.execute("insert into t values (2), (3)")
+        it.feeds.sync("f")
+        with copy:
+            copy.promote()
+            copy.execute("insert into t values (1001)")
+            copy.execute("create table u as select i from generate_series(1, 50000) i")
+            it.feeds.execute(f"ALTER EXTERNAL CONNECTION shop AS '{copy.uri('postgres')}'")
+            it.refused("its timeline 2 left timeline 1 at")
+        it.feeds.execute(f"ALTER EXTERNAL CONNECTION shop AS '{it.database.uri}'")
+        it.feeds.execute("RESUME CHANGEFEED f")
+        it.database.execute("insert into t values (4)")
+        it.goes_on(1, 2, 3, 4)
