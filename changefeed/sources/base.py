@@ -268,6 +268,15 @@ class NumbersTables(Protocol):
 
 
 @runtime_checkable
+class DescribesTables(Protocol):
+    """Optional: a source that can describe many tables in one go."""
+
+    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
+        """The present shapes; a table that is gone or cannot be watched is left out."""
+        ...
+
+
+@runtime_checkable
 class ChecksTables(Protocol):
     """Optional: a source that can check tables one by one, without looking at the server."""
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 
 from changefeed.catalog import Job, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
+from changefeed.sources.base import DescribesTables
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Seconds
 from grammar import nodes
@@ -30,6 +32,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     waiting = _Waiting(statement, context, job, context.clock.monotonic(), seconds)
     waiting.check(job)
     _refuse_failed_tables(job, context, statement)
+    shapes = _present_shapes(job, context)
     position = context.source(job.source).current_position()
     place: list[Timestamp] = []
 
@@ -56,8 +59,36 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     return Result(
         columns=("job_id", "name", "synced_to", "waited"),
         rows=[(job.id, job.name, str(upto), spent)],
+        notices=_shapes_to_come(shapes, context),
         tag="SYNC CHANGEFEED",
     )
+
+
+def _present_shapes(job: Job, context: Context) -> dict[TableName, TableSchema]:
+    """How the tables of a feed are at the source now."""
+    source = context.source(job.source)
+    if not isinstance(source, DescribesTables):
+        return {}
+    return source.describe_tables([table.table for table in context.catalog.tables(job.id)])
+
+
+def _shapes_to_come(shapes: Mapping[TableName, TableSchema], context: Context) -> list[str]:
+    """A source tells a change of columns with the next row of the table: until then everything
+    committed is durable, and the target still has the old columns."""
+    notices = []
+    for table, now in sorted(shapes.items()):
+        known = context.catalog.latest_schema(table)
+        if known is None or known.oid not in (0, now.oid) or _columns(known) == _columns(now):
+            continue
+        notices.append(
+            f"the columns of {table.schema}.{table.name} changed at the source: the feed follows "
+            "with the table's next row"
+        )
+    return notices
+
+
+def _columns(schema: TableSchema) -> list[tuple[int, str, str]]:
+    return [(column.number, column.name, column.type_name) for column in schema.columns]
 
 
 class _Waiting:

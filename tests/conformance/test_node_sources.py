@@ -409,3 +409,16 @@ def test_a_publication_that_was_dropped_stops_every_feed(bench: Bench) -> None:
     bench.feeds.sync("f")
     assert bench.notes("a") == ["a1", "missed"]
     bench.synced("b", 3)
+
+
+def test_sync_says_that_columns_come_with_the_next_row(bench: Bench) -> None:
+    bench.create("a, b")
+    bench.database.execute("insert into a values (2, 'a2')")
+    assert bench.feeds.execute("SYNC CHANGEFEED f").notices == []
+    bench.database.execute(
+        "alter table a add column extra int; alter table b alter note set not null"
+    )
+    (notice,) = bench.feeds.execute("SYNC CHANGEFEED f").notices
+    assert notice.startswith("the columns of public.a changed at the source")
+    bench.database.execute("insert into a values (3, 'a3', 3)")
+    assert bench.feeds.execute("SYNC CHANGEFEED f").notices == []

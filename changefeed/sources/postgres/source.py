@@ -125,6 +125,13 @@ class PostgresSource:
         raise_all(problems)
         return [schemas[place] for place in range(len(watches))]
 
+    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
+        """See :meth:`changefeed.sources.base.DescribesTables.describe_tables`."""
+        watches = [Watch(name=table.name, schema=table.schema) for table in tables]
+        with self._sessions.session("describe tables") as connection:
+            schemas, _ = introspect.describe(connection, self.name, watches)
+        return {tables[place]: schema for place, schema in schemas.items()}
+
     def describe_oids(self, oids: Iterable[int]) -> dict[int, TableDetails]:
         """What the catalog knows now of tables in the stream; dropped ones are left out."""
         with self._sessions.session("describe tables") as connection:
