@@ -14,6 +14,7 @@ from changefeed.encoding.json_envelope import headers, keys_and_values
 from changefeed.encoding.json_text import clean_columns
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
+from changefeed.encoding.unsent import mark_unsent
 
 #: Rows and bytes encoded in one go: small enough for the processor's caches, and so that the
 #: text of all messages stays far below the 2 GiB an Arrow array can hold.
@@ -44,6 +45,9 @@ def encode_messages(
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     table = wanted_rows(table, plan, scan=scan)
+    if not scan:
+        table, touched = mark_unsent(table, plan)
+        clean = clean if clean is None else clean - touched
     now = now_ns or time.time_ns()
     schema = message_schema(plan)
     made = [

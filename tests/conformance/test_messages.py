@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+import fastavro
 import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, Identity
 from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
 from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.unsent import UNSENT
 from tests.message_model import change, column, log_table, messages, table
 
 T = table([column("a", "int4", nullable=False), column("b", "text")], identity=Identity.FULL)
@@ -100,6 +108,43 @@ def test_marks(envelope: Envelope) -> None:
     if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
         text = f'{{"__crdb__": {text}}}'
     assert mark_payload(envelope, "truncate", Timestamp(1, 2), T.table) == text.encode()
+
+
+def test_unsent_values_are_marked() -> None:
+    """Neither NULL nor a value of another time stands for a value that is not known."""
+    names = [("k", "int4"), ("v", "text"), ("j", "jsonb"), ("b", "text"), ("l", "text")]
+    columns = [column(name, kind) for name, kind in names]
+    columns[3] = replace(columns[3], type_name="bytea", logical="bytes")
+    columns[4] = replace(columns[4], type_name="text[]", form=Form.RAW, logical="array<text>")
+    schema = table(columns)
+    rows = [
+        change("u", [1, None, "1", "\\x00", "[]"], {"0": 1}, missing='["v"]'),
+        change("u", [2, None, None, None, None], {"0": 2}, missing='["v", "j", "b", "l"]'),
+        change("u", [3, None, None, None, None], {"0": 3}),
+    ]
+    made = encode_messages(
+        log_table(schema, rows), MessagePlan(schema, "t"), frozenset({"a1", "a3"})
+    )
+    after = [json.loads(m["value"])["after"] for m in made.to_pylist()]
+    assert after == [
+        {"k": 1, "v": UNSENT, "j": 1, "b": "\\x00", "l": []},
+        {"k": 2, "v": UNSENT, "j": UNSENT, "b": "\\x" + UNSENT.encode().hex(), "l": [UNSENT]},
+        {"k": 3, "v": None, "j": None, "b": None, "l": None},
+    ]
+    avro = MessagePlan(schema, "t", format=Format.AVRO)
+    data = encode_messages(log_table(schema, rows), avro).to_pylist()[1]["value"]
+    read: Any = fastavro.schemaless_reader(io.BytesIO(data), cast(Any, value_schema(avro)), None)
+    assert read["after"] == {
+        "k": 2, "v": UNSENT, "j": json.dumps(UNSENT), "b": UNSENT.encode(), "l": [UNSENT],
+    }  # fmt: skip
+
+
+def test_an_unsent_value_without_a_placeholder_is_an_error() -> None:
+    schema = table([column("k", "int4"), column("n", "int8")])
+    rows = [change("u", [1, None], {"0": 1}, missing='["n"]')]
+    with pytest.raises(ChangefeedError, match=r"column n of .* was not sent") as caught:
+        encode_messages(log_table(schema, rows), MessagePlan(schema, "t"))
+    assert "REPLICA IDENTITY FULL" in caught.value.hint
 
 
 def test_no_rows() -> None:

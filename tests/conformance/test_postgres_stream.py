@@ -188,6 +188,48 @@ def test_unchanged_large_values(postgres: Database, tmp_path: Path, small: int) 
     assert missing == ['["big"]', '["big"]', None]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_large_values_of_a_later_transaction_are_not_taken(
+    postgres: Database, tmp_path: Path, streamed: bool
+) -> None:
+    """A value counts where the row is still the version that the change made."""
+    postgres.execute(
+        "create table p (id int primary key, n int, big text) partition by range (id);"
+        "create table p1 partition of p for values from (0) to (10);"
+        "alter table p alter big set storage external;"
+        "alter table p1 alter big set storage external;"
+        "create table filler (id int primary key)"
+    )
+    if streamed:
+        work = "set logical_decoding_work_mem = 64"
+        postgres.execute(f'alter database "{postgres.name}" {work}')
+    prepare(postgres, "p, filler", "publish_via_partition_root = true")
+    postgres.execute(f"insert into p select i, 0, {_BIG} || i from generate_series(1, 4) i")
+    [(big,)] = postgres.execute(f"select {_BIG}")
+    more = "insert into filler select generate_series(1, 5000);" if streamed else ""
+    postgres.execute(
+        "begin; update p set n = 1 where id <= 3; savepoint s;"
+        f"update p set n = 1 where id = 4; {more} commit"
+    )
+    postgres.execute(f"update p set big = {_BIG} || 'later' where id = 2")
+    postgres.execute("update p set n = 2 where id = 3")
+    with tailing(postgres, tmp_path, lookup=Lookup(postgres.uri).fetch) as tail:
+        tail.catch_up()
+    rows = [row for batch in tail.batches("p") for row in batch.rows.to_pylist()]
+    found = {
+        (row["a0"], row["a1"]): row["a2"] or row["missing"]
+        for row in rows if row["op"] == "u" and row["a2"] != f"{big}later"
+    }  # fmt: skip
+    assert found == {
+        (1, 1): f"{big}1",
+        (2, 1): '["big"]',
+        (3, 1): '["big"]',
+        (3, 2): f"{big}3",
+        # The number of a subtransaction is in the stream of large transactions alone.
+        (4, 1): f"{big}4" if streamed else '["big"]',
+    }
+
+
 # ------------------------------------------------------------------------ schema changes
 
 

@@ -74,8 +74,9 @@ class Found(Protocol):
         ...
 
 
-#: Present values of columns (positions) of rows given by their key, an array a key column.
-Lookup = Callable[[TableSchema, Sequence[int], Sequence[pa.Array]], Found]
+#: Values of columns (positions) of rows given by their key, an array a key column, where they are
+#: still as the (sub)transactions of the last argument wrote them.
+Lookup = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], Found]
 
 
 @dataclass(slots=True)
@@ -331,8 +332,8 @@ class Assembler:
         marked: Collapsed,
     ) -> ChangeBatch:
         schema, found, message = part.schema, part.rows, part.message
-        missing = self._fill(schema, found)
         of = rows.of[message]
+        missing = self._fill(schema, found, rows.writers[message])
         walls, logicals, xids, micros = _by_transaction(rows.transactions)
         seconds = _seconds(message)
         arrays = [
@@ -359,14 +360,14 @@ class Assembler:
             self._log_schemas[oid] = known
         return known[1]
 
-    def _fill(self, schema: TableSchema, rows: Decoded) -> pa.Array:
+    def _fill(self, schema: TableSchema, rows: Decoded, writers: Places) -> pa.Array:
         """Look up values that were not sent; the ``missing`` column for those not found."""
         if not rows.unchanged:
             return pa.nulls(len(rows), pa.string())
         if self._lookup is None or schema.keyless:
             left = rows.unchanged
         else:
-            left = look_up(schema, rows, self._lookup)
+            left = look_up(schema, rows, writers, self._lookup)
         names: list[list[str]] = [[] for _ in range(len(rows))]
         for ordinal in sorted(left):
             for place in np.flatnonzero(left[ordinal]).tolist():
@@ -594,7 +595,13 @@ class _Taking:
             tags, of = tags[wanted], of[wanted]
             if not len(tags):
                 return
-        self.to.rows(self.inbox.data, self.block, RowMessages(tags, of, transactions))
+        self.to.rows(
+            self.inbox.data,
+            self.block,
+            RowMessages(
+                tags, of, transactions, np.array([t.xid for t in transactions], np.intp)[of]
+            ),
+        )
 
 
 _ACTIONS: dict[int, Callable[[_Taking, Mark], None]] = {
@@ -660,14 +667,18 @@ def _letters(op: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.StringArray.from_buffers(len(op), pa.py_buffer(offsets), pa.py_buffer(op))
 
 
-def look_up(schema: TableSchema, rows: Decoded, lookup: Lookup) -> dict[int, Mask]:
-    """Put present values where the source sent none; what could not be found, by column."""
+def look_up(schema: TableSchema, rows: Decoded, writers: Places, lookup: Lookup) -> dict[int, Mask]:
+    """Put values of the table where the source sent none; what could not be found, by column.
+
+    ``writers``: the (sub)transaction that each row is of; what a later one wrote does not count.
+    """
     ordinals = sorted(rows.unchanged)
     wanted = np.zeros(len(rows), np.bool_)
     for mask in rows.unchanged.values():
         wanted |= mask
     places = pa.array(np.flatnonzero(wanted))
-    found = lookup(schema, ordinals, [column.take(places) for column in rows.key])
+    keys = [column.take(places) for column in rows.key]
+    found = lookup(schema, ordinals, keys, pa.array(writers[wanted]))
     present = found.present.to_numpy(zero_copy_only=False)
     left: dict[int, Mask] = {}
     for ordinal, values in zip(ordinals, found.values, strict=True):

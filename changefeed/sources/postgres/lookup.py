@@ -1,9 +1,9 @@
 """Present values by key: what the stream left out because it did not change (TOAST).
 
 PostgreSQL does not send a large value that an UPDATE left alone, unless the table's replica
-identity is FULL. It is then read from the table, by key, for many rows at once. The answer is
-the value *now*: a row that changed again since is on its way in the stream with its new value,
-so a consumer that applies changes in order ends with the right one.
+identity is FULL. It is then read from the table, by key, for many rows at once. The answer counts
+only where the row is still the version that the transaction in question wrote (its ``xmin``): what
+a later one made of it is not the value as of the change.
 """
 
 from __future__ import annotations
@@ -53,11 +53,19 @@ class Lookup:
         """Close the session; the object stays usable."""
         self._sessions.close()
 
-    def fetch(self, table: TableSchema, columns: Sequence[int], keys: Sequence[pa.Array]) -> Found:
+    def fetch(
+        self,
+        table: TableSchema,
+        columns: Sequence[int],
+        keys: Sequence[pa.Array],
+        writers: pa.Array | None = None,
+    ) -> Found:
         """Present values of ``columns`` (positions) for rows given by their key.
 
         Args:
             keys: one array for each of ``table.key``, in log form, equally long.
+            writers: for each key the number of the (sub)transaction that wrote the row; one that
+                another wrote since counts as not there. None takes the rows as they are.
 
         Raises:
             ChangefeedError: CF2001 and others of the connection. A table, column or row that
@@ -80,7 +88,7 @@ class Lookup:
             rows: list[list[pa.Array]] = []
             for start in range(0, count, KEYS_AT_ONCE):
                 rows += query.run(connection, [k.slice(start, KEYS_AT_ONCE) for k in keys], start)
-        return _align(table, columns, readable, rows, count)
+        return _align(table, columns, readable, rows, count, writers)
 
 
 def _present_names(table: TableSchema, details: TableDetails | None) -> list[str | None]:
@@ -131,10 +139,14 @@ class _Query:
     def run(
         self, connection: Connection, keys: Sequence[pa.Array], start: int
     ) -> Iterator[list[pa.Array]]:
-        """Rows found: their places among all keys, then the columns as text."""
+        """Rows found: their places among all keys, who wrote them, then the columns as text."""
         for block in copy_out(connection, self._statement(keys)):
-            places, *texts = parse_csv(block, 1 + len(self.columns))
-            yield [pc.add(places.cast(pa.int64()), start - 1), *texts]
+            places, writers, *texts = parse_csv(block, 2 + len(self.columns))
+            yield [
+                pc.add(places.cast(pa.int64()), start - 1),
+                writers.cast(pa.int64()),
+                *texts,
+            ]
 
     def _statement(self, keys: Sequence[pa.Array]) -> sql.Composed:
         arrays = [
@@ -144,7 +156,7 @@ class _Query:
             for column, key in zip(self.table.key_columns, keys, strict=True)
         ]
         return sql.SQL(
-            "COPY (SELECT k.n{columns} FROM ROWS FROM ({arrays})"
+            "COPY (SELECT k.n, t.xmin{columns} FROM ROWS FROM ({arrays})"
             " WITH ORDINALITY AS k({names}, n) JOIN {table} AS t ON {match})"
             " TO STDOUT (FORMAT csv)"
         ).format(
@@ -210,15 +222,21 @@ def _align(
     readable: Sequence[int],
     rows: Sequence[list[pa.Array]],
     count: int,
+    writers: pa.Array | None,
 ) -> Found:
     """Put the rows found, in whatever order they came, where their keys were asked for."""
     place_of: list[int | None] = [None] * count
     places = pa.concat_arrays([row[0] for row in rows]) if rows else pa.array([], pa.int64())
-    for index, place in enumerate(places.to_pylist()):
-        place_of[place] = index
+    same = pa.nulls(len(places), pa.bool_()).fill_null(True)
+    if writers is not None and rows:
+        now = pa.concat_arrays([row[1] for row in rows])
+        same = pc.equal(now, writers.cast(pa.int64()).take(places))
+    for index, (place, known) in enumerate(zip(places.to_pylist(), same.to_pylist(), strict=True)):
+        if known:
+            place_of[place] = index
     indices = pa.array(place_of, pa.int64())
     by_column: dict[int, pa.Array] = {}
-    for offset, i in enumerate(readable, start=1):
+    for offset, i in enumerate(readable, start=2):
         texts = [row[offset] for row in rows]
         joined = pa.concat_arrays(texts) if texts else pa.array([], pa.string())
         by_column[i] = text_column(table.columns[i], joined).take(indices)

@@ -282,16 +282,19 @@ class _Replay:
             self.transaction.touched = True
             here = (chunk.start + int(part[0]), chunk.start + int(part[-1]))
             mine = {oid: some.of(*here) for oid, some in writes.items()}
-            messages = self._messages(part)
+            messages = self._messages(block, part)
             self.to.rows(chunk.data, block, messages, shapes, partial(self._collapsed, mine))
             told = self._tables(block, part).keys()
             left = {oid: c for oid, c in shapes.changes.items() if oid not in told}
             shapes = replace(shapes, changes=left)
 
-    def _messages(self, tags: Places) -> RowMessages:
+    def _messages(self, block: Block, tags: Places) -> RowMessages:
         """Rows of this transaction."""
         of = np.zeros(len(tags), np.intp)
-        return RowMessages(tags, of, [self.transaction], streamed=self.streamed)
+        writers = np.full(len(tags), self.transaction.xid)
+        if self.streamed:  # each message has the number of its subtransaction
+            writers = block.word(tags + 1) & 0xFFFFFFFF
+        return RowMessages(tags, of, [self.transaction], writers, streamed=self.streamed)
 
     def _parts(
         self, chunk: Chunk, tags: Places, writes: Mapping[int, Writes], shapes: Shapes

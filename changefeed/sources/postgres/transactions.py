@@ -43,11 +43,16 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class RowMessages:
-    """Row messages of one stretch without schema changes, with the transaction of each."""
+    """Row messages of one stretch without schema changes, with the transaction of each.
+
+    Attributes:
+        writers: the transaction's number, or that of its subtransaction where it is known.
+    """
 
     tags: Places
     of: Places
     transactions: Sequence[Transaction]
+    writers: Places
     streamed: bool = False
 
 
