@@ -109,8 +109,10 @@ class Application:
 
         with self._lock:
             if self._node is None:
-                self._layout.root.mkdir(parents=True, exist_ok=True)
+                self._layout.make_private()
                 log_to(self._layout.node_log)
+                if self._layout.open_to_others:
+                    log.warning("other users may list the state directory: chmod 700 it")
                 engine = self._spark or SparkEngine.of(self._settings, self._layout.spark_log)
                 self._node = Node(
                     self.catalog,

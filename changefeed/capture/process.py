@@ -5,7 +5,7 @@
 The process owns the replication slot while it lives and the change log's writer lock. It
 tells its parent about every step in one line of JSON on standard output (:class:`Notice`),
 and ends when its standard input closes, so it never outlives the node that started it.
-Secrets reach it through the state database, never through its arguments.
+Secrets reach it through its environment and the state database, never through its arguments.
 
 It may never acknowledge a position that is not durable in the change log.
 """
@@ -34,6 +34,9 @@ from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_TTL, Options
 from changefeed.sources.base import Source, Stream, StreamFallback
 from changefeed.sources.registry import open_source
+
+#: Names the state of a capture: a directory, or a URL that may have a password.
+STATE_VARIABLE = "CHANGEFEED_CAPTURE_STATE"
 
 #: Exit status of a capture that met an error a person must mend: do not start it again.
 EXIT_STOP = 3
@@ -341,10 +344,13 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the capture process; see the module's text."""
     parser = argparse.ArgumentParser(prog="changefeed-capture")
-    parser.add_argument("--state", required=True)
     parser.add_argument("--source", required=True)
     parser.add_argument("--disk", type=int, default=None)
     args = parser.parse_args(argv)
+    # Not an argument: those of a process can be read by everybody, and the state may be a URL
+    # with a password. Nothing that is started from here needs it.
+    state = os.environ.pop(STATE_VARIABLE)
+    os.umask(0o077)
     # The thread that looks after the log computes; the one that reads must not wait long for it.
     sys.setswitchinterval(0.001)
     out = os.dup(1)
@@ -357,7 +363,7 @@ def main(argv: list[str] | None = None) -> int:
             os._exit(0)
 
     try:
-        capture(args.state, args.source, tell, args.disk)
+        capture(state, args.source, tell, args.disk)
     except ChangefeedError as error:
         if error.code is Code.STATE_HELD_BY_ANOTHER_NODE:
             # The capture of a node that was killed ends by itself within seconds.

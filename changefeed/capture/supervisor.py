@@ -5,13 +5,17 @@ A capture that ended with an error that a person must mend stays down until :met
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
+import changefeed
+from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, STATE_VARIABLE, Notice
 from changefeed.core.errors import Code
 from changefeed.core.internal_errors import LIMIT, log_failure
 from changefeed.core.telemetry import log
@@ -28,8 +32,15 @@ class CaptureSupervisor:
     a made-up ``error`` notice when the child dies without having said why.
     """
 
-    def __init__(self, command: Sequence[str], on_notice: Callable[[Notice], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_notice: Callable[[Notice], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``environment`` is that of the child; None: this process's."""
         self._command = list(command)
+        self._environment = environment
         self._on_notice = on_notice
         self._wanted = threading.Event()
         self._stopping = threading.Event()
@@ -48,11 +59,11 @@ class CaptureSupervisor:
         disk: int | None = None,
     ) -> CaptureSupervisor:
         """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log."""
-        command = [sys.executable, "-m", "changefeed.capture.process"]
-        command += ["--state", state, "--source", source]
+        # -P: code that lies in the directory the node was started in is not imported.
+        command = [sys.executable, "-P", "-m", "changefeed.capture.process", "--source", source]
         if disk is not None:
             command += ["--disk", str(disk)]
-        return cls(command, on_notice)
+        return cls(command, on_notice, _environment(state))
 
     @property
     def pid(self) -> int | None:
@@ -121,6 +132,7 @@ class CaptureSupervisor:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=self._environment,
             start_new_session=True,  # Ctrl-C in the shell is for the shell
         )
         self._child = child
@@ -185,3 +197,18 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def _environment(state: str) -> dict[str, str]:
+    """The capture's environment: where the state is, which may have a password in it.
+
+    Every user may read the arguments of a process, and only its owner the environment. A
+    checkout that is not installed is put on the path, and relative entries of the path are left
+    out, because they would mean the current directory.
+    """
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [entry for entry in path if Path(entry).is_absolute()]
+    root = str(Path(changefeed.__file__).resolve().parent.parent)
+    if root not in {*path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        path.insert(0, root)
+    return {**os.environ, STATE_VARIABLE: state, "PYTHONPATH": os.pathsep.join(path)}

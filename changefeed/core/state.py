@@ -12,6 +12,7 @@ DIR/spark.log         what Spark and its Python workers printed
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,35 @@ class StateLayout:
         """Temporary files of running feeds."""
         return self.root / "work"
 
+    def make_private(self) -> None:
+        """Make the folders and logs that hold rows, readable by their owner alone.
+
+        The state directory itself may be one that somebody else made for everybody to read, as
+        service managers do.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self.root / "log", self.root / "spool", self.work):
+            folder.mkdir(exist_ok=True, mode=0o700)
+            _close_to_others(folder, 0o700)
+        for file in (self.node_log, self.spark_log, self.lock):
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+            _close_to_others(file, 0o600)
+
+    @property
+    def open_to_others(self) -> bool:
+        """Other users may list the state directory."""
+        return bool(self.root.stat().st_mode & 0o077)
+
     def scratch(self, job_id: int) -> Path:
         """Files that the sinks of one feed have staged."""
         return self.work / f"feed-{job_id}"
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    """Take away what an earlier version or a careless copy has given to other users."""
+    found = path.stat()
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        path.chmod(mode)
