@@ -95,6 +95,12 @@ _WORD = re.compile(r"[^\W\d][\w$]*")
 _SCHEME = re.compile(r"""["]?[A-Za-z][A-Za-z0-9+.-]*:/""")
 _LEXEME = re.compile(r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|[\w$]+|\s+|.""", re.DOTALL)
 
+#: The first words of statements.
+_FIRST = frozenset(
+    ("ALTER", "CANCEL", "CREATE", "DROP", "EXPERIMENTAL", "EXPLAIN")
+    + ("PAUSE", "RESUME", "SHOW", "SYNC", "USE", "VALIDATE")
+)
+
 #: No more of a long token than this is repeated in a message.
 QUOTED_LENGTH = 40
 
@@ -213,6 +219,47 @@ def _twice(failure: Failure) -> str | None:
     return f"{word} is given twice" if clause and _seen(failure, f"_{word}") else None
 
 
+#: First words of SQL that other tools run.
+_QUERIES = frozenset(
+    {"SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "COPY", "BEGIN", "TABLE", "VACUUM"}
+)
+
+_UNIT = re.compile(
+    r"(ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?|w|weeks?)", re.IGNORECASE
+)
+
+
+def _query(failure: Failure) -> str | None:
+    if failure.before or failure.text.upper() not in _QUERIES:
+        return None
+    return (
+        "this shell runs changefeed statements (\\h lists them): SHOW TABLES shows what can be "
+        "watched, CREATE CHANGEFEED FOR table shows its rows here; psql runs queries"
+    )
+
+
+def _missing_into(failure: Failure) -> str | None:
+    if failure.text.startswith("'") and ":" in failure.text and "_INTO" in failure.accepts:
+        return "INTO is missing: CREATE CHANGEFEED ... INTO 'uri'"
+    return None
+
+
+def _missing_semicolon(failure: Failure) -> str | None:
+    word = failure.text.upper()
+    if failure.before and word in _FIRST and "$END" in failure.accepts:
+        return f"is a ; missing before {word}?"
+    return None
+
+
+def _bare_duration(failure: Failure) -> str | None:
+    number = str(failure.before[-1]) if failure.before else ""
+    if number.isdigit() and _UNIT.fullmatch(failure.text):
+        begin = failure.before[-1].start_pos or 0
+        written = failure.source[begin : failure.start + len(failure.text)]
+        return f"put the duration in single quotes: '{written}'"
+    return None
+
+
 def _misspelt(failure: Failure) -> str | None:
     if not _WORD.fullmatch(failure.text):
         return None
@@ -260,10 +307,14 @@ def _too_many_parts(failure: Failure) -> str | None:
 #: Typical mistakes, the most telling first: the first that recognises the failure gives the hint.
 MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
     _unquoted_uri,
+    _query,
     _double_quotes,
     _bare_string,
-    _quoted_name,
     _comma_before_clause,
+    _missing_into,
+    _quoted_name,
+    _missing_semicolon,
+    _bare_duration,
     _trailing_comma,
     _bare_parenthesis,
     _wrong_order,

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from changefeed.core.errors import ChangefeedError
@@ -133,8 +134,9 @@ class Client:
         if isinstance(parsed, DESTRUCTIVE) and not self._sure(parsed):
             self.diagnostics.note("nothing was dropped")
             return
-        self.backend.ready_for(parsed)
-        result = self.backend.engine.execute(text, self.backend.session)
+        with self._waiting(text):
+            self.backend.ready_for(parsed)
+            result = self.backend.engine.execute(text, self.backend.session)
         self.show(result)
         if result.failure is not None:
             # The rows say it all: only the exit status is left to set.
@@ -145,6 +147,15 @@ class Client:
             self.diagnostics.remark(f"Time: {_elapsed(time.monotonic() - begun)}")
         if self.created is not None and result.name and _makes_feed(parsed):
             self.created(result.name)
+
+    def _waiting(self, text: str) -> AbstractContextManager[object]:
+        """Shows a person at a prompt that the statement is at work."""
+        if not self.interactive:
+            return nullcontext()
+        from shell.repl.waiting import Waiting
+
+        first = " ".join(text.split()[:2]).upper()
+        return Waiting(self.diagnostics.stream, f"{first} ...", shown=self.settings.progress)
 
     def _sure(self, statement: nodes.Statement) -> bool:
         from grammar.printer import to_sql

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +68,17 @@ def open_shell(request: Request) -> Exit:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     finally:
-        with no_interrupt():
+        with no_interrupt(), _stopping(client):
             backend.close()
+
+
+def _stopping(client: Client) -> AbstractContextManager[object]:
+    """Tells a person why the prompt is not back yet."""
+    if not client.interactive or not client.backend.here:
+        return nullcontext()
+    from shell.repl.waiting import Waiting
+
+    return Waiting(client.diagnostics.stream, "stopping feeds ...")
 
 
 def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:

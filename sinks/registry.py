@@ -10,6 +10,7 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,9 @@ from changefeed.core.uri import UnknownParameters
 from sinks.base import Capabilities, OwnsTargets, Sink
 
 GROUP = "changefeed.sinks"
+
+#: ``host:9092``: what somebody types who thinks of one kind of sink.
+_ADDRESS = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,12 @@ def scheme_of(uri: str) -> str:
     """
     if not uri:
         raise ChangefeedError("CF1201", "omit the SINK clause", hint="leave INTO out.")
+    if _ADDRESS.fullmatch(uri):
+        raise ChangefeedError(
+            "CF1201",
+            f"no scheme found for sink URL: {uri} is an address alone",
+            hint=f"write what stands there, for example kafka://{uri}",
+        )
     scheme, colon, _ = uri.partition(":")
     if not colon or not scheme:
         raise ChangefeedError(

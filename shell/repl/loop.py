@@ -69,7 +69,7 @@ class Loop:
         while True:
             prefill, self._prefill = self._prefill, ""
             try:
-                text = self._prompt.prompt(self._message(), default=prefill)
+                text = self._prompt.prompt(self._message, default=prefill)
             except KeyboardInterrupt:
                 continue
             except EOFError:
@@ -80,8 +80,11 @@ class Loop:
                 return
 
     def _message(self) -> StyleAndTextTuples:
+        """Asked at each drawing: the state may be opened, and a source known, while one types."""
         backend = self._client.backend
-        source = backend.engine.source_name(backend.session) if backend.opened else None
+        source = backend.session.source if backend.opened and backend.session else None
+        if source is None and backend.opened:
+            source = self._names.source()
         return [("class:prompt", f"{source or 'changefeed'}> ")]
 
     def _run(self, text: str) -> None:

@@ -49,6 +49,10 @@ class Names:
         """External connections."""
         return self._kept("connections", lambda: self._backend.engine.connections(), [])
 
+    def source(self) -> str | None:
+        """What unqualified tables belong to, as it was known a moment ago."""
+        return self._asked("source", self._source, None).value  # type: ignore[no-any-return]
+
     def schemes(self) -> dict[str, str]:
         """External connections, with the scheme of each."""
         return self._kept("schemes", lambda: self._backend.engine.connection_schemes(), {})

@@ -14,6 +14,9 @@ _KEYWORD = re.compile(r"\b[A-Z]{2,}\b")
 _WORD = re.compile(r"[A-Za-z_]+")
 _GAPS = re.compile(r"\s+")
 
+#: Where the form ends and the words in it are explained: a line ``target: [TABLE] ...``.
+_LEGEND = re.compile(r"\n\s*\w+: ")
+
 #: How much of the form stands before the current part where not all of it has room.
 _BEFORE = 12
 
@@ -27,9 +30,11 @@ def signature(text: str, room: int) -> StyleAndTextTuples:
     topic = help_for(bare) if bare.strip() else None
     if topic is None or not bare.upper().startswith(f"{topic.name} "):
         return []
-    form = _GAPS.sub(" ", topic.syntax)
+    form = _GAPS.sub(" ", _LEGEND.split(topic.syntax)[0]).strip()
     start, end = _current(form, [word.upper() for word in _WORD.findall(bare)])
-    skipped = max(0, start - _BEFORE) if width(form) > room else 0
+    skipped = 0
+    if width(form) > room and start > _BEFORE:
+        skipped = min(start, form.find(" ", start - _BEFORE) + 1)
     lead = "… " if skipped else ""
     before = lead + form[skipped:start]
     part = clip(form[start:end], max(1, room - width(before)))

@@ -30,6 +30,7 @@ from shell.repl.progress import Rate, Scan, bar, ending, going_on
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.signature import signature
 from shell.repl.toolbar import Figures, line, runs, toolbar
+from shell.repl.waiting import Waiting
 from shell.settings import Settings
 from tests.waiting import until
 
@@ -386,3 +387,36 @@ def test_the_first_failure_is_the_exit_status(shell: Typist) -> None:
     shell.client.report(ChangefeedError("CF1304", "late"))
     shell.client.report(ChangefeedError("CF1001", "wrong"))
     assert shell.client.status is Exit.TIMEOUT
+
+
+# ---------------------------------------------------------------------------- waiting
+
+
+class Terminal(io.StringIO):
+    """Says that somebody sits there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_takes_its_time_is_seen_and_leaves_nothing() -> None:
+    out = Terminal()
+    with Waiting(out, "VALIDATE CREATE ..."):
+        until(lambda: "VALIDATE CREATE ...  " in out.getvalue())
+    assert out.getvalue().endswith("\r\x1b[2K")
+
+
+def test_nothing_turns_where_nobody_sits_or_wants_it() -> None:
+    for out, shown in ((io.StringIO(), True), (Terminal(), False)):
+        with Waiting(out, "x", shown=shown) as waiting:
+            assert waiting._thread is None
+        assert out.getvalue() == ""
+
+
+def test_a_short_wait_draws_nothing() -> None:
+    out = Terminal()
+    waiting = Waiting(out, "x")
+    waiting._done.set()
+    with waiting:
+        pass
+    assert out.getvalue() == ""

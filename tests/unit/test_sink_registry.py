@@ -161,3 +161,11 @@ def test_null_counts() -> None:
     sink.close()
     assert (sink.rows, sink.marks) == (2, 2)
     assert sink.bytes > 50
+
+
+@pytest.mark.parametrize("uri", ["localhost:9092", "10.0.0.1:9092", "broker.example.com:1/"])
+def test_an_address_alone_has_no_scheme(uri: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        registry.scheme_of(uri)
+    assert caught.value.code.number == "CF1201"
+    assert caught.value.hint == f"write what stands there, for example kafka://{uri}"
