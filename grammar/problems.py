@@ -97,8 +97,20 @@ _LEXEME = re.compile(r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|[\w$]+|\s+|."""
 
 #: The first words of statements.
 _FIRST = frozenset(
-    ("ALTER", "CANCEL", "CREATE", "DROP", "EXPERIMENTAL", "EXPLAIN")
-    + ("PAUSE", "RESUME", "SHOW", "SYNC", "USE", "VALIDATE")
+    {
+        "ALTER",
+        "CANCEL",
+        "CREATE",
+        "DROP",
+        "EXPERIMENTAL",
+        "EXPLAIN",
+        "PAUSE",
+        "RESUME",
+        "SHOW",
+        "SYNC",
+        "USE",
+        "VALIDATE",
+    }
 )
 
 #: No more of a long token than this is repeated in a message.
