@@ -5,11 +5,13 @@ Scripts and the prompt run everything through :meth:`Client.run`.
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from changefeed.core.errors import ChangefeedError
@@ -66,18 +68,49 @@ class Client:
         self.status = Exit.OK
         self.last = ""
         self._out = out
+        self._file: TextIO | None = None
         self._results = 0
         self._found_wrong = False
 
     @property
     def out(self) -> TextIO:
-        """Standard output, unless told otherwise."""
+        """The file of ``\\o``, else standard output, unless told otherwise."""
+        if self._file is not None:
+            return self._file
         return self._out if self._out is not None else sys.stdout
 
     @property
     def width(self) -> int | None:
         """Columns of the terminal; None where output is none."""
         return shutil.get_terminal_size().columns if self.out.isatty() else None
+
+    def redirect(self, name: str) -> None:
+        """Write results to a file from now on; to standard output again without a name.
+
+        Raises:
+            ChangefeedError: CF1303 the file cannot be written.
+        """
+        file: TextIO | None = None
+        if name:
+            try:
+                file = Path(name).expanduser().open("w", encoding="utf-8")
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                raise ChangefeedError("CF1303", f"cannot write {name}: {reason}") from error
+        before, self._file = self._file, file
+        if before is not None:
+            before.close()
+
+    def page(self, text: str) -> None:
+        """Write a text; one that is longer than the screen goes through the pager at a prompt."""
+        long = text.count("\n") >= shutil.get_terminal_size().lines
+        if long and self.interactive and self.settings.pager and self.out.isatty():
+            import click
+
+            click.echo_via_pager(text, color=True)
+            return
+        self.out.write(text)
+        self.out.flush()
 
     # -- scripts --------------------------------------------------------------------------
 
@@ -188,7 +221,9 @@ class Client:
             wanted = self.settings.vertical
             if wanted is Vertical.ON or (wanted is Vertical.AUTO and result.vertical):
                 form = Format.VERTICAL
-        render(result, form, self.out, self.width)
+        text = io.StringIO()
+        render(result, form, text, self.width)
+        self.page(text.getvalue())
 
     def _stream(self, result: Result) -> None:
         from shell.streaming import write_stream

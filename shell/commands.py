@@ -57,8 +57,7 @@ def run_local(client: Client, line: str) -> None:
 
 
 def _say(client: Client, text: str) -> None:
-    client.out.write(text + "\n")
-    client.out.flush()
+    client.page(text + "\n")
 
 
 # ------------------------------------------------------------------------------ one by one
@@ -135,6 +134,42 @@ def _describe(client: Client, words: str) -> None:
         client.statement("SHOW TABLES")
 
 
+def _output(client: Client, words: str) -> None:
+    client.redirect(words.strip("'"))
+
+
+def _again(client: Client, words: str) -> None:
+    if not client.last:
+        raise ChangefeedError("CF1303", "\\g needs a statement that ran before")
+    if not words:
+        client.statement(client.last)
+        return
+    client.redirect(words.strip("'"))
+    try:
+        client.statement(client.last)
+    finally:
+        client.redirect("")
+
+
+def _connection(client: Client, words: str) -> None:
+    """Which state, which node, which source."""
+    from changefeed.core.uri import redact
+
+    backend = client.backend
+    application = backend.application
+    if application.is_node:
+        node = "in this shell"
+    else:
+        node = "elsewhere" if application.node_running() else "none (changefeed start runs one)"
+    source = backend.engine.source_name(backend.session)
+    lines = [
+        f"state   {redact(backend.state)}",
+        f"node    {node}",
+        f"source  {source or 'none (USE chooses one)'}",
+    ]
+    _say(client, "\n".join(lines))
+
+
 _WATCH = re.compile(r"(\d+(?:\.\d+)?)s?(?:\s+|\Z)")
 
 
@@ -189,6 +224,13 @@ COMMANDS: dict[str, Command] = {
         ),
         Command("i", "file", "run the statements of a file", _include, "file"),
         Command("e", "", "edit the last statement in $EDITOR", _edit),
+        Command(
+            "g", "[file]", "run the last statement again, its result to a file", _again, "file"
+        ),
+        Command(
+            "o", "[file]", "write results to a file; without a name to the screen", _output, "file"
+        ),
+        Command("conninfo", "", "show state, node and source", _connection),
         Command("set", "[name [value]]", "list or change settings", _set, "setting"),
         Command("q", "", "leave", _quit),
     )

@@ -19,6 +19,13 @@ class OnError(StrEnum):
     CONTINUE = "continue"
 
 
+class Keys(StrEnum):
+    """What the keys of the prompt do."""
+
+    EMACS = "emacs"
+    VI = "vi"
+
+
 class Vertical(StrEnum):
     """When a table is shown one column a line."""
 
@@ -38,6 +45,8 @@ class Settings:
     confirm: bool = True
     progress: bool = True
     watch: float = 2.0
+    pager: bool = True
+    keys: Keys = Keys.EMACS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,12 @@ TABLE: dict[str, Setting] = {
         Setting("confirm", "Ask before DROP at the prompt.", _ON_OFF, _switch),
         Setting("progress", "Show the initial scan of a new feed.", _ON_OFF, _switch),
         Setting("watch", "Seconds between two runs of \\watch.", (), seconds),
+        Setting(
+            "pager", "Show results that are longer than the screen in $PAGER.", _ON_OFF, _switch
+        ),
+        Setting(
+            "keys", "Editing keys of the prompt.", tuple(Keys), lambda text: Keys(text.lower())
+        ),
     )
 }
 

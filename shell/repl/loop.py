@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prompt_toolkit import PromptSession
+from prompt_toolkit.enums import EditingMode
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from changefeed import __version__
@@ -10,7 +13,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import redact
 from shell.client import Client
 from shell.exits import Exit, Failed, Leave
-from shell.places import history_file
+from shell.open import lines_of
+from shell.places import history_file, rc_file
 from shell.repl.complete import ShellCompleter
 from shell.repl.history import History
 from shell.repl.names import Names
@@ -18,6 +22,7 @@ from shell.repl.progress import follow
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.toolbar import Watcher, meant, toolbar
 from shell.script import items
+from shell.settings import Keys
 
 
 def run_prompt(client: Client) -> Exit:
@@ -45,11 +50,26 @@ def run_prompt(client: Client) -> Exit:
         "Statements end with ;  \\h explains them, \\? lists commands, \\q leaves."
     )
     try:
+        run_rc(client, rc_file())
         Loop(client, prompt, names).run()
     finally:
         watcher.stop()
     say_farewell(client)
     return Exit.OK
+
+
+def run_rc(client: Client, file: Path | None) -> None:
+    """Run the user's own beginning; a mistake in it is reported and ends it, not the prompt."""
+    if file is None or not file.is_file():
+        return
+    try:
+        with lines_of(str(file)) as lines:
+            client.run_script(lines, str(file))
+    except ChangefeedError as error:
+        client.report(error)
+    except (Failed, Leave):
+        # Reported where it happened; and \q ends the file alone.
+        pass
 
 
 class Loop:
@@ -68,6 +88,8 @@ class Loop:
         """Until Ctrl-D or ``\\q``."""
         while True:
             prefill, self._prefill = self._prefill, ""
+            vi = self._client.settings.keys is Keys.VI
+            self._prompt.editing_mode = EditingMode.VI if vi else EditingMode.EMACS
             try:
                 text = self._prompt.prompt(self._message, default=prefill)
             except KeyboardInterrupt:
@@ -82,7 +104,7 @@ class Loop:
     def _message(self) -> StyleAndTextTuples:
         """Asked at each drawing: the state may be opened, and a source known, while one types."""
         backend = self._client.backend
-        source = backend.session.source if backend.opened and backend.session else None
+        source = backend.session.source if backend.opened else None
         if source is None and backend.opened:
             source = self._names.source()
         return [("class:prompt", f"{source or 'changefeed'}> ")]

@@ -18,20 +18,21 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from changefeed.api import Result, Summary
+from changefeed.api import Result, Session, Summary
 from changefeed.core.errors import ChangefeedError
 from grammar import nodes
 from shell.client import Client
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit
-from shell.repl.loop import Loop
+from shell.places import rc_file
+from shell.repl.loop import Loop, run_rc
 from shell.repl.names import Names
 from shell.repl.progress import Rate, Scan, bar, ending, going_on
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.signature import signature
 from shell.repl.toolbar import Figures, line, runs, toolbar
 from shell.repl.waiting import Waiting
-from shell.settings import Settings
+from shell.settings import Keys, Settings
 from tests.waiting import until
 
 
@@ -60,7 +61,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
-        self.session = None
+        self.session = Session()
 
     def ready_for(self, statement: nodes.Statement) -> None:
         pass
@@ -387,6 +388,74 @@ def test_the_first_failure_is_the_exit_status(shell: Typist) -> None:
     shell.client.report(ChangefeedError("CF1304", "late"))
     shell.client.report(ChangefeedError("CF1001", "wrong"))
     assert shell.client.status is Exit.TIMEOUT
+
+
+# ------------------------------------------------------------------- files, pager, rc, keys
+
+
+def test_results_go_to_a_file(shell: Typist, tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    assert shell.type(f"\\o {out}\nSHOW JOBS;\n\\o\nSHOW TABLES;\n") == ["SHOW JOBS", "SHOW TABLES"]
+    assert out.read_text() == "DONE\n"
+    assert shell.client.out.getvalue() == "DONE\n"  # type: ignore[attr-defined]
+
+
+def test_a_file_that_cannot_be_written_is_an_error(shell: Typist, tmp_path: Path) -> None:
+    shell.type(f"\\o {tmp_path}\nSHOW JOBS;\n")
+    assert f"cannot write {tmp_path}: Is a directory" in shell.errors.getvalue()
+    assert shell.client.out.getvalue() == "DONE\n"  # type: ignore[attr-defined]
+
+
+def test_the_last_statement_runs_again(shell: Typist, tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    assert shell.type(f"\\g\nSHOW JOBS;\n\\g\n\\g {out}\n") == ["SHOW JOBS"] * 3
+    assert "\\g needs a statement" in shell.errors.getvalue()
+    assert out.read_text() == "DONE\n"
+
+
+def test_the_user_s_own_beginning(shell: Typist, tmp_path: Path) -> None:
+    rc = tmp_path / "rc.sql"
+    rc.write_text("\\set timing on\nUSE shop;\nSHOW CHANGFEEDS;\nUSE other;\n")
+    run_rc(shell.client, rc)
+    run_rc(shell.client, tmp_path / "missing")
+    run_rc(shell.client, None)
+    assert shell.client.settings.timing and shell.engine.ran == ["USE shop"]
+    assert f"{rc}:3: ERROR CF1001" in shell.errors.getvalue()
+
+
+def test_where_the_user_s_own_beginning_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHANGEFEED_RC", str(tmp_path / "mine"))
+    assert rc_file() == tmp_path / "mine"
+    monkeypatch.setenv("CHANGEFEED_RC", "")
+    assert rc_file() is None
+    monkeypatch.delenv("CHANGEFEED_RC")
+    assert rc_file() is not None
+
+
+def test_vi_keys(shell: Typist) -> None:
+    # Escape, first column, delete a word: what is left runs.
+    assert shell.type("\\set keys vi\nx SHOW JOBS;\x1b0dwi\n") == ["SHOW JOBS"]
+    assert shell.client.settings.keys is Keys.VI
+
+
+@pytest.mark.parametrize(("pager", "lines", "paged"), [(True, 60, 1), (True, 3, 0), (False, 60, 0)])
+def test_a_long_result_goes_through_the_pager(
+    pager: bool, lines: int, paged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("click.echo_via_pager", lambda text, color: seen.append(text))
+    monkeypatch.setenv("LINES", "24")
+    out = Terminal()
+    client = Client(
+        FakeBackend(),  # type: ignore[arg-type]
+        Settings(pager=pager),
+        Diagnostics(io.StringIO()),
+        out=out,
+        interactive=True,
+    )
+    client.show(Result(columns=("a",), rows=[(str(number),) for number in range(lines)]))
+    assert len(seen) == paged and bool(out.getvalue()) is not bool(paged)
+    assert f"({lines} rows)" in (seen[0] if seen else out.getvalue())
 
 
 # ---------------------------------------------------------------------------- waiting
