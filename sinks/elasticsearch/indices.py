@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
-from sinks.base import Target
+from sinks.base import SinkContext, Target
 from sinks.elasticsearch import mapping
+from sinks.elasticsearch.bulk import Bulk
 from sinks.elasticsearch.client import Answer, Cluster, path_of
 from sinks.elasticsearch.options import Settings
+from sinks.elasticsearch.sweep import delete_all
+from sinks.ownership import Claim, Owner, claim, living
 
-_TABLE = "table"
+_TABLE, _OWNER, _FEED = "table", "owner", "feed"
 
 
 class Indices:
     """Remembers which indices are ready for which shape of a table."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        sender: Callable[[], Bulk],
+        context: SinkContext | None = None,
+    ) -> None:
+        """``sender`` gives what sends documents, for an index whose documents go first."""
+        self.context = context
+        self._sender = sender
         self._cluster = cluster
         self._settings = settings
         self._ready: set[tuple[str, str]] = set()
@@ -55,8 +67,8 @@ class Indices:
         found: list[ChangefeedError] = []
         for target in targets:
             try:
-                for there in (self._mappings(target) or {}).values():
-                    _check_owner(target, there)
+                for name, there in (self._mappings(target) or {}).items():
+                    self._claim(target, name, there)
             except ChangefeedError as error:
                 if error.action is Action.RETRY:
                     raise
@@ -69,6 +81,7 @@ class Indices:
         if found is None:
             self._make(target, wanted)
             found = self._mappings(target) or {}
+        self._take(target, found)
         for there in found.values():
             self._check(target, schema, shape, there)
             more = mapping.missing(wanted, there.get("properties") or {})
@@ -78,6 +91,59 @@ class Indices:
                 )
                 if not answer.ok:
                     raise self._refused(answer, target, "give it the fields of new columns")
+
+    def claim(self, target: Target) -> None:
+        """The index, where there is one, is the feed's, or becomes it.
+
+        Raises:
+            ChangefeedError: CF5008, it is somebody else's.
+        """
+        self._take(target, self._mappings(target) or {})
+
+    def _take(self, target: Target, found: Mapping[str, Any]) -> None:
+        """Mark indices that are there and not marked yet."""
+        for name, there in found.items():
+            claimed = self._claim(target, name, there)
+            mark = self._mark(target)
+            meta = there.get("_meta") or {}
+            if claimed is Claim.REPLACE:
+                delete_all(self._cluster, self._sender(), target)
+            if meta.get("changefeed") != mark:
+                body = {"_meta": {**meta, "changefeed": mark}}
+                answer = self._cluster.call("PUT", path_of(name, "_mapping"), body)
+                # The mark of an earlier version will do where this user may not change mappings.
+                known = (meta.get("changefeed") or {}).get(_TABLE) == str(target.table)
+                if not answer.ok and not (known and answer.status == 403):
+                    raise self._refused(answer, target, "mark the index")
+
+    def _claim(self, target: Target, name: str, there: Mapping[str, Any]) -> Claim:
+        context = self._opened
+        own = Owner.of(context, target)
+        return claim(
+            own,
+            _marks(own, there),
+            feeds=living(context),
+            policy=self._settings.existing,
+            exists=True,
+            holds_rows=lambda: self._holds_documents(target, name),
+            what=f"index {name}",
+        )
+
+    @property
+    def _opened(self) -> SinkContext:
+        if self.context is None:
+            raise AssertionError("open comes first")
+        return self.context
+
+    def _mark(self, target: Target) -> dict[str, str]:
+        own = Owner.of(self._opened, target)
+        return {_TABLE: own.table, _OWNER: own.text, _FEED: own.feed}
+
+    def _holds_documents(self, target: Target, name: str) -> bool:
+        answer = self._cluster.call("GET", path_of(name, "_count"))
+        if not answer.ok:
+            raise self._refused(answer, target, "count the documents of the index")
+        return bool(answer.json().get("count"))
 
     def _make(self, target: Target, wanted: Mapping[str, mapping.Field]) -> None:
         """Make the index unless somebody was faster, with room for fields and none of ours yet.
@@ -89,7 +155,7 @@ class Indices:
             "mappings": {
                 # What is not a column is kept and not indexed: nothing here can clash with it.
                 "dynamic": False,
-                "_meta": {"changefeed": {_TABLE: str(target.table)}},
+                "_meta": {"changefeed": self._mark(target)},
             },
         }
         answer = self._cluster.call("PUT", path_of(target.topic), body)
@@ -112,7 +178,6 @@ class Indices:
         shape: mapping.Shape,
         there: Mapping[str, Any],
     ) -> None:
-        _check_owner(target, there)
         fields = there.get("properties") or {}
         for image in shape.rows[:1]:
             fields = (fields.get(image) or {}).get("properties") or {}
@@ -133,15 +198,14 @@ class Indices:
         return self._cluster.refusal(answer, f"{what} {target.topic} (table {target.table})")
 
 
-def _check_owner(target: Target, there: Mapping[str, Any]) -> None:
-    owner = ((there.get("_meta") or {}).get("changefeed") or {}).get(_TABLE)
-    if owner and owner != str(target.table):
-        raise ChangefeedError(
-            "CF5003",
-            f"index {target.topic} holds table {owner}, not {target.table}",
-            hint="an index holds one table: give this one another by index_prefix, or by "
-            "FOR table AS name.",
-        )
+def _marks(own: Owner, there: Mapping[str, Any]) -> list[Owner]:
+    """Whose an index is; earlier versions recorded the table alone."""
+    found = (there.get("_meta") or {}).get("changefeed") or {}
+    if found.get(_OWNER):
+        return [Owner.parse(str(found[_OWNER]), str(found.get(_FEED) or ""))]
+    if found.get(_TABLE) == own.table:
+        return [own]
+    return [Owner("", 0, str(found[_TABLE]))] if found.get(_TABLE) else []
 
 
 def _check_names(target: Target, schema: TableSchema, shape: mapping.Shape) -> None:

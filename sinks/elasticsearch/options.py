@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.options import ExistingTarget
 from changefeed.options.types import parse_duration, parse_size
 from sinks.elasticsearch.names import index_name
+from sinks.ownership import policy_of
 from sinks.parameters import Parameters
 
 DEFAULT_PORT = 9200
@@ -43,6 +45,7 @@ class Settings:
         json: mapping of json columns in a new index.
         compress: gzip the requests.
         envelope: how documents look.
+        existing: what becomes of an index whose documents are not the feed's.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -64,6 +67,7 @@ class Settings:
     json: str = "flattened"
     compress: bool = False
     envelope: str = "row"
+    existing: ExistingTarget = ExistingTarget.REFUSE
 
     def index_of(self, name: str) -> str:
         """The index of the table (or topic alias) ``name``."""
@@ -116,6 +120,7 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
         json=url.choice("json", JSON_MAPPINGS),
         compress=options.get("compression") == "gzip",
         envelope=str(options.get("envelope") or "row"),
+        existing=policy_of(options),
     )
     url.check_tls(settings)
     url.finish()

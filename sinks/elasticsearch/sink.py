@@ -16,6 +16,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import TableSchema
+from changefeed.options import ExistingTarget
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.bulk import Bulk
@@ -24,7 +25,7 @@ from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
 from sinks.elasticsearch.marks import Marks, show
 from sinks.elasticsearch.options import Settings, parse
-from sinks.elasticsearch.sweep import delete_below
+from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below
 
 #: A batch of more bytes is made operations in several goes: an array of Arrow holds 2 GiB.
 _SLICE_BYTES = 256 << 20
@@ -48,7 +49,7 @@ class ElasticsearchSink:
 
     def _reset(self) -> None:
         self._cluster = Cluster(self.settings)
-        self._indices = Indices(self._cluster, self.settings)
+        self._indices = Indices(self._cluster, self.settings, self._sender, self._context)
         self._letters = DeadLetters(self._cluster, self.settings.dead_letter_index)
         self._bulk: Bulk | None = None
         self._marks = Marks(self._cluster, self.settings.resolved_index)
@@ -78,7 +79,7 @@ class ElasticsearchSink:
 
     def open(self, context: SinkContext) -> None:
         one_index_each(context.targets)
-        self._context = context
+        self._context = self._indices.context = context
         self._remote = False  # a copy that is opened where it runs is committed there too
         server = self._cluster.hello()
         self._sender().limit(server.max_content_bytes)
@@ -90,6 +91,7 @@ class ElasticsearchSink:
         """Ask the cluster who it is and whose the indices are; none is made."""
         one_index_each(context.targets)
         self._cluster.hello()
+        self._indices.context = context
         return self._indices.strangers(context.targets)
 
     def close(self) -> None:
@@ -137,14 +139,24 @@ class ElasticsearchSink:
     # ----------------------------------------------------------------- marks
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        if delete_below(self._cluster, self._sender(), target, event.at.version):
+        if self._delete_below(target, event.at.version):
             self._marks.wrote(target.topic)
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """Rows of a scan have the version of ``at``: what is older was not found by it."""
-        if delete_below(self._cluster, self._sender(), target, at.version):
+        if self._delete_below(target, at.version):
             self._marks.wrote(target.topic)
             self._show_scan([target.topic])
+
+    def _delete_below(self, target: Target, version: int) -> int:
+        """Older documents go; those that others put into the index stay where the option says so.
+
+        Raises:
+            ChangefeedError: CF5008, the index is somebody else's.
+        """
+        self._indices.claim(target)
+        least = FOREIGN_BELOW if self.settings.existing is ExistingTarget.MERGE else 0
+        return delete_below(self._cluster, self._sender(), target, version, least=least)
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
         context = self._context

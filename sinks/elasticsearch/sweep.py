@@ -19,13 +19,17 @@ from sinks.elasticsearch.client import Answer, Cluster, path_of
 
 PAGE = 5_000
 _KEEP = "2m"
+#: Versions of documents that others put into an index are counts; ours are nanoseconds since 1970.
+FOREIGN_BELOW = 10**15
 _FILTER = (
     "pit_id,hits.hits._index,hits.hits._id,hits.hits._version,hits.hits.sort,error.type,_shards"
 )
 
 
-def delete_below(cluster: Cluster, bulk: Bulk, target: Target, version: int) -> int:
-    """Delete every document of a version below ``version``; durable on return.
+def delete_below(
+    cluster: Cluster, bulk: Bulk, target: Target, version: int, *, least: int = 0
+) -> int:
+    """Delete every document of a version from ``least`` up to below ``version``; durable on return.
 
     Returns how many. No index, nothing to do.
 
@@ -39,7 +43,7 @@ def delete_below(cluster: Cluster, bulk: Bulk, target: Target, version: int) -> 
         raise cluster.refusal(refreshed, f"refresh index {target.topic}")
     count = 0
     for hits in _pages(cluster, target):
-        old = [hit for hit in hits if hit["_version"] < version]
+        old = [hit for hit in hits if least <= hit["_version"] < version]
         # ``external``: a document of the same instant was written after the event, not before.
         lines = [body.deletion(h["_index"], h["_id"], version, "external") for h in old]
         if lines:
@@ -47,6 +51,22 @@ def delete_below(cluster: Cluster, bulk: Bulk, target: Target, version: int) -> 
         count += len(lines)
     bulk.settle()
     return count
+
+
+def delete_all(cluster: Cluster, bulk: Bulk, target: Target) -> None:
+    """Delete every document that others put there, each with the version that follows its own, so
+    that a row of ours is newer; durable on return.
+
+    Raises:
+        ChangefeedError: as :func:`delete_below`.
+    """
+    refreshed = cluster.call("POST", path_of(target.topic, "_refresh"))
+    if not refreshed.ok:
+        raise cluster.refusal(refreshed, f"refresh index {target.topic}")
+    for hits in _pages(cluster, target):
+        lines = [body.deletion(h["_index"], h["_id"], h["_version"] + 1, "external") for h in hits]
+        bulk.add(target, pa.array(lines, pa.binary()))
+    bulk.settle()
 
 
 def _pages(cluster: Cluster, target: Target) -> Iterator[list[dict[str, Any]]]:

@@ -16,16 +16,18 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.base import Target
+from changefeed.options import ExistingTarget
+from sinks.base import SinkContext, Target
 from sinks.lake.files import Files
 from sinks.lake.look_catalogs import JdbcLook, RestLook
 from sinks.lake.merge import Layout
-from sinks.lake.metadata import columns_of, delta_type, metadata_of
+from sinks.lake.metadata import columns_of, delta_type, metadata_of, properties_of
 from sinks.lake.place import Place
 from sinks.lake.shape import fit, wanted
+from sinks.lake.table import known_as, marks_of
+from sinks.ownership import Owner, claim, living
 
 
 class Look(Protocol):
@@ -40,6 +42,9 @@ class Look(Protocol):
         Raises:
             ChangefeedError: CF5006, something else is in its way.
         """
+
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        """The properties of a table that is there, and whether it may hold rows."""
 
 
 def overlooked(place: Place) -> str:
@@ -56,16 +61,59 @@ def overlooked(place: Place) -> str:
     return ""
 
 
-def problems(place: Place, layout: Layout, targets: Sequence[Target]) -> list[ChangefeedError]:
-    """What would hinder a feed of these tables at the place."""
+def problems(
+    place: Place, layout: Layout, context: SinkContext, policy: ExistingTarget
+) -> list[ChangefeedError]:
+    """What would hinder a feed of the context's tables at the place."""
     look = _look_at(place)
     if look is None:
         return []
     try:
         look.reach()
-        return [each for target in targets for each in _of_table(look, place, layout, target)]
+        return [
+            each
+            for target in context.targets
+            for each in (
+                *_of_owner(look, place, layout, target, context, policy),
+                *_of_table(look, place, layout, target),
+            )
+        ]
     except ChangefeedError as error:
         return [error]
+
+
+def _of_owner(
+    look: Look,
+    place: Place,
+    layout: Layout,
+    target: Target,
+    context: SinkContext,
+    policy: ExistingTarget,
+) -> list[ChangefeedError]:
+    """Whose the target is, if that stands in the way."""
+    try:
+        present = look.columns(target.topic)
+        if present is None or target.schema is None:
+            return []
+        properties, rows = look.properties(target.topic)
+        own = Owner.of(context, target)
+        marks = known_as(own, marks_of(properties))
+        claim(
+            own,
+            marks,
+            feeds=living(context),
+            policy=policy,
+            exists=True,
+            holds_rows=lambda: rows,
+            what=f"table {target.topic} of {place.shown}",
+            usable=not marks or layout.sequence in present,
+        )
+    except ChangefeedError as error:
+        # What else is wrong with the table is told by the look at its columns.
+        return [error] if error.code is Code.TARGET_NOT_OURS else []
+    except (ValueError, KeyError, TypeError):
+        return []
+    return []
 
 
 def _of_table(look: Look, place: Place, layout: Layout, target: Target) -> list[ChangefeedError]:
@@ -137,6 +185,9 @@ class HdfsLook:
     def columns(self, name: str) -> None:
         return None
 
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        return {}, False
+
 
 # ------------------------------------------------------------------------------ Delta
 
@@ -157,8 +208,9 @@ class DeltaLook:
     def columns(self, name: str) -> dict[str, str] | None:
         table = f"{self._root}/{name}"
         logged = self._files.names(f"{table}/_delta_log")
-        schema = self._schema(f"{table}/_delta_log", logged)
-        if schema is not None:
+        metadata = self._metadata(f"{table}/_delta_log", logged)
+        if metadata is not None:
+            schema = json.loads(metadata["schemaString"])
             return {field["name"]: delta_type(field["type"]) for field in schema["fields"]}
         if self._files.names(table):
             raise ChangefeedError(
@@ -168,7 +220,28 @@ class DeltaLook:
             )
         return None
 
-    def _schema(self, log: str, names: Sequence[str]) -> Any:
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        log = f"{self._root}/{name}/_delta_log"
+        names = self._files.names(log)
+        found = self._metadata(log, names) or {}
+        return found.get("configuration") or {}, self._holds_rows(log, names)
+
+    def _holds_rows(self, log: str, names: Sequence[str]) -> bool:
+        """Files were added that were not removed since; of what a checkpoint sums up that is not
+        looked at."""
+        if any(_CHECKPOINT.match(name) for name in names):
+            return True
+        files: set[str] = set()
+        for name in sorted(filter(_COMMIT.match, names)):
+            for line in self._files.read(f"{log}/{name}").splitlines():
+                action = json.loads(line)
+                if "remove" in action:
+                    files.discard(action["remove"]["path"])
+                if "add" in action:
+                    files.add(action["add"]["path"])
+        return bool(files)
+
+    def _metadata(self, log: str, names: Sequence[str]) -> dict[str, Any] | None:
         """The newest one that the log tells of: in a commit, or else in a checkpoint before."""
         parts: list[tuple[str, int, str]] = []
         for name in names:
@@ -185,25 +258,29 @@ class DeltaLook:
             else:
                 found = _in_lines(self._files.read(path))
             if found is not None:
-                return json.loads(found)
+                return found
         return None
 
 
-def _in_lines(content: bytes) -> str | None:
+def _in_lines(content: bytes) -> dict[str, Any] | None:
     for line in content.splitlines():
         if b'"metaData"' in line:
-            found = json.loads(line).get("metaData")
+            found: dict[str, Any] | None = json.loads(line).get("metaData")
             if found:
-                return str(found["schemaString"])
+                return found
     return None
 
 
-def _in_parquet(file: pa.NativeFile) -> str | None:
+def _in_parquet(file: pa.NativeFile) -> dict[str, Any] | None:
     import pyarrow.parquet as pq
 
-    column = pq.ParquetFile(file).read(columns=["metaData.schemaString"])["metaData"]
-    texts = pc.struct_field(column, "schemaString").drop_null()
-    return str(texts[0]) if len(texts) else None
+    column = pq.ParquetFile(file).read(columns=["metaData"])["metaData"]
+    kept = column.drop_null().to_pylist()
+    told = [row for row in kept if row.get("schemaString") is not None]
+    if not told:
+        return None
+    # Arrow gives a map as pairs.
+    return {**told[0], "configuration": dict(told[0].get("configuration") or ())}
 
 
 # ---------------------------------------------------------------------------- Iceberg
@@ -222,8 +299,15 @@ class HadoopLook:
         self._files.check(self._place.root)
 
     def columns(self, name: str) -> dict[str, str] | None:
+        found = self._metadata(name)
+        return None if found is None else columns_of(found)
+
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        return properties_of(self._metadata(name) or {})
+
+    def _metadata(self, name: str) -> dict[str, Any] | None:
         folder = "/".join([self._place.root, *self._place.namespace, name, "metadata"])
         versions = {int(m[1]): m[0] for m in map(_METADATA.match, self._files.names(folder)) if m}
         if not versions:
             return None
-        return columns_of(metadata_of(self._files.read(f"{folder}/{versions[max(versions)]}")))
+        return metadata_of(self._files.read(f"{folder}/{versions[max(versions)]}"))

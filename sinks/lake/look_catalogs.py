@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from changefeed.core.errors import ChangefeedError
 from sinks.lake.files import Files
-from sinks.lake.metadata import columns_of, metadata_of
+from sinks.lake.metadata import columns_of, metadata_of, properties_of
 from sinks.lake.place import Place
 
 #: Seconds for an answer of a server.
@@ -50,12 +50,21 @@ class RestLook:
         self._told = {str(name): str(value) for name, value in told.items()}
 
     def columns(self, name: str) -> dict[str, str] | None:
+        found = self._metadata(name)
+        return None if found is None else columns_of(found)
+
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        """The properties of a table, and whether it holds rows."""
+        return properties_of(self._metadata(name) or {})
+
+    def _metadata(self, name: str) -> dict[str, Any] | None:
         prefix = self._told.get("prefix", "")
         separator = unquote(self._told.get("namespace-separator", _SEPARATOR))
         namespace = quote(separator.join(self._place.namespace), safe="")
         parts = ["v1", *filter(None, [quote(prefix)]), "namespaces", namespace, "tables"]
         found = self._get(f"{'/'.join(parts)}/{quote(name, safe='')}?snapshots=refs")
-        return None if found is None else columns_of(found["metadata"])
+        metadata: dict[str, Any] | None = None if found is None else found["metadata"]
+        return metadata
 
     def _log_in(self) -> None:
         token = self._settings.get("token")
@@ -125,6 +134,14 @@ class JdbcLook:
         self._files.check(self._place.root)
 
     def columns(self, name: str) -> dict[str, str] | None:
+        found = self._metadata(name)
+        return None if found is None else columns_of(found)
+
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        """The properties of a table, and whether it holds rows."""
+        return properties_of(self._metadata(name) or {})
+
+    def _metadata(self, name: str) -> dict[str, Any] | None:
         if self._query("SELECT to_regclass('iceberg_tables')")[0][0] is None:
             return None
         rows = self._query(
@@ -137,7 +154,7 @@ class JdbcLook:
         location = str(rows[0][0])
         if not self._files.knows(location):
             return None
-        return columns_of(metadata_of(self._files.read(location)))
+        return metadata_of(self._files.read(location))
 
     def _query(self, sql: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
         import psycopg

@@ -43,6 +43,15 @@ def columns_of(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {field["name"]: _iceberg_type(field["type"]) for field in schema["fields"]}
 
 
+def properties_of(metadata: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
+    """The properties of an Iceberg table, and whether its present snapshot holds rows."""
+    number = metadata.get("current-snapshot-id")
+    snapshots = metadata.get("snapshots") or []
+    current = next((s for s in snapshots if s.get("snapshot-id") == number), None)
+    files = ((current or {}).get("summary") or {}).get("total-data-files")
+    return dict(metadata.get("properties") or {}), current is not None and files != "0"
+
+
 def _iceberg_type(kind: Any) -> str:
     if isinstance(kind, str):
         plain = kind.replace(" ", "")

@@ -28,6 +28,7 @@ from changefeed.options import (
     OPTIMIZE,
     SEQUENCE_COLUMN,
     Deletes,
+    ExistingTarget,
     History,
     OnDrop,
 )
@@ -47,9 +48,10 @@ from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.place import place_of
 from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, read, settled, stage
-from sinks.lake.table import LakeTable, Rows
+from sinks.lake.table import OWNER, LakeTable, Rows, known_as
 from sinks.lake.upkeep import Upkeep
 from sinks.naming import kafka_topic_name
+from sinks.ownership import NOT_OURS, Claim, Owner, claim, living, policy_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,6 +97,7 @@ class LakeSink:
         self._scans: dict[str, Timestamp] = {}
         self._shapes: dict[str, str] = {}
         self._new: set[str] = set()
+        self._owned: dict[str, Owner] = {}
         self._staged: dict[str, Staged] = {}
         self._numbers = itertools.count(1)
         self._upkeep = Upkeep(_seconds(self._options, OPTIMIZE), _seconds(self._options, EXPIRE))
@@ -145,7 +148,7 @@ class LakeSink:
                     self._check_key(target.schema)
             except ChangefeedError as error:
                 keyless.append(error)
-        return keyless + look.problems(self._place, self._layout, context.targets)
+        return keyless + look.problems(self._place, self._layout, context, policy_of(self._options))
 
     @property
     def round_rows(self) -> int:
@@ -163,7 +166,7 @@ class LakeSink:
     def write(self, batch: Batch) -> Receipt:
         """Stage the rows that the target does not have."""
         self._check_key(batch.schema)
-        after = Applied() if batch.scan else self._floor(batch.target)
+        after = Applied() if batch.scan else self._floor(batch.target, batch.schema)
         path = self._scratch / f"{batch.epoch.number:012d}-{next(self._numbers):08d}.parquet"
         staged = stage(batch, path, after=after, history=self._layout.history)
         if staged is None:
@@ -211,7 +214,9 @@ class LakeSink:
         with self._working() as session:
             table = self._lake_table(session, RESOLVED_TABLE)
             if RESOLVED_TABLE not in self._shapes:
-                if not table.exists():
+                if table.exists():
+                    _check_resolved_table(table, self._place.shown)
+                else:
                     table.create(
                         {"feed": "string", "resolved": "string", "resolved_at": "timestamp"}, {}
                     )
@@ -229,14 +234,16 @@ class LakeSink:
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         """Every row there is goes, is marked, or is ended."""
         place = Applied(event.at.version, event.seq)
-        if self._floor(target).covers(place):
+        if self._floor(target, event.schema).covers(place):
             return
         with self._writing(target, event.schema) as lake:
             sequence = merge.quote(self._layout.sequence)
             if self._layout.history == "append":
                 statement = _truncation(lake, event.at)
             else:
-                condition = f"({sequence} <= {event.at.version} OR {sequence} IS NULL)"
+                condition = f"{sequence} <= {event.at.version}"
+                if policy_of(self._options) is not ExistingTarget.MERGE:
+                    condition = f"({condition} OR {sequence} IS NULL)"
                 statement = merge.remove(lake.ident, self._layout, condition, event.at.version)
             with lake.commit_notes(self._opened.feed, applied=place):
                 lake.run(statement)
@@ -254,14 +261,15 @@ class LakeSink:
     def evolve(self, event: SchemaChange, target: Target) -> None:
         """See :class:`sinks.base.Evolves`."""
         place = event.at.version, event.seq
-        if self._floor(target).covers(Applied(*place)):
+        if self._floor(target, event.old).covers(Applied(*place)):
             return
         self._check_key(event.new)
         with self._working(target) as session:
             lake = self._table(session, target)
+            owner = self._own(lake, target, event.old)
             if not lake.exists() or lake.shape() < place:
                 lake.evolve(event.old, event.new)
-                lake.ensure(event.new)
+                lake.ensure(event.new, owner)
                 lake.set_shape(*place)
         self._forget_table(target)
 
@@ -281,7 +289,8 @@ class LakeSink:
             return
         with self._working(target) as session:
             lake = self._table(session, target)
-            if lake.exists():
+            own = Owner.of(self._opened, target)
+            if lake.exists() and any(mark.same(own) for mark in known_as(own, lake.marks())):
                 lake.drop()
         self._forget_table(target)
 
@@ -426,12 +435,19 @@ class LakeSink:
 
     # -- what is known of tables ------------------------------------------------------------
 
-    def _floor(self, target: Target) -> Applied:
-        """Up to where the target has every change."""
+    def _floor(self, target: Target, schema: TableSchema) -> Applied:
+        """Up to where the target has every change.
+
+        Raises:
+            ChangefeedError: CF5008, it belongs to somebody else.
+        """
         if target.topic not in self._floors:
             with self._working(target) as session:
                 lake = self._table(session, target)
-                self._floors[target.topic] = lake.floor() if lake.exists() else Applied()
+                there = lake.exists()
+                if there:
+                    self._own(lake, target, schema)
+                self._floors[target.topic] = lake.floor() if there else Applied()
         return self._floors[target.topic]
 
     def _table(self, session: SparkSession, target: Target) -> LakeTable:
@@ -451,15 +467,58 @@ class LakeSink:
         try:
             with self._working(target) as session:
                 lake = self._table(session, target)
+                owner = self._own(lake, target, schema)
                 if self._shapes.get(target.topic) != schema.fingerprint():
-                    lake.ensure(schema)
+                    lake.ensure(schema, owner)
                     self._shapes[target.topic] = schema.fingerprint()
                 yield lake
         except BaseException:
             self._forget_table(target)
             raise
 
+    def _own(self, lake: LakeTable, target: Target, schema: TableSchema) -> Owner:
+        """The table may be written to by this feed; it carries the feed's mark, or gets it.
+
+        Raises:
+            ChangefeedError: CF5008, it belongs to somebody else.
+        """
+        context = self._opened
+        owner = Owner.of(context, target)
+        if self._owned.get(target.topic) == owner:
+            return owner
+        exists = lake.exists()
+        marks = known_as(owner, lake.marks()) if exists else []
+        found = claim(
+            owner,
+            marks,
+            feeds=living(context),
+            policy=policy_of(self._options),
+            exists=exists,
+            holds_rows=lambda: not lake.empty(),
+            what=f"table {target.topic} of {self._place.shown}",
+            usable=not marks or self._layout.sequence in lake.columns(),
+        )
+        if found is Claim.MERGE:
+            self._check_shared(schema)
+        if found is Claim.REPLACE:
+            lake.delete_all()
+        if exists and lake.setting(OWNER) != owner.text:
+            lake.set_owner(owner)
+        self._owned[target.topic] = owner
+        return owner
+
+    def _check_shared(self, schema: TableSchema) -> None:
+        if schema.keyless and self._layout.history == "off":
+            raise ChangefeedError(
+                NOT_OURS,
+                f"{schema.table}: existing_target = 'merge' needs a key, to tell its rows from "
+                "those that are there",
+                hint="add a primary key at the source, or take another target by "
+                "FOR table AS name.",
+            )
+
     def _forget_table(self, target: Target) -> None:
+        self._owned.pop(target.topic, None)
         self._floors.pop(target.topic, None)
         self._shapes.pop(target.topic, None)
         self._scans.pop(target.topic, None)
@@ -515,6 +574,7 @@ class LakeSink:
     def _forget(self) -> None:
         self._session = self._base = None
         self._tables.clear()
+        self._owned.clear()
         self._floors.clear()
         self._shapes.clear()
 
@@ -534,6 +594,18 @@ class LakeSink:
     @property
     def _scratch(self) -> Path:
         return Path(self._opened.scratch)
+
+
+def _check_resolved_table(table: LakeTable, place: str) -> None:
+    """The table of resolved timestamps is ours."""
+    if {"feed", "resolved", "resolved_at"} - set(table.columns()):
+        raise ChangefeedError(
+            "CF5003",
+            f"table {table.name} of {place} is in the way of the sink's bookkeeping, and was not "
+            "made by a changefeed",
+            detail="it was left as it is",
+            hint="rename it, or give the sink another place.",
+        )
 
 
 def _able(pack: str) -> Capabilities:

@@ -19,12 +19,15 @@ from sinks.lake.applied import Applied
 from sinks.lake.merge import Layout, literal, quote
 from sinks.lake.place import Place
 from sinks.lake.shape import cannot, fit, wanted
+from sinks.ownership import Owner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: What a commit says: the place and the timestamp it makes the table complete to.
 APPLIED, RESOLVED, FEED = "changefeed.applied", "changefeed.resolved", "changefeed.feed"
+#: Properties of a table: the source table it was made for, and the feed that keeps it.
+SOURCE, OWNER, OWNER_FEED = "changefeed.source", "changefeed.owner", "changefeed.feed"
 #: Property of a table: the place of the last change of shape it followed.
 SHAPE = "changefeed.shape"
 
@@ -141,6 +144,18 @@ class LakeTable(ABC):
         version, _, seq = (self.setting(SHAPE) or "0.0").partition(".")
         return int(version), int(seq)
 
+    def marks(self) -> list[Owner]:
+        """Whose it is; none where nobody said so."""
+        return marks_of({name: self.setting(name) for name in (OWNER, OWNER_FEED, SOURCE)})
+
+    def set_owner(self, owner: Owner) -> None:
+        """Record whose it is from now on."""
+        self.session.sql(f"ALTER TABLE {self.ident} SET {properties_sql(mark_of(owner))}")
+
+    def delete_all(self) -> None:
+        """All rows go."""
+        self.run(f"DELETE FROM {self.ident}")
+
     def set_shape(self, version: int, seq: int) -> None:
         """Record that the table followed a change of shape."""
         self.session.sql(
@@ -156,15 +171,17 @@ class LakeTable(ABC):
             for field in self.session.table(self.ident).schema.fields
         }
 
-    def ensure(self, schema: TableSchema) -> bool:
-        """Make the table, or add to it what is missing; true when it is new.
+    def ensure(self, schema: TableSchema, owner: Owner | None = None) -> bool:
+        """Make the table, or add to it what is missing; true when it is new. ``owner`` is whose a
+        new one is.
 
         Raises:
             ChangefeedError: CF5006, what is there cannot take these rows.
         """
         if not self.exists():
             columns = wanted(schema, self.layout, self.format)
-            self.create(columns, {"changefeed.source": str(schema.table)})
+            mark = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
+            self.create(columns, mark)
             return True
         found = fit(schema, self.layout, self.format, self.columns())
         if found.problems:
@@ -270,6 +287,25 @@ class LakeTable(ABC):
     @property
     def _jsession(self) -> Any:
         return self.session._jsparkSession
+
+
+def mark_of(owner: Owner) -> dict[str, str]:
+    """The properties that say whose a table is."""
+    return {SOURCE: owner.table, OWNER: owner.text, OWNER_FEED: owner.feed}
+
+
+def marks_of(properties: Mapping[str, str | None]) -> list[Owner]:
+    """The inverse of :func:`mark_of`. Earlier versions recorded the source table alone: a feed of
+    that table goes on with its target."""
+    text, source = properties.get(OWNER), properties.get(SOURCE)
+    if text:
+        return [Owner.parse(text, properties.get(OWNER_FEED) or "")]
+    return [Owner("", 0, source)] if source else []
+
+
+def known_as(own: Owner, marks: Sequence[Owner]) -> list[Owner]:
+    """The marks, with one of an earlier version that names the feed's table as the feed's."""
+    return [own if not mark.state and mark.table == own.table else mark for mark in marks]
 
 
 def _key(schema: TableSchema) -> list[int]:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Checks, EndsScans, OwnsTargets, Sink, SinkContext
-from sinks.ownership import NOT_OURS
 from sinks.testing.rows import RowFeed, Source, delete, insert, ordered, table_of, truncate
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def _refused(feed: RowFeed, sink: Sink, what: str) -> ChangefeedError:
     try:
         feed.deliver(sink, 0)
     except ChangefeedError as error:
-        assert error.code.number == NOT_OURS, f"{error.code.number}: {error.message}"
+        assert error.code is Code.TARGET_NOT_OURS, f"{error.code.number}: {error.message}"
         assert error.action is Action.STOP
         assert error.hint, "the error does not say how to go on"
         return error
@@ -66,7 +65,7 @@ def refuses_foreign_rows(harness: MergeHarness) -> None:
     targets = tuple(replace(t, schema=_keyed()) for t in context.targets)
     found = asked.check(replace(context, targets=targets))
     asked.close()
-    assert [error.code.number for error in found] == [NOT_OURS], found
+    assert [error.code for error in found] == [Code.TARGET_NOT_OURS], found
     sink = feed.open(harness.sink())
     error = _refused(feed, sink, "a table with rows of somebody else")
     assert harness.topic("t") in f"{error.message} {error.detail}", error.message
@@ -159,7 +158,7 @@ def leaves_names_beside_alone(harness: MergeHarness) -> None:
         try:
             feed.scan(sink, table)
         except ChangefeedError as error:
-            assert error.code.number in (NOT_OURS, "CF5006"), error.message
+            assert error.code in (Code.TARGET_NOT_OURS, Code.SINK_CANNOT_TAKE_TABLE), error.message
         finally:
             sink.close()
     for name in beside:

@@ -95,6 +95,8 @@ OF_DELTA = {
     "leaves_dropped_tables",
     "deletes_softly",
     "keeps_versions",
+    "refuses_foreign_rows",
+    "refuses_targets_of_other_feeds",
 }
 
 

@@ -228,7 +228,10 @@ def test_an_index_template_says_what_it_knows_better(elasticsearch: Elasticsearc
     made = elasticsearch.call("GET", f"/{table.index}")[table.index]
     assert made["mappings"] == {
         "dynamic": "false",
-        "_meta": {"team": "search", "changefeed": {"table": "shop.public.t"}},
+        "_meta": {
+            "team": "search",
+            "changefeed": {"table": "shop.public.t", "owner": "/1/shop.public.t", "feed": "f"},
+        },
         "properties": {"id": {"type": "long"}, **fields, "words": words},
     }
     assert made["settings"]["index"]["number_of_shards"] == "2"
@@ -281,6 +284,53 @@ def test_why_an_index_takes_no_fields_is_said(elasticsearch: Elasticsearch) -> N
     table.sink.close()
 
 
+def strangers(server: Elasticsearch, policy: str = "refuse") -> Table:
+    """A table whose index holds a document of somebody else."""
+    table = Table(server, existing_target=policy)
+    server.call("PUT", f"/{table.index}/_doc/9?refresh=true", {"id": 9, "mine": "precious"})
+    return table
+
+
+def precious(table: Table) -> bool:
+    """The document of somebody else is there as it was."""
+    path = f"/{table.index}/_doc/9?filter_path=_source"
+    try:
+        found = table.server.call("GET", path)
+    except urllib.error.HTTPError:
+        return False
+    return bool(found["_source"] == {"id": 9, "mine": "precious"})
+
+
+def test_an_index_with_documents_of_somebody_else_is_left_alone(
+    elasticsearch: Elasticsearch,
+) -> None:
+    table = strangers(elasticsearch)
+    before = elasticsearch.call("GET", f"/{table.index}/_mapping")
+    (problem,) = table.sink.check(SinkContext("validate", 0, (table.target,)))
+    assert problem.code.number == "CF5008" and "existing_target" in problem.hint
+    schema = TableSchema(table.target.table, (ID,), (0,))
+    with pytest.raises(ChangefeedError, match="was not made by this changefeed"):
+        table.write([], '{"id": 1}')
+    with pytest.raises(ChangefeedError, match="was not made by this changefeed"):
+        table.sink.end_scan(table.target, schema, Timestamp(10**18))
+    assert precious(table)
+    assert elasticsearch.call("GET", f"/{table.index}/_mapping") == before
+    table.sink.close()
+
+
+@pytest.mark.parametrize(("policy", "left"), [("merge", True), ("replace", False)])
+def test_what_becomes_of_documents_of_somebody_else(
+    elasticsearch: Elasticsearch, policy: str, left: bool
+) -> None:
+    table = strangers(elasticsearch, policy)
+    schema = TableSchema(table.target.table, (ID,), (0,))
+    table.write([], '{"id": 1}', '{"id": 2}')
+    elasticsearch.call("POST", f"/{table.index}/_refresh")
+    table.sink.end_scan(table.target, schema, Timestamp(10**18))
+    assert precious(table) is left
+    table.sink.close()
+
+
 @on_every_major
 def test_validate_says_whose_the_index_is(elasticsearch: Elasticsearch) -> None:
     table = Table(elasticsearch)
@@ -293,8 +343,10 @@ def test_validate_says_whose_the_index_is(elasticsearch: Elasticsearch) -> None:
     assert sink.check(SinkContext("validate", 0, targets)) == []
     taken = Target(other, table.index)
     (problem,) = sink.check(SinkContext("validate", 0, (free, taken)))
-    assert problem.code.number == "CF5003"
-    assert problem.message == f"index {table.index} holds table shop.public.t, not {other}"
+    assert problem.code.number == "CF5008"
+    assert (
+        f'index {table.index} was made for changefeed "f", table shop.public.t' in problem.message
+    )
     with pytest.raises(urllib.error.HTTPError) as caught:
         elasticsearch.call("GET", f"/{fresh}")
     assert caught.value.code == 404
@@ -570,7 +622,9 @@ def test_what_a_user_may_not_do_is_said(guarded: SecureElasticsearch) -> None:
     own, other = (Target(T.table, index) for index in ("feed_own", "feed_read"))
     fields = {"id": {"type": "long"}, "doc": {"type": "keyword"}}
     for target in (own, other):
-        guarded.call("PUT", f"/{target.topic}", {"mappings": {"properties": fields}})
+        mark = {"changefeed": {"table": str(T.table)}}  # as an earlier version left it
+        mappings = {"properties": fields, "_meta": mark}
+        guarded.call("PUT", f"/{target.topic}", {"mappings": mappings})
     reader = ElasticsearchSink(f"{guarded.uri_of('reader')}/?json=stored")
     reader.open(SinkContext("f", 1, (own, other)))
     deliver(reader, (1, '"4711"', 1), target=own)

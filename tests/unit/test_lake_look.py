@@ -91,14 +91,62 @@ def test_a_delta_table_is_read_from_its_last_schema(tmp_path: Path) -> None:
 
 def test_a_delta_table_is_read_from_a_checkpoint(tmp_path: Path) -> None:
     delta_commit(tmp_path, 11, None)
-    text = delta_schema(a="integer", tags={"type": "array", "elementType": "long"})
-    metadata = pa.array([None, {"id": "x", "schemaString": text}])
+    tags = {"type": "array", "elementType": "long"}
+    text = delta_schema(a="integer", tags=tags, _sequence_num="long")
+    kind = pa.struct(
+        {"schemaString": pa.string(), "configuration": pa.map_(pa.string(), pa.string())}
+    )
+    mark = [("changefeed.source", "shop.public.t")]
+    metadata = pa.array([None, {"schemaString": text, "configuration": mark}], kind)
     log = tmp_path / "t" / "_delta_log"
     pq.write_table(pa.table({"metaData": metadata}), log / f"{10:020d}.checkpoint.parquet")
     (log / f"{9:020d}.json").write_text("no longer looked at")
     uri = f"delta://{tmp_path}"
     assert look(uri, schema(a="int32", tags="array<int64>")) == []
     assert codes(look(uri, schema(a="int32", tags="array<bool>"))) == ["CF5006"]
+
+
+def delta_file(folder: Path, version: int, action: str) -> None:
+    """A commit that adds or removes the file ``f``."""
+    path = folder / "t" / "_delta_log" / f"{version:020d}.json"
+    path.write_text(json.dumps({action: {"path": "f"}}))
+
+
+def test_a_delta_table_that_holds_rows_of_somebody_else(tmp_path: Path) -> None:
+    uri = f"delta://{tmp_path}"
+    delta_commit(tmp_path, 0, delta_schema(a="integer", b="string"))
+    delta_file(tmp_path, 1, "add")
+    [problem] = look(uri)
+    assert problem.code.number == "CF5008" and "table t of" in problem.message
+    for policy in ("merge", "replace"):
+        assert look(uri, options={"existing_target": policy}) == []
+    delta_file(tmp_path, 2, "remove")
+    assert look(uri) == [], "no row is left"
+
+
+@pytest.mark.parametrize(
+    ("properties", "code"),
+    [
+        ({}, "CF5008"),
+        ({"changefeed.source": "shop.public.t"}, ""),
+        ({"changefeed.source": "shop.public.other"}, "CF5008"),
+        ({"changefeed.owner": "state/7/shop.public.t"}, "CF5008"),
+    ],
+)
+def test_an_iceberg_table_says_whose_it_is(
+    tmp_path: Path, properties: Mapping[str, str], code: str
+) -> None:
+    iceberg_table(tmp_path, 1, a="int", b="string", _sequence_num="long")
+    path = tmp_path / "shop" / "t" / "metadata" / "v1.metadata.json"
+    metadata = json.loads(path.read_text()) | {
+        "properties": properties,
+        "current-snapshot-id": 5,
+        "snapshots": [{"snapshot-id": 5, "summary": {"total-data-files": "1"}}],
+    }
+    path.write_text(json.dumps(metadata))
+    uri = f"iceberg://c/shop?type=hadoop&warehouse={tmp_path}"
+    assert codes(look(uri)) == ([code] if code else [])
+    assert look(uri, options={"existing_target": "merge"}) == []
 
 
 def test_an_iceberg_table_is_read_from_its_last_metadata(tmp_path: Path) -> None:
