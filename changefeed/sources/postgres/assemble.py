@@ -128,6 +128,8 @@ class Assembler:
         self._start = lsn_of(start.position)
         known = history or History.parse(start.history)
         self._timeline, self._witness = known.timeline, known.witness
+        #: A later one than the witness: there are many commits to a frontier.
+        self._newest: Transaction | None = None
         self._redelivery = redelivery
         self._last = start.at
         self._position = self._start
@@ -153,6 +155,8 @@ class Assembler:
 
     def frontier_at(self, at: Timestamp) -> Frontier:
         """What was read completely so far, all of it at or below ``at``."""
+        if self._newest is not None:
+            self._witness, self._newest = _witness(self._newest), None
         history = History(self._timeline, self._witness).text()
         return Frontier(at, position_of(self._position), self._seq, history)
 
@@ -198,14 +202,13 @@ class Assembler:
         transaction, self._open = self._open, None
         if transaction is None:
             raise ChangefeedError("CF2105", "a commit without a begin")
-        witness = Witness(transaction.lsn, transaction.xid, transaction.commit_us)
         if transaction.skip:
             if self._redelivery is not None:
-                self._redelivery.repeated(witness, touched=transaction.touched)
+                self._redelivery.repeated(_witness(transaction), touched=transaction.touched)
             return
         self._position = max(self._position, end)
         if transaction.touched:
-            self._witness = witness
+            self._newest = transaction
             self._commits.add(transaction, position_of(end))
 
     def _pass_start(self) -> None:
@@ -620,6 +623,10 @@ _ACTIONS: dict[int, Callable[[_Taking, Mark], None]] = {
 
 
 # ------------------------------------------------------------------------------- helpers
+
+
+def _witness(transaction: Transaction) -> Witness:
+    return Witness(transaction.lsn, transaction.xid, transaction.commit_us)
 
 
 def _by_table(oids: Places) -> list[tuple[int, Places]]:
