@@ -154,7 +154,7 @@ def test_a_scan_alone_succeeds_and_frees_the_source(bench: Bench) -> None:
     assert bench.notes("orders") == ["a", "b"]
     with pytest.raises(ChangefeedError) as caught:
         feeds.execute("PAUSE CHANGEFEED f")
-    assert caught.value.message == "job 1 is succeeded and cannot be paused"
+    assert caught.value.message == 'changefeed "f" is succeeded and cannot be paused'
 
 
 def test_a_sinkless_feed(bench: Bench) -> None:
