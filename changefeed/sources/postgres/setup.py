@@ -215,7 +215,11 @@ def changed_by_others(
         return dict.fromkeys(tables, f"{name} was altered")
     rows = _members_rows(connection, found.oid)
     reasons: dict[int, str] = {}
+    # A table that was dropped left the publication with that: nothing of it is missing.
+    dropped = set(tables) - rows.keys() - _existing(connection, tables)
     for oid in tables:
+        if oid in dropped:
+            continue
         if oid not in rows:
             reasons[oid] = f"the table was taken out of {name}"
         elif rows[oid].restricted:
@@ -223,6 +227,11 @@ def changed_by_others(
         elif _younger(rows[oid].xmin, last):
             reasons[oid] = f"the table was taken out of {name} and put back"
     return reasons
+
+
+def _existing(connection: Connection, tables: Collection[int]) -> set[int]:
+    query = "SELECT oid::int8 FROM pg_catalog.pg_class WHERE oid = ANY(%s::oid[])"
+    return {oid for (oid,) in connection.execute(query, [list(tables)])}
 
 
 @dataclass(frozen=True, slots=True)
