@@ -10,6 +10,7 @@ from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.schema import TableName
 from changefeed.core.uri import sink_location
 from changefeed.options import FULL_TABLE_NAME, Options
+from changefeed.sources.registry import open_source
 from sinks import registry
 from sinks.base import Capabilities, Checks, Overlooks, OwnsTargets, SinkContext, Target
 
@@ -102,6 +103,19 @@ def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
     return problems
 
 
+def _identity(catalog: Catalog, source: str) -> str:
+    """The source's own identity; asked of it before its first feed. Empty where it does not say:
+    the feed asks again."""
+    known = catalog.source_state(source).system_id
+    if known:
+        return known
+    try:
+        connection = catalog.connection(source)
+        return open_source(connection.name, connection.uri).system_id()
+    except ChangefeedError:
+        return ""
+
+
 #: Connects to the target of a feed of these tables and says what is wrong there, and what it could
 #: not look at.
 Probe = Callable[[Sinking, Options, Sequence[Target]], tuple[list[ChangefeedError], list[str]]]
@@ -124,7 +138,7 @@ def probe_of(catalog: Catalog) -> Probe:
             options=options,
             state=catalog.state_id,
             feeds=catalog.living(),
-            source=catalog.source_state(source).system_id if source else "",
+            source=_identity(catalog, source) if source else "",
         )
         try:
             opened = registry.open_sink(sink.real, given)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
 
-from changefeed.core.errors import Action, ChangefeedError
-from sinks.base import Sink
+from changefeed.catalog import Catalog
+from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.options import Options
+from changefeed.plan.sink_resolution import find_sink, probe_of
+from changefeed.sources.postgres.setup import system_id
+from sinks.base import Sink, Target
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
 from sinks.testing.rounds import run_random_rounds
@@ -92,6 +97,35 @@ class PostgreSQLHarness(MergeHarness):
 def test_postgresql(case: MergeCase, postgres: Database) -> None:
     """14 has no MERGE: rows are deleted and inserted there."""
     _run(case, PostgreSQLHarness(postgres))
+
+
+@pytest.mark.postgres
+def test_the_source_table_is_no_target(postgres: Database, tmp_path: Path) -> None:
+    """An empty one too: VALIDATE says so before its first feed, and the feed does not touch it."""
+    with postgres.connect() as connection:
+        connection.execute("CREATE TABLE t (a integer PRIMARY KEY, b text)")
+    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source.commit(insert("t", a=1, b="x"))
+    catalog = Catalog.open(tmp_path / "state")
+    try:
+        catalog.create_connection("shop", postgres.uri)
+        plain = find_sink(catalog, f"{postgres.uri}?schema=public", None)
+        table = source.schemas["t"]
+        targets = (Target(table.table, "t", table),)
+        (problem,), _ = probe_of(catalog)(plain, Options.from_dict({}), targets)
+    finally:
+        catalog.close()
+    assert problem.code is Code.TARGET_NOT_OURS and "is the source table itself" in problem.message
+    with postgres.connect() as connection:
+        identity = system_id(connection)
+    feed = RowFeed(source, context=lambda made: replace(made, source=identity))
+    sink = feed.open(open_sink(f"{postgres.uri}?schema=public"))
+    with pytest.raises(ChangefeedError, match="is the source table itself"):
+        feed.deliver(sink)
+    sink.close()
+    with postgres.connect() as connection:
+        found = connection.execute("SELECT * FROM t")
+        assert [column.name for column in found.description or ()] == ["a", "b"]
 
 
 class RedshiftHarness(PostgreSQLHarness):
