@@ -32,7 +32,7 @@ from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Partitions, Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
-from changefeed.statements import connections, feeds, listing, show, sync
+from changefeed.statements import connections, feeds, listing, show, sync, verify
 from changefeed.statements.brief import Brief
 from changefeed.statements.context import (
     Context,
@@ -111,6 +111,7 @@ HANDLERS: dict[type[nodes.Statement], Handler] = {
     nodes.ShowCreateChangefeed: show.show_create,
     nodes.ShowJobs: show.show_jobs,
     nodes.Sync: sync.sync,
+    nodes.Verify: verify.verify,
 }
 
 #: How many expected words a syntax error names.

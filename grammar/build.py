@@ -297,6 +297,14 @@ class _Builder(Transformer[Token, Any]):
     def sync_changefeed(self, meta: Meta, feed: FeedRef, timeout: Literal | None) -> Statement:
         return nodes.Sync(feed, timeout, span=_span(meta))
 
+    def verify_changefeed(
+        self, meta: Meta, feed: FeedRef, table: QualifiedName | None, repair: Token | None
+    ) -> Statement:
+        return nodes.Verify(feed, table, repair is not None, span=_span(meta))
+
+    def verify_table(self, _meta: Meta, table: QualifiedName) -> QualifiedName:
+        return table
+
     def timeout(self, _meta: Meta, value: Literal) -> Literal:
         return value
 

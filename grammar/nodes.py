@@ -359,3 +359,13 @@ class Sync(Statement):
     feed: FeedRef
     timeout: Literal | None = None
     span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Statement):
+    """``VERIFY CHANGEFEED f [TABLE t] [REPAIR]``; no table means all tables of the feed."""
+
+    feed: FeedRef
+    table: QualifiedName | None = None
+    repair: bool = False
+    span: Span | None = _span()

@@ -139,6 +139,10 @@ class _Printer:
             case nodes.Sync():
                 timeout = None if node.timeout is None else f"TIMEOUT {_literal(node.timeout)}"
                 return _words("SYNC CHANGEFEED", _feed(node.feed), timeout)
+            case nodes.Verify():
+                table = None if node.table is None else f"TABLE {_qualified(node.table)}"
+                repair = "REPAIR" if node.repair else None
+                return _words("VERIFY CHANGEFEED", _feed(node.feed), table, repair)
             case nodes.Option():
                 return self.option(node)
             case nodes.TableTarget() | nodes.SchemaTarget() | nodes.DatabaseTarget():

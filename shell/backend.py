@@ -149,7 +149,7 @@ class Backend:
         if self._node is not None:
             if not isinstance(statement, LOOKS):
                 self._node.result()
-        elif isinstance(statement, nodes.Sync) and self._alone(application):
+        elif isinstance(statement, nodes.Sync | nodes.Verify) and self._alone(application):
             application.start_node()
 
     @staticmethod

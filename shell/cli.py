@@ -24,7 +24,8 @@ _ORDER = "shell.cli.order"
 
 _EPILOG = (
     "Exit status: 0 ok, 1 a statement failed, 2 wrong flags, 3 state, source or sink not "
-    "reachable, 4 timed out, 130 interrupted, 141 reader of the output gone, 143 terminated. "
+    "reachable, 4 timed out, 5 source and target differ, 130 interrupted, 141 reader of the output "
+    "gone, 143 terminated. "
     "\\h at the prompt lists the statements."
 )
 

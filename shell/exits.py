@@ -19,6 +19,8 @@ class Exit(IntEnum):
     """The state, a source or a sink cannot be reached."""
     TIMEOUT = 4
     """A wait ran out of time (SYNC)."""
+    DIFFERENCE = 5
+    """Source and target differ (VERIFY)."""
     INTERRUPTED = 130
     """Ctrl-C."""
     PIPE = 141
@@ -29,6 +31,7 @@ class Exit(IntEnum):
 
 _BY_CODE = {
     Code.TIMED_OUT: Exit.TIMEOUT,
+    Code.TARGET_DIFFERS: Exit.DIFFERENCE,
     Code.SOURCE_UNREACHABLE: Exit.CONNECTION,
     Code.SOURCE_REFUSED_LOGIN: Exit.CONNECTION,
     Code.SINK_UNREACHABLE: Exit.CONNECTION,

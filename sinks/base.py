@@ -15,7 +15,7 @@ retries (the feed that uses it does them), no encoding. The order of calls is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,6 +68,7 @@ class Capabilities:
             to nothing else. Without it a mark covers all tables, so it waits for one that failed.
         shared_topics: several feeds may write to one topic (file label, ...), whose readers then
             get the messages of all of them: worth a notice.
+        compares: its target can be compared with the source (:class:`Compares`).
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -84,6 +85,7 @@ class Capabilities:
     round_rows: int = 0
     spark_packs: tuple[str, ...] = ()
     resolved_by_topic: bool = False
+    compares: bool = False
     shared_topics: bool = False
 
     @property
@@ -309,6 +311,49 @@ class Evolves(Protocol):
         Raises:
             ChangefeedError: CF5006, this table cannot follow (said with the reason); the
                 others go on.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A row that source and target do not have alike.
+
+    Attributes:
+        kind: ``missing`` (the target lacks it), ``extra`` (the source does), ``changed``.
+        key: values of the key as a JSON array.
+        source, target: the row as a JSON object of texts, of a changed row the columns that
+            differ; None where there is no such row.
+    """
+
+    kind: str
+    key: str
+    source: str | None
+    target: str | None
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """Optional: a sink that can say how its target differs from the source."""
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """Compare the rows of a table, which has a key, with what the target holds of it.
+
+        ``rows`` are those of the source in the schema ``schema.log_schema()``, each key once. The
+        target is looked at only after the last of them: while they come, the feed may need it.
+        At most ``limit`` differences are returned, missing and changed rows before those too
+        many, by key. Called on a sink object that was not opened; it is closed afterwards.
+        Nothing of the feed is changed.
+
+        Raises:
+            ChangefeedError: CF1303 a target that is kept so (with its history) cannot be compared.
         """
         ...
 

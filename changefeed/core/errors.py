@@ -93,6 +93,7 @@ class Code(StrEnum):
     TARGET_NOT_WATCHABLE = "CF1302", _USER, Scope.TABLE, "target cannot be watched"
     NOT_SUPPORTED = "CF1303", _USER, Scope.TABLE, "not supported"
     TIMED_OUT = "CF1304", _USER, Scope.STATEMENT, "timed out"
+    TARGET_DIFFERS = "CF1305", _USER, Scope.STATEMENT, "source and target differ"
 
     # 20xx: the source
     SOURCE_UNREACHABLE = (

@@ -91,7 +91,8 @@ class Result:
         stream: rows of a sinkless feed as they come; close it to end the feed.
         vertical: one row of many columns, better shown one column a line.
         job_id, name: of the feed a CREATE made.
-        failure: what a VALIDATE found first; the statement worked, what it looked at does not.
+        failure: what a VALIDATE found first, or that a VERIFY found differences; the statement
+            worked, what it looked at does not.
         tag: the statement in capitals, as psql prints it (``CREATE CHANGEFEED``).
         brief: what a person on a terminal is shown in place of columns and rows.
     """

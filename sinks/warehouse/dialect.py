@@ -198,6 +198,10 @@ class Dialect:
         """A join that repeats each row of a FROM clause ``count`` times, an expression."""
         return f"CROSS JOIN LATERAL generate_series(1, {count}) AS _copy(n)"
 
+    def text_of(self, expression: str, rule: TypeRule) -> str:
+        """SQL: a value of the rule's type as text, for people."""
+        return f"CAST({expression} AS {self.staging_types['string']})"
+
     def instant(self, version: str) -> str:
         """SQL: ``_sequence_num`` (nanoseconds since 1970) as the target's timestamp."""
         return f"TIMESTAMP '1970-01-01' + ({version} / 1000) * INTERVAL '1 microsecond'"

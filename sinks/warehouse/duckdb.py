@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import SinkURL
+from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -275,6 +277,8 @@ class DuckDB(Warehouse):
 
 class DuckDBSink(WarehouseSink):
     """``duckdb:///path/file.duckdb?schema=name``."""
+
+    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, compares=True)
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         url = SinkURL(uri)

@@ -8,6 +8,7 @@ trailing spaces too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
+from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -103,6 +105,11 @@ class MySQLDialect(Dialect):
 
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         return " AND ".join(f"{left}.{self.quote(c)} <=> {right}.{self.quote(c)}" for c in columns)
+
+    def text_of(self, expression: str, rule: TypeRule) -> str:
+        if rule.sql.endswith("BLOB") or rule.sql.startswith("VARBINARY"):
+            return rf"concat('\x', lower(hex({expression})))"
+        return f"CAST({expression} AS CHAR)"
 
     def copies(self, count: str) -> str:
         ones = f"concat('[1', repeat(',1', {count} - 1), ']')"
@@ -279,6 +286,8 @@ def _text(value: object) -> str:
 
 class MySQLSink(WarehouseSink):
     """``mysql://user:password@host:3306/database?tls_enabled=&ca_cert_file=``."""
+
+    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, compares=True)
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         url = SinkURL(uri)

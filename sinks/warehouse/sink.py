@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -23,9 +23,20 @@ from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget
-from sinks.base import Accepts, Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import (
+    Accepts,
+    Batch,
+    Capabilities,
+    Delivery,
+    Difference,
+    Epoch,
+    Receipt,
+    SinkContext,
+    Target,
+)
 from sinks.ownership import Claim, policy_of
 from sinks.warehouse import applied as bookkeeping
+from sinks.warehouse.compare import Comparison
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.owning import (
     NUMBERED_COLUMNS,
@@ -319,6 +330,20 @@ class WarehouseSink:
         self._run([Statement(sql, table.topic) for sql in statements])
         self._known.pop(target.topic, None)
         self._warehouse.rest()
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """How the target differs from the source (:class:`sinks.base.Compares`)."""
+        self._warehouse.connect(make=False)
+        table = self._names(target, context)
+        self._warehouse.rest()
+        return Comparison(self._warehouse, table, Shape(schema, target.topic)).run(rows, limit)
 
     def dropped(self, target: Target) -> None:
         """The target goes too with ``on_drop = 'drop'``; else only what is ours goes."""

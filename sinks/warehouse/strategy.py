@@ -221,19 +221,22 @@ def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
 
 
 def sweep(table: Table, shape: Shape, version: int) -> list[str]:
-    """Rows of an older version than a scan are not at the source any more."""
-    d = table.d
+    """Rows of an older version than a scan are not at the source any more.
+
+    A row without a number was not written by the feed: in a shared target it stays, in one of the
+    feed's own somebody put it there, and it goes.
+    """
+    d, shared = table.d, table.keeping.shared
     if not table.has_side(shape.schema):
-        # A row without a number is not ours: existing_target = 'merge' keeps those.
-        old = f"{d.quote(table.sequence)} < {version}"
+        sequence = d.quote(table.sequence)
+        old = f"{sequence} < {version}" if shared else f"coalesce({sequence}, 0) < {version}"
         if table.keeping.soft:
             return [soft_delete_all(table, version, f"{old} AND NOT {is_deleted(table)}")]
         return [f"DELETE FROM {table.name} WHERE {old}"]
     number = d.quote(SEQUENCE)
-    match = (
-        f"EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE "
-        f"{d.same(shape.key, 't_old', table.name)} AND t_old.{number} < {version})"
-    )
+    same = f"SELECT 1 FROM {table.side} AS t_old WHERE {d.same(shape.key, 't_old', table.name)}"
+    older = f"t_old.{number} < {version}"
+    match = f"EXISTS ({same} AND {older})" if shared else f"NOT EXISTS ({same} AND NOT {older})"
     statements = (
         [soft_delete_all(table, version, match)]
         if table.keeping.soft

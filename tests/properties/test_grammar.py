@@ -140,6 +140,7 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.ShowCreateChangefeed, refs),
     st.just(nodes.ShowJobs()),
     st.builds(nodes.Sync, refs, st.none() | strings | words),
+    st.builds(nodes.Verify, refs, st.none() | qualified(3), st.booleans()),
 )
 
 

@@ -1,0 +1,131 @@
+"""VERIFY CHANGEFEED: are source and target equal, and which rows are not?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from changefeed.catalog import Job
+from changefeed.catalog.model import TableProgress
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.options import to_span
+from changefeed.statements.context import Context, Result
+from changefeed.statements.sync import sync
+from changefeed.statements.values import Cell
+from grammar import nodes
+
+if TYPE_CHECKING:
+    from changefeed.verify.table import Outcome, TableVerifier
+
+COLUMNS = ("table", "key", "difference", "source", "target")
+
+
+def verify(statement: nodes.Verify, context: Context) -> Result:
+    """VERIFY CHANGEFEED f [TABLE t] [REPAIR].
+
+    Rows that differ make :attr:`Result.failure`, so that a script hears of them.
+
+    Raises:
+        ChangefeedError: CF1303 the feed cannot be verified, CF1301 it stands still, CF1101; the
+            source or the sink failed.
+    """
+    # Loaded on use: it brings Arrow.
+    from changefeed.verify.table import TableVerifier
+
+    job = context.job(statement.feed)
+    tables = _tables(statement, job, context)
+
+    def delivered() -> None:
+        sync(nodes.Sync(statement.feed), context)
+
+    verifier = TableVerifier(context.catalog, job, context.source(job.source), delivered)
+    delivered()
+    notices: list[str] = []
+    outcomes = [
+        outcome
+        for table in tables
+        if (outcome := _verify(verifier, table, notices, named=statement.table is not None))
+    ]
+    notices += [_said(outcome) for outcome in outcomes]
+    wrong = [outcome for outcome in outcomes if outcome.differences]
+    left = wrong
+    if statement.repair and wrong:
+        context.catalog.alter_job(job.id, rescan={o.table.table: 0 for o in wrong})
+        context.host.wake()
+        delivered()
+        left = [again for o in wrong if (again := verifier.verify(o.table)).differences]
+        notices += [f"{_name(o.table)} was read again: {_after(o, left)}" for o in wrong]
+    elif wrong:
+        notices.append(f"VERIFY CHANGEFEED {job.name} REPAIR reads the tables that differ again")
+    rows: list[tuple[Cell, ...]] = [
+        (_name(o.table), d.key, d.kind, d.source, d.target) for o in wrong for d in o.differences
+    ]
+    return Result(
+        columns=COLUMNS,
+        rows=rows,
+        notices=notices,
+        tag="VERIFY CHANGEFEED",
+        failure=_failure(job, left) if left else None,
+    )
+
+
+def _verify(
+    verifier: TableVerifier, table: TableProgress, notices: list[str], *, named: bool
+) -> Outcome | None:
+    """The outcome of a table; of one that cannot be compared and was not named, a notice."""
+    try:
+        return verifier.verify(table)
+    except ChangefeedError as error:
+        if named or error.code is not Code.NOT_SUPPORTED:
+            raise
+        notices.append(f"{error.message}: it was left out")
+        return None
+
+
+def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TableProgress]:
+    tables = context.catalog.tables(job.id)
+    if statement.table is None:
+        return tables
+    parts = statement.table.parts
+    found = [
+        t for t in tables if (t.table.source, t.table.schema, t.table.name)[-len(parts) :] == parts
+    ]
+    if len(found) == 1:
+        return found
+    written = ".".join(parts)
+    names = ", ".join(_name(t) for t in (found or tables))
+    raise ChangefeedError(
+        "CF1101",
+        f'table "{written}" is one of {names}'
+        if found
+        else f'changefeed "{job.name}" has no table "{written}"',
+        hint="" if found else f"its tables are: {names}.",
+        span=to_span(statement.table.span),
+    )
+
+
+def _said(outcome: Outcome) -> str:
+    count = len(outcome.differences)
+    rows = "1 row differs" if count == 1 else f"{count} rows differ"
+    found = f"more than {rows}" if outcome.more else rows
+    said = f"{_name(outcome.table)}: {found if count else 'equal'}"
+    if outcome.changing:
+        said += f"; {outcome.changing} rows change too often to tell"
+    return said
+
+
+def _after(outcome: Outcome, left: list[Outcome]) -> str:
+    still = next((o for o in left if o.table.table == outcome.table.table), None)
+    return "equal now" if still is None else f"rows that still differ: {len(still.differences)}"
+
+
+def _failure(job: Job, left: list[Outcome]) -> ChangefeedError:
+    names = ", ".join(_name(o.table) for o in left)
+    return ChangefeedError(
+        Code.TARGET_DIFFERS,
+        f'the target of changefeed "{job.name}" differs from the source in {names}',
+        hint=f"VERIFY CHANGEFEED {job.name} REPAIR reads these tables again.",
+    )
+
+
+def _name(table: TableProgress) -> str:
+    return f"{table.table.schema}.{table.table.name}"

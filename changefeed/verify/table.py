@@ -1,0 +1,149 @@
+"""One table of a feed, compared with its target until the answer is sure.
+
+A pass reads the source under one snapshot, waits until the feed has delivered everything up to
+then, and lets the sink compare. The target is never behind the snapshot, but it may be ahead of
+it: a row that changed at the source meanwhile looks different. So a difference counts only once two
+passes, one after the other, found the same row with the same values on both sides; the feed has
+caught up in between. Rows that look different each time are changing, not wrong.
+
+The source is read by one connection, a part of the table after the other; nothing but a batch of
+rows and the differences is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from changefeed.catalog import Catalog, Job
+from changefeed.catalog.model import TableProgress
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Deletes
+from changefeed.encoding.compile import message_plan
+from changefeed.encoding.typed_rows import RowPlan
+from changefeed.options import Options
+from changefeed.scan.table import TYPED_ROWS, joined
+from changefeed.sources.base import KeyRange, Source
+from sinks import registry
+from sinks.base import Compares, Difference, SinkContext, Target
+
+#: Differences that are named of one table.
+LIMIT = 1_000
+#: Comparisons of one table before rows that look different each time are called changing.
+PASSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out for one table.
+
+    Attributes:
+        differences: rows that differ, by key; at most :data:`LIMIT`.
+        changing: rows that looked different in the last pass, and otherwise in the one before.
+        more: there are differences beyond those named.
+    """
+
+    table: TableProgress
+    differences: tuple[Difference, ...] = ()
+    changing: int = 0
+    more: bool = False
+
+
+class TableVerifier:
+    """Compares tables of one feed."""
+
+    def __init__(
+        self, catalog: Catalog, job: Job, source: Source, delivered: Callable[[], object]
+    ) -> None:
+        """``delivered`` returns when everything that is committed at the source is in the target.
+
+        Raises:
+            ChangefeedError: CF1303 the feed's sink cannot be compared with.
+        """
+        if job.sink_uri is None:
+            message = "a feed without a sink has no target to verify"
+            raise ChangefeedError(Code.NOT_SUPPORTED, message)
+        self._catalog = catalog
+        self._job = job
+        self._source = source
+        self._delivered = delivered
+        self._uri = catalog.resolve_uri(job.sink_uri)
+        scheme = registry.scheme_of(self._uri)
+        abilities = registry.capabilities(scheme)
+        if not abilities.compares:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"a {scheme}:// sink cannot be verified yet",
+                hint=f"these can: {', '.join(_comparable())}.",
+            )
+        self._options = Options.from_dict(job.options, abilities=abilities)
+
+    def verify(self, table: TableProgress) -> Outcome:
+        """Compare a table, as often as it takes.
+
+        Raises:
+            ChangefeedError: CF1303 the table cannot be compared; the source or the sink failed.
+        """
+        found: list[Difference] = []
+        before: frozenset[Difference] | None = None
+        for _ in range(PASSES):
+            found = self._pass(table)
+            more, found = len(found) > LIMIT, found[:LIMIT]
+            sure = tuple(d for d in found if before is not None and d in before)
+            if len(sure) == len(found):
+                return Outcome(table, sure, more=more)
+            before = frozenset(found)
+        return Outcome(table, sure, changing=len(found) - len(sure), more=more)
+
+    def _pass(self, table: TableProgress) -> list[Difference]:
+        """What looks different now; one more than :data:`LIMIT` where there are more."""
+        schema = self._schema(table)
+        plan = RowPlan(message_plan(self._job, self._options, table, schema))
+        deletes = plan.plan.deletes
+        if plan.schema.keyless or deletes is Deletes.ONLY:
+            why = "has no key" if plan.schema.keyless else "is delivered as deletes alone"
+            raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
+        options: dict[str, object] = {**self._options, "state_url": self._catalog.url}
+        sink = registry.open_sink(self._uri, options)
+        if not isinstance(sink, Compares):
+            raise AssertionError("a sink that compares has the method")
+        target = Target(table.table, table.topic)
+        context = SinkContext(
+            feed=self._job.name,
+            job_id=self._job.id,
+            targets=(target,),
+            options=self._options,
+            state=self._catalog.state_id,
+        )
+        try:
+            rows = self._rows(table, schema, plan)
+            found = sink.compare(context, target, plan.schema, rows, LIMIT + 1)
+        finally:
+            sink.close()
+        # What was deleted at the source stays in a target that is told of no deletes.
+        return [d for d in found if d.kind != "extra" or deletes is not Deletes.NO]
+
+    def _schema(self, table: TableProgress) -> TableSchema:
+        schema = self._source.describe(table.table.schema, table.table.name)
+        if table.oid and schema.oid not in (0, table.oid):
+            raise ChangefeedError("CF2106", f"another table has the name {table.table} now")
+        return self._catalog.intern_schema(schema)
+
+    def _rows(self, table: TableProgress, schema: TableSchema, plan: RowPlan) -> Iterator[pa.Table]:
+        """The rows of the source; when they have ended, the target has what they showed."""
+        keys = KeyRange(table.values_from or None, table.values_to or None)
+        with self._source.snapshot([schema]) as snapshot:
+            parts = snapshot.parts(schema, keys=keys, partition=table.partition)
+            batches = (batch for part in parts for batch in part.read())
+            for rows in joined(batches, TYPED_ROWS):
+                yield plan.scanned(rows, Timestamp(1))
+        self._delivered()
+
+
+def _comparable() -> list[str]:
+    """Schemes of the sinks that can be compared with."""
+    return [scheme for scheme in registry.schemes() if registry.capabilities(scheme).compares]

@@ -1,0 +1,188 @@
+"""How a target table differs from the source: both sides compared by the warehouse itself.
+
+The source's rows are loaded into a table beside the target and go through the very expressions
+that a merge uses, so each value is compared in the target's type: what a merge would have written
+is equal. The table is of this comparison alone and is dropped at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+
+from changefeed.core.errors import Action, ChangefeedError, Code
+from sinks.base import Difference
+from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.staging import Shape, check_values
+from sinks.warehouse.strategy import is_deleted, ours
+from sinks.warehouse.tables import IS_CURRENT, History, Table
+
+#: How long another program may hold the target (a file) before the comparison gives up, seconds.
+PATIENCE = 60.0
+_PAUSE = 0.25
+_BATCH = 1
+
+T = TypeVar("T")
+
+
+class Comparison:
+    """Compares one target table with rows of the source."""
+
+    def __init__(self, warehouse: Warehouse, table: Table, shape: Shape) -> None:
+        """
+        Raises:
+            ChangefeedError: CF1303 the target cannot be compared.
+        """
+        if table.keeping.history is History.APPEND:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"{shape.schema.table}: a target with history = 'append' cannot be verified",
+                detail="it has every change and no row as it is now",
+            )
+        self._warehouse = warehouse
+        self._table = table
+        self._shape = shape
+        #: Of this comparison alone: nobody else's table can have the name.
+        self._name = f"_verify_{uuid4().hex}"
+
+    def run(self, rows: Iterable[pa.Table], limit: int) -> list[Difference]:
+        """The differences, at most ``limit``."""
+        self._held(self._make)
+        try:
+            for batch in rows:
+                self._load(batch)
+            return self._held(lambda: self._differences(limit))
+        finally:
+            self._held(self._drop)
+
+    # ------------------------------------------------------------------ the source's rows
+
+    def _make(self) -> None:
+        d = self._warehouse.dialect
+        name = self._warehouse.name(self._name)
+        create = d.create_staging(name, self._shape.staging_columns(d))
+        self._warehouse.run([Statement(create, self._shape.topic)])
+
+    def _drop(self) -> None:
+        gone = self._warehouse.dialect.drop_table(self._warehouse.name(self._name))
+        self._warehouse.run([Statement(gone, self._shape.topic)])
+
+    def _load(self, batch: pa.Table) -> None:
+        staged = self._shape.staged(batch, _BATCH)
+        check_values(self._shape, staged, self._warehouse.dialect)
+        if staged.num_rows:
+            self._held(lambda: self._warehouse.load(self._name, staged, uuid4().hex))
+
+    def _held(self, work: Callable[[], T]) -> T:
+        """Do something while the target is held, and let go of it: the feed needs it, too."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._warehouse.connect(make=False)
+                break
+            except ChangefeedError as error:
+                if error.action is not Action.RETRY or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE)
+        try:
+            return work()
+        finally:
+            self._warehouse.rest()
+
+    # ------------------------------------------------------------------ comparing
+
+    def _differences(self, limit: int) -> list[Difference]:
+        found = [self._difference(row) for row in self._warehouse.query(self._wanting(limit))]
+        if len(found) < limit:
+            extra = self._warehouse.query(self._extra(limit - len(found)))
+            found += [Difference("extra", self._key(row), None, self._row(row)) for row in extra]
+        return found
+
+    def _source(self) -> str:
+        """SELECT of the source's rows in the target's types."""
+        d, shape = self._warehouse.dialect, self._shape
+        columns = [
+            d.rule(c, key=i in shape.schema.key).of(f"s.{d.quote(c.name)}")
+            + f" AS {d.quote(c.name)}"
+            for i, c in enumerate(shape.columns)
+        ]
+        return f"(SELECT {', '.join(columns)} FROM {self._warehouse.name(self._name)} AS s)"
+
+    def _target(self) -> str:
+        """SELECT of the feed's rows that are in the target now."""
+        d, table, keeping = self._warehouse.dialect, self._table, self._table.keeping
+        sql = f"SELECT {', '.join(map(d.quote, self._shape.names))} FROM {table.name}"
+        sql += f" WHERE {ours(table, self._shape)}"
+        if keeping.history is History.SCD2:
+            sql += f" AND {d.quote(IS_CURRENT)}"
+        elif keeping.soft:
+            sql += f" AND NOT {is_deleted(table)}"
+        return f"({sql})"
+
+    def _wanting(self, limit: int) -> str:
+        """Rows of the source that the target lacks or has otherwise."""
+        d, shape = self._warehouse.dialect, self._shape
+        first = d.quote(shape.key[0])
+        rest = [name for name in shape.names if name not in shape.key]
+        differ = f" OR NOT ({d.same_row(rest, 'd', 't')})" if rest else ""
+        lacks = f"t.{first} IS NULL"
+        listed = [f"CASE WHEN {lacks} THEN 1 ELSE 0 END", *self._texts("d"), *self._texts("t")]
+        return (
+            f"SELECT {', '.join(listed)} FROM {self._source()} AS d "
+            f"LEFT JOIN {self._target()} AS t ON {d.same(shape.key, 'd', 't')} "
+            f"WHERE {lacks}{differ} ORDER BY {self._by_key('d')} LIMIT {limit}"
+        )
+
+    def _extra(self, limit: int) -> str:
+        """Rows of the target that the source lacks."""
+        d, shape = self._warehouse.dialect, self._shape
+        return (
+            f"SELECT {', '.join(self._texts('t'))} FROM {self._target()} AS t "
+            f"LEFT JOIN {self._source()} AS d ON {d.same(shape.key, 'd', 't')} "
+            f"WHERE d.{d.quote(shape.key[0])} IS NULL ORDER BY {self._by_key('t')} LIMIT {limit}"
+        )
+
+    def _texts(self, alias: str) -> list[str]:
+        d, shape = self._warehouse.dialect, self._shape
+        return [
+            d.text_of(f"{alias}.{d.quote(c.name)}", d.rule(c, key=i in shape.schema.key))
+            for i, c in enumerate(shape.columns)
+        ]
+
+    def _by_key(self, alias: str) -> str:
+        return ", ".join(f"{alias}.{self._warehouse.dialect.quote(c)}" for c in self._shape.key)
+
+    # ------------------------------------------------------------------ what people see
+
+    def _difference(self, row: Sequence[object]) -> Difference:
+        count = len(self._shape.names)
+        missing, source, target = row[0], row[1 : count + 1], row[count + 1 :]
+        if missing:
+            return Difference("missing", self._key(source), self._row(source), None)
+        differ = [i for i in range(count) if source[i] != target[i]] or list(range(count))
+        return Difference(
+            "changed", self._key(source), self._row(source, differ), self._row(target, differ)
+        )
+
+    def _key(self, texts: Sequence[object]) -> str:
+        columns = self._shape.columns
+        shown = [
+            str(texts[i]) if columns[i].logical.startswith("int") else _quoted(texts[i])
+            for i in self._shape.schema.key
+        ]
+        return f"[{', '.join(shown)}]"
+
+    def _row(self, texts: Sequence[object], places: Sequence[int] | None = None) -> str:
+        names = self._shape.names
+        wanted = range(len(names)) if places is None else places
+        row = {names[i]: None if texts[i] is None else str(texts[i]) for i in wanted}
+        return json.dumps(row, ensure_ascii=False)
+
+
+def _quoted(text: object) -> str:
+    return json.dumps(str(text), ensure_ascii=False)
