@@ -145,3 +145,27 @@ def test_column_changes_deliver_the_table_again(bench: Bench) -> None:
     bench.db.execute("alter table t add column c int; insert into t values (11, 'x', 1)")
     until(lambda: len(bench.of_key(*range(1, 11))) >= 10)
     assert bench.of_key(3)[-1]["after"] == {"a": 3, "b": "row 3", "c": None}
+
+
+def test_a_large_value_is_never_a_later_one_and_never_null(bench: Bench) -> None:
+    bench.db.execute(
+        "create table large (a int primary key, v int, big text);"
+        "alter table large alter big set storage external;"
+        "insert into large select i, 0, repeat('x', 5000) || i from generate_series(1, 10) i"
+    )
+    bench.feeds.execute(
+        f"CREATE CHANGEFEED f FOR large INTO 'file://{bench.folder}'"
+        " WITH updated, key_in_value, initial_scan = 'no'"
+    )
+    bench.feeds.sync("f")
+    bench.feeds.node.stop()
+    bench.db.execute("update large set v = 1 where a <= 3")
+    bench.db.execute("update large set big = repeat('z', 5000) where a = 2")
+    bench.db.execute("delete from large where a = 3")
+    bench.feeds.catalog.close()
+    bench.feeds.open()
+    bench.feeds.sync("f")
+    found = [(m["key"][0], (m["after"] or {}).get("big", "-")) for m in bench.messages()]
+    unsent = "__changefeed_unsent__"
+    assert sorted(found[:3]) == [(1, "x" * 5000 + "1"), (2, unsent), (3, unsent)]
+    assert found[3:] == [(2, "z" * 5000), (3, "-")]
