@@ -23,6 +23,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, Options
 from changefeed.statements.health import TROUBLE
+from changefeed.statements.times import date
+from changefeed.statements.values import Worded
 
 _LABELS = ("job_id", "feed", "source")
 
@@ -107,23 +109,33 @@ class Monitor:
 
     def _page(self) -> str:
         shown = self._engine.execute("SHOW CHANGEFEEDS", Session(client="http"))
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in shown.columns)
+        people = shown.brief or shown
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in people.columns)
         place = shown.columns.index("status")
         lines = [
-            f'<tr class="{html.escape(str(row[place]))}">'
-            + "".join(f"<td>{'' if c is None else html.escape(str(c))}</td>" for c in row)
+            f'<tr class="{html.escape(str(exact[place]))}">'
+            + "".join(f"<td>{'' if c is None else html.escape(_words(c))}</td>" for c in row)
             + "</tr>"
-            for row in shown.rows
+            for exact, row in zip(shown.rows, people.rows, strict=True)
         ]
-        body = "\n".join(lines) or f'<tr><td colspan="{len(shown.columns)}">no feeds</td></tr>'
-        return _PAGE.format(state=html.escape(self._engine.catalog.shown), head=head, body=body)
+        body = "\n".join(lines) or f'<tr><td colspan="{len(people.columns)}">no feeds</td></tr>'
+        state = html.escape(self._engine.catalog.shown)
+        at = date(self._engine.clock.now().wall).words
+        return _PAGE.format(state=state, at=at, head=head, body=body)
+
+
+def _words(cell: object) -> str:
+    return cell.words if isinstance(cell, Worded) else str(cell)
 
 
 _TROUBLE = ", ".join(f"tr.{status}" for status in sorted(TROUBLE))
 _PAGE = (
     """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">
-<title>changefeeds</title><style>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>changefeeds</title>
+<noscript><meta http-equiv="refresh" content="5"></noscript>
+<style>
 body {{ font: 14px system-ui, sans-serif; margin: 2em }}
 table {{ border-collapse: collapse }}
 th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid #ddd }}
@@ -131,9 +143,16 @@ th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid #ddd }}
     + _TROUBLE
     + """ {{ background: #fff0e6 }}
 </style></head><body><h1>Changefeeds</h1><p>{state} &middot; <a href="/metrics">metrics</a></p>
-<table><thead><tr>{head}</tr></thead><tbody>
+<div id="feeds"><p>as of {at}</p><table><thead><tr>{head}</tr></thead><tbody>
 {body}
-</tbody></table></body></html>
+</tbody></table></div>
+<script>
+setInterval(async () => {{
+  const answer = await fetch(location.href);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  document.getElementById("feeds").replaceWith(page.getElementById("feeds"));
+}}, 5000);
+</script></body></html>
 """
 )
 
@@ -163,7 +182,11 @@ class MonitorServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Cache-Control", "no-store")
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
 
             def log_message(self, format: str, *args: object) -> None:
                 log.debug("http: " + format, *args)

@@ -102,6 +102,31 @@ def test_the_page_shows_the_feeds_and_no_secret(bench: Bench) -> None:
         assert not [secret for secret in SECRETS if secret in bench.get(path)[1]]
 
 
+def test_the_page_is_for_people(bench: Bench) -> None:
+    bench.world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://k:9092'")
+    bench.world.fail_table("f", "items", "CF2106 it was dropped at the source")
+    page = bench.get("/")[1]
+    assert 'name="viewport"' in page and "as of 2023-11-14 22:13:20 UTC" in page
+    assert "<td>degraded: 1 of 2 tables</td>" in page and "<td>items!, orders</td>" in page
+    assert "<td>1 table failed: public.items: it was dropped at the source</td>" in page
+    # It is renewed in its place: a page that is loaded again loses where one had scrolled to.
+    assert '<div id="feeds">' in page and "setInterval" in page
+    assert page.count('http-equiv="refresh"') == page.count("<noscript>") == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nothing"])
+def test_head_answers_as_get_without_a_body(bench: Bench, path: str) -> None:
+    asked = urllib.request.Request(bench.server.address + path, method="HEAD")
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            status, length, body = answer.status, answer.headers["Content-Length"], answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, length, body = error.code, error.headers["Content-Length"], error.read()
+    assert (status, body) == (404 if path == "/nothing" else 200, b"")
+    assert int(length) > 0
+
+
 def test_health(bench: Bench) -> None:
     assert bench.get("/healthz") == (200, "ok\n")
     bench.ill = "the node's thread has ended"

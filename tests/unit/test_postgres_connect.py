@@ -97,3 +97,11 @@ def test_errors_of_the_driver_get_our_codes(
     known = translate(error, "do it")
     assert (known.code.number, known.action) == (code, action)
     assert known.message.startswith("cannot do it: ")
+
+
+def test_a_database_that_is_not_there_is_not_a_wrong_password() -> None:
+    where = 'connection failed: connection to server at "h", port 1 failed: '
+    error = psycopg.OperationalError(f'{where}FATAL:  database "nodb" does not exist')
+    known = translate(error, "connect")
+    assert 'database "nodb" does not exist' in known.message
+    assert "name of the database" in known.hint and "password" not in known.hint

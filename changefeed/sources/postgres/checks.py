@@ -6,7 +6,7 @@ function that yields problems; a check that cannot be made because another faile
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -336,7 +336,14 @@ def table_problems(
             published = relation.oid in (members or {})
             version = connection.info.server_version
             found.append(list(check_table(version, table, watch, published)))
+    name_role([problem for problems in found for problem in problems], connection.info.user)
     return found
+
+
+def name_role(problems: Iterable[ChangefeedError], role: str) -> None:
+    """Hints are statements to run: the role of the connection stands in them by its name."""
+    for problem in problems:
+        problem.hint = problem.hint.replace("<role of the connection>", quoted(role))
 
 
 def unpublishable(

@@ -239,6 +239,8 @@ _STATES: Mapping[str, str] = {
 }
 
 #: libpq gives no SQLSTATE for a refused connection, only the server's text.
+_NO_DATABASE = re.compile(r'database "[^"]*" does not exist')
+_NO_DATABASE_HINT = "check the name of the database in the URI; psql -l lists those of the server."
 _REFUSED = re.compile(
     r"password authentication failed|authentication failed|no password supplied|no pg_hba\.conf"
     r"|pg_hba\.conf rejects|role .* does not exist|not permitted to log in|database .* does not"
@@ -271,7 +273,8 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
         if lost and not state and _REFUSED.search(message):
             code = "CF2002"
     detail = f"SQLSTATE {state}" if state else ""
-    return ChangefeedError(code, f"cannot {doing}: {message}", detail=detail)
+    hint = _NO_DATABASE_HINT if _NO_DATABASE.search(message) else ""
+    return ChangefeedError(code, f"cannot {doing}: {message}", detail=detail, hint=hint)
 
 
 def _message(error: psycopg.Error) -> str:
