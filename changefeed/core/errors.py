@@ -334,6 +334,8 @@ class ChangefeedError(Exception):
         detail: our facts (feed, table, position, counts); never row values.
         hint: what to do next; the table's hint when not given.
         span: where in the statement's text, with ``text`` the statement itself.
+        target: the topic, index or table at the sink that the error is about, where a sink knows
+            it: of several tables in one commit, only that one fails.
     """
 
     def __init__(
@@ -345,6 +347,7 @@ class ChangefeedError(Exception):
         hint: str = "",
         span: Span | None = None,
         text: str | None = None,
+        target: str = "",
     ) -> None:
         super().__init__(message)
         self.code = _BY_NUMBER[code]
@@ -353,6 +356,7 @@ class ChangefeedError(Exception):
         self.hint = hint or self.code.hint
         self.span = span
         self.text = text
+        self.target = target
 
     @property
     def explained(self) -> str:

@@ -210,13 +210,12 @@ class Outlet:
         fault_point("runner.after_commit")
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
-        """The table an error of ``commit`` is about: the only one there was, or by its topic."""
+        """The table an error of ``commit`` is about: the only one, or the one of its target."""
         if error.scope is not Scope.TABLE:
             return None
         if len(tables) == 1:
             return next(iter(tables))
-        words = f"{error.message} {error.detail} ".replace(":", " ").replace(",", " ").split()
-        return next((t for t in tables if self._feed.target(t).topic in words), None)
+        return next((t for t in tables if self._feed.target(t).topic == error.target), None)
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Forget what was written and not committed, half a write too."""

@@ -32,12 +32,17 @@ def _fields(error: ChangefeedError) -> dict[str, str]:
         "message": error.message,
         "detail": error.detail,
         "hint": error.hint,
+        "target": error.target,
     }
 
 
 def _error(fields: dict[str, str]) -> ChangefeedError:
     return ChangefeedError(
-        fields["code"], fields["message"], detail=fields["detail"], hint=fields["hint"]
+        fields["code"],
+        fields["message"],
+        detail=fields["detail"],
+        hint=fields["hint"],
+        target=fields["target"],
     )
 
 

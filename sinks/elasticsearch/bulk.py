@@ -215,6 +215,7 @@ class Bulk:
                 detail=counted(by_verdict[Verdict.NO_INDEX].values()),
                 hint="was it removed or closed while the feed runs? Open it again and RESUME; the "
                 "documents of an index that was removed come back when the feed is created anew.",
+                target=part.target.topic,
             )
         if by_verdict[Verdict.REFUSED]:
             self._on_refused(Refused(part, by_verdict[Verdict.REFUSED]))
@@ -281,4 +282,5 @@ def too_large(target: Target, size: int, limit: int) -> ChangefeedError:
         f"Elasticsearch takes for index {target.topic}",
         hint="raise http.max_content_length of the cluster, or leave the large column out "
         "with a column list, then RESUME.",
+        target=target.topic,
     )

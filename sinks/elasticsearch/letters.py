@@ -77,6 +77,7 @@ class DeadLetters:
                 "sink URI suits json columns that hold more than objects) or the row, and "
                 "RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
                 "documents there and goes on.",
+                target=target.topic,
             )
         letters = (self._letter(refused.part, i, o) for i, o in refused.outcomes.items())
         for some in _requests(letters):

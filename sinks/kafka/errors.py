@@ -117,4 +117,5 @@ def explain_name(name: str, text: str, reasons: Reasons, *, topic: str = "") -> 
         name, text = latest
     code, what = _BY_NAME.get(name, ("CF5001", "cannot reach the Kafka brokers"))
     detail = f"{name.lstrip('_').lower().replace('_', ' ')}: {text}"
-    return ChangefeedError(code, what, detail=f"topic {topic}: {detail}" if topic else detail)
+    detail = f"topic {topic}: {detail}" if topic else detail
+    return ChangefeedError(code, what, detail=detail, target=topic)

@@ -379,6 +379,7 @@ def too_large(target: Target, size: int, limit: int | None) -> ChangefeedError:
         f"topic {target.topic} takes",
         hint=f"raise max.message.bytes of topic {target.topic}, or leave the large column out "
         "with a column list, then RESUME.",
+        target=target.topic,
     )
 
 

@@ -539,20 +539,22 @@ class LakeSink:
     @contextmanager
     def _working(self, target: Target | None = None) -> Iterator[SparkSession]:
         """A session of our own for one piece of work, in a pool of the feed's own."""
+        name = target.topic if target else ""
         with self._spark.use(packs=self._place.packs) as base:
             context = base.sparkContext
             context.setLocalProperty("spark.scheduler.pool", f"lake-{self._opened.job_id}")
             try:
                 with _active(self._own_session(base)) as session:
                     yield session
-            except ChangefeedError:
+            except ChangefeedError as error:
+                error.target = error.target or name
                 raise
             except Exception as failure:
-                name = target.topic if target else ""
-                error = told(failure, name, self._place.shown)
-                if error is None:
+                found = told(failure, name, self._place.shown)
+                if found is None:
                     raise
-                raise error from failure
+                found.target = name
+                raise found from failure
             finally:
                 with contextlib.suppress(Exception):  # where the JVM is gone, so is the pool
                     context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]

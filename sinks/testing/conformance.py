@@ -361,6 +361,7 @@ def refuses_oversize(harness: Harness) -> None:
         assert error.code is Code.SINK_CANNOT_TAKE_TABLE, error.code.number
         assert "secret-value" not in shown
         assert "shop.public.t" in shown and str(harness.max_message_bytes) in shown, shown
+        assert error.target == harness.topic("t"), error.target
     else:
         raise AssertionError("a message larger than the target takes was accepted")
     sink.abort(epoch, ())

@@ -88,6 +88,7 @@ def sorted_out(error: BaseException, place: str, what: str, topic: str = "") -> 
             f"{place} refused a statement about table {topic}",
             detail=detail,
             hint="BigQuery shows the whole message under this job.",
+            target=topic,
         )
     return ChangefeedError("CF5003", f"{place} refused a statement", detail=detail)
 

@@ -194,13 +194,16 @@ def sorted_out(error: Exception, place: str, what: str, topic: str) -> Changefee
     detail = f"{what}; error {number}" + (f" {name}" if name else "")
     code, found = _BY_NUMBER.get(number, ("", ""))
     if code:
-        return ChangefeedError(code, f"{place} {found}", detail=detail, hint=_HINTS.get(code, ""))
+        return ChangefeedError(
+            code, f"{place} {found}", detail=detail, hint=_HINTS.get(code, ""), target=topic
+        )
     if topic:
         return ChangefeedError(
             "CF5006",
             f"{place} refused a statement about table {topic}",
             detail=detail,
             hint="system.query_log shows the whole message.",
+            target=topic,
         )
     return ChangefeedError("CF5003", f"{place} refused a statement", detail=detail)
 

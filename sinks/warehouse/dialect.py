@@ -6,8 +6,8 @@ A target is written in three small pieces:
   write what most databases understand; override those whose spelling differs.
 * a :class:`Warehouse`: connects, runs statements, loads an Arrow table. Its errors are
   :class:`~changefeed.core.errors.ChangefeedError` sorted by what to do: CF5001 and CF5004 are tried
-  again (gone, busy, conflict), CF5006 stops the one table (a value or a change of shape the
-  target cannot take; name it by the statement's ``topic``), CF5002 and CF5003 stop the feed.
+  again (gone, busy, conflict); CF5003 and CF5006 (a value or a change of shape that the target
+  cannot take) stop the one table whose topic is the error's ``target``; CF5002 stops the feed.
 * a subclass of :class:`~sinks.warehouse.sink.WarehouseSink` whose constructor reads the URI.
 
 How a batch travels, with the tables involved (``language.md`` 4.1)::

@@ -265,11 +265,13 @@ class DuckDB(Warehouse):
             hint = "is the file open in another program? It is tried again."
             return ChangefeedError("CF5001", f"{where} cannot be opened", detail=kind, hint=hint)
         if isinstance(error, duckdb.DataError | duckdb.NotSupportedError | duckdb.IntegrityError):
-            return ChangefeedError("CF5006", f"{where} refused the data: {topic}", detail=kind)
+            return ChangefeedError("CF5006", f"{where} refused the data", detail=kind, target=topic)
         if isinstance(error, duckdb.ProgrammingError):
             # About names and types: the statements hold no values of rows.
             reason = str(error).splitlines()[0]
-            return ChangefeedError("CF5003", f"{where} refused a statement", detail=reason)
+            return ChangefeedError(
+                "CF5003", f"{where} refused a statement", detail=reason, target=topic
+            )
         if isinstance(error, duckdb.Error):
             return ChangefeedError("CF5001", f"{where} failed", detail=kind)
         raise error

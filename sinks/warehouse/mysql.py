@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
 from sinks.base import Capabilities
@@ -262,8 +262,7 @@ class MySQL(Warehouse):
             code, what = _LOST if lost else ("CF5003", "refused a statement")
         if isinstance(error, pymysql.DataError | pymysql.IntegrityError):
             code, what = _VALUE
-        blame = f": {topic}" if topic and code == Code.SINK_CANNOT_TAKE_TABLE else ""
-        return ChangefeedError(code, f"{where} {what}{blame}", detail=f"error {number}")
+        return ChangefeedError(code, f"{where} {what}", detail=f"error {number}", target=topic)
 
 
 _LOST = ("CF5001", "cannot be reached")

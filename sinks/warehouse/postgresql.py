@@ -231,8 +231,7 @@ class PostgreSQL(Warehouse):
             self.close()
         column = error.diag.column_name
         detail = f"SQLSTATE {state}" + (f", column {column}" if column else "")
-        blame = f": {topic}" if topic and code == Code.SINK_CANNOT_TAKE_TABLE else ""
-        return ChangefeedError(code, f"{where} {what}{blame}", detail=detail)
+        return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)
 
 
 _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")

@@ -472,6 +472,7 @@ class WarehouseSink:
                     detail=f"{warehouse.place}",
                     hint="ALTER CHANGEFEED .. DROP the table and ADD it again, so that it is "
                     "scanned anew.",
+                    target=shape.topic,
                 )
             self._make(known, shape)
             known.version = known.seq = known.scanned = 0

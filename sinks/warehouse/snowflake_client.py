@@ -303,6 +303,7 @@ class SnowflakeWarehouse(Warehouse):
                     f"{self.place} refused a statement about table {topic}",
                     detail=detail,
                     hint="Snowflake's query history shows the whole message.",
+                    target=topic,
                 )
             return ChangefeedError("CF5003", f"{self.place} refused a statement", detail=detail)
         return ChangefeedError("CF5001", f"{self.place} cannot be reached", detail=detail)

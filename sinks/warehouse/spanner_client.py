@@ -484,13 +484,17 @@ def sorted_out(
             f"{place} takes fewer mutations at once",
             detail=f"{detail}; {', '.join(topics)}",
             hint="drop indexes of the target tables: their entries count as mutations too.",
+            target=topics[0] if len(topics) == 1 else "",
         )
     if isinstance(error, api.ClientError) and not isinstance(error, api.Cancelled):
         named = [t for t in topics if t and re.search(rf"\b{re.escape(t)}\b", message)]
         blamed = named if len(named) == 1 else [t for t in topics if t]
         if len(blamed) == 1:
             return ChangefeedError(
-                "CF5006", f"{place} refused a change of table {blamed[0]}", detail=detail
+                "CF5006",
+                f"{place} refused a change of table {blamed[0]}",
+                detail=detail,
+                target=blamed[0],
             )
         return ChangefeedError("CF5003", f"{place} refused a change", detail=detail)
     return ChangefeedError("CF5001", f"{place} cannot be reached", detail=detail)

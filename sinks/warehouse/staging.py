@@ -180,6 +180,7 @@ def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
                 f"{refused} of {staged.num_rows} rows",
                 hint="change the value or the column's type at the source, or leave the "
                 "column out of the feed, then RESUME.",
+                target=shape.topic,
             )
 
 

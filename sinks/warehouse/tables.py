@@ -151,7 +151,12 @@ class Table:
 
     def refused(self, schema: TableSchema, why: str) -> ChangefeedError:
         """The table cannot be kept."""
-        return ChangefeedError("CF5006", f"{schema.table}: {why}", detail=f"target {self.topic}")
+        return ChangefeedError(
+            "CF5006",
+            f"{schema.table}: {why}",
+            detail=f"target {self.topic}",
+            target=self.topic,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,10 +179,12 @@ def _poison(target: Target, size: int, status: int) -> ChangefeedError:
             f"webhook, which answered 413 to it alone, a request of {size} bytes",
             hint="raise the server's limit of a body, or leave the large column out with a column "
             "list, then RESUME.",
+            target=target.topic,
         )
     return ChangefeedError(
         "CF5003",
         f"the webhook refused a message of table {target.table}, topic {target.topic}: "
         f"it answered {status} to it alone",
         hint="look into the log of that server, then RESUME.",
+        target=target.topic,
     )

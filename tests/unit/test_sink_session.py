@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -9,10 +10,14 @@ from typing import cast
 import pytest
 
 from changefeed.catalog import Catalog
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import Outlet
 from changefeed.spark.session import SparkEngine
-from sinks.base import Sink
+from sinks.base import Capabilities, Delivery, Epoch, Receipt, Sink, Target
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -22,3 +27,53 @@ def test_executors_write_only_where_spark_is_installed(tmp_path: Path, installed
     outlet = Outlet(catalog, cast(Feed, None), "node", engine)
     sink = cast(Sink, SimpleNamespace(capabilities=SimpleNamespace(executor=True)))
     assert outlet.in_workers(sink) is installed
+
+
+A, B = TableName("shop", "public", "a"), TableName("shop", "public", "b")
+
+
+class RefusingSink:
+    """Refuses every commit with the error that it was given."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, error: ChangefeedError) -> None:
+        self._error = error
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        raise self._error
+
+
+def refused(tmp_path: Path, error: ChangefeedError, *tables: TableName) -> BaseException:
+    """What the feed hears when a commit of these tables is refused."""
+    catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
+    feed = SimpleNamespace(target=lambda table: Target(table, table.name), options={})
+    sink = RefusingSink(error)
+    session = Outlet(catalog, cast(Feed, feed), "node", cast(SparkEngine, None), cast(Sink, sink))
+    session._sink = cast(Sink, sink)
+    with pytest.raises((ChangefeedError, TableError)) as caught:
+        session.commit(Epoch(1, Timestamp(5)), [Receipt(0, 1, 1)], tables, {})
+    return caught.value
+
+
+def test_of_two_tables_only_the_one_whose_target_refused_fails(tmp_path: Path) -> None:
+    error = ChangefeedError("CF5006", "cannot hold a value", target="b")
+    failed = refused(tmp_path, error, A, B)
+    assert isinstance(failed, TableError) and (failed.table, failed.error) == (B, error)
+
+
+def test_a_word_of_the_message_blames_no_table(tmp_path: Path) -> None:
+    """A table may be called ``a``, as in "refused a row"."""
+    error = ChangefeedError("CF5003", "refused a row")
+    assert refused(tmp_path, error, A, B) is error
+
+
+def test_the_only_table_of_a_commit_is_the_one_that_failed(tmp_path: Path) -> None:
+    failed = refused(tmp_path, ChangefeedError("CF5003", "refused a row"), B)
+    assert isinstance(failed, TableError) and failed.table == B
+
+
+def test_an_error_of_the_whole_sink_blames_no_table(tmp_path: Path) -> None:
+    error = ChangefeedError("CF5001", "cannot reach the sink", target="b")
+    assert refused(tmp_path, error, A, B) is error
+    assert refused(tmp_path, error, B) is error
