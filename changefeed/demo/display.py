@@ -14,11 +14,6 @@ from rich.text import Text
 
 from changefeed.feed_rows import RowLines
 
-#: Of the many columns of SHOW, those that fit a terminal.
-_SHORT = {
-    "SHOW TABLES": ("table", "key", "replica_identity", "rows", "size", "watched_by"),
-}
-
 
 def default_console() -> Console:
     """Standard output; wide when it is a file or a pipe."""
@@ -77,12 +72,9 @@ class Display:
         """
         self._rows.row(table, key, value, live=live)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """The answer to a SHOW: the columns a terminal has room for."""
-        wanted = _SHORT.get(title, tuple(columns))
-        picked = [columns.index(name) for name in wanted if name in columns] or list(
-            range(len(columns))
-        )
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """The answer to a SHOW; columns without any value are left out."""
+        picked = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
         for index in picked:
             table.add_column(columns[index], overflow="fold")

@@ -98,7 +98,7 @@ def _play(stage: _Stage, text: str, seconds: float) -> None:
             _watch(stage, result.stream, seconds)
         elif result.columns:
             shown = result.brief or result
-            stage.display.table(result.tag or sql.rstrip(";"), shown.columns, shown.rows)
+            stage.display.table(shown.columns, shown.rows)
 
 
 def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:

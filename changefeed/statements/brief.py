@@ -5,13 +5,16 @@ Programs get every column; a person on a terminal gets these, and the rest by ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
+from changefeed.core.schema import Identity, TableName
+from changefeed.sources.base import TableInfo
 from changefeed.statements.health import DEGRADED, TROUBLE, Health
 from changefeed.statements.times import ago
-from changefeed.statements.values import Cell, Rate
+from changefeed.statements.values import Cell, Estimate, Names, Rate, Size
+from grammar.printer import name as sql_name
 
 #: Tables that are named in a row; more are counted.
 _NAMED = 3
@@ -95,6 +98,35 @@ def why(look: Look) -> str | None:
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
         return f"{reason}; {job.hint}"
     return reason
+
+
+def source_tables(infos: Iterable[TableInfo], watched: Mapping[TableName, Sequence[str]]) -> Brief:
+    """SHOW TABLES: what each table is, who watches it, and what CREATE CHANGEFEED would refuse."""
+    columns = ("table", "key", "rows", "size", "watched_by", "note")
+    return Brief(
+        columns,
+        [
+            (
+                f"{info.name.schema}.{info.name.name}",
+                Names(info.key),
+                Estimate(info.rows_estimate),
+                Size(info.bytes),
+                Names(watched.get(info.name, ())),
+                _table_note(info),
+            )
+            for info in infos
+        ],
+    )
+
+
+def _table_note(info: TableInfo) -> str | None:
+    notes = [] if info.kind == "table" else [info.kind]
+    nothing = info.identity is Identity.NOTHING
+    if nothing or (info.identity is Identity.DEFAULT and not info.key):
+        why = "replica identity nothing" if nothing else "no primary key"
+        name = f"{sql_name(info.name.schema)}.{sql_name(info.name.name)}"
+        notes.append(f"{why}: ALTER TABLE {name} REPLICA IDENTITY FULL; first")
+    return "; ".join(notes) or None
 
 
 def jobs(looks: Iterable[Look], now: int) -> Brief:

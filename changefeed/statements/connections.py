@@ -9,10 +9,11 @@ from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink
 from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
+from changefeed.statements import brief
 from changefeed.statements.context import Context, Result
 from changefeed.statements.feeds import forget_here, forget_source
 from changefeed.statements.times import date
-from changefeed.statements.values import Names, Rate, Size
+from changefeed.statements.values import Estimate, Names, Size
 from grammar import nodes
 from grammar.spelling import did_you_mean
 from sinks.registry import capabilities, topic_namer
@@ -113,7 +114,7 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
             f"{info.name.schema}.{info.name.name}",
             Names(info.key),
             str(info.identity),
-            Rate(info.rows_estimate),
+            Estimate(info.rows_estimate),
             Size(info.bytes),
             info.kind,
             Names(watched.get(info.name, ())),
@@ -121,7 +122,7 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
         for info in infos
     ]
     columns = ("table", "key", "replica_identity", "rows", "size", "kind", "watched_by")
-    return Result(columns=columns, rows=list(rows))
+    return Result(columns=columns, rows=list(rows), brief=brief.source_tables(infos, watched))
 
 
 def _source_name(statement: nodes.ShowTables, context: Context) -> str:

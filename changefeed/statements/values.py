@@ -29,6 +29,13 @@ class Rate(float):
         return count_text(self)
 
 
+class Estimate(float):
+    """A count that the source's statistics give; shows as ``~1,234``."""
+
+    def __str__(self) -> str:
+        return f"~{count_text(self)}"
+
+
 class Names(tuple[str, ...]):
     """A list of names; shows as ``a, b``."""
 

@@ -63,6 +63,18 @@ def test_many_tables_are_counted(world: World) -> None:
     assert listed(world)[0]["tables"] == "audit.log, customers and 2 more"
 
 
+def test_tables_are_estimates_and_say_what_would_be_refused(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    rows = {row["table"]: row for row in listed(world, "SHOW TABLES")}
+    assert str(rows["public.orders"]["rows"]) == "~6,000"
+    assert str(rows["public.orders"]["watched_by"]) == "f"
+    assert rows["public.orders"]["note"] is None
+    assert rows["public.visits"]["note"] == (
+        "no primary key: ALTER TABLE public.visits REPLICA IDENTITY FULL; first"
+    )
+    assert rows["public.Odd Name"]["note"] is None
+
+
 def test_jobs_tell_of_those_that_are_gone(world: World) -> None:
     world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
     world.clock.advance(120)
