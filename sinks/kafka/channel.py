@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,19 +104,6 @@ class Channel(Protocol):
     def close(self) -> None:
         """Drop what is outstanding and release the client."""
         ...
-
-
-def open_channel(
-    config: Mapping[str, str], reasons: Reasons, stall: float = STALL_SECONDS
-) -> Channel:
-    """The fast producer where the C library can be reached, else the portable one."""
-    from sinks.kafka.native import NativeChannel, library
-
-    if library() is not None:
-        return NativeChannel(config, reasons, stall)
-    from sinks.kafka.portable import PortableChannel
-
-    return PortableChannel(config, reasons, stall)
 
 
 def parse_headers(text: str | None) -> list[tuple[str, bytes]]:

@@ -34,11 +34,11 @@ from sinks.kafka.channel import (
     Channel,
     Failure,
     failure_error,
-    open_channel,
     parse_headers,
 )
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings, parse
+from sinks.kafka.producers import open_channel
 from sinks.kafka.schemas import Announcements
 from sinks.kafka.topics import Topics
 from sinks.kafka.transactions import (

@@ -19,9 +19,10 @@ from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import MESSAGE_SCHEMA
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
-from sinks.kafka.channel import Channel, open_channel
+from sinks.kafka.channel import Channel
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import BASE
+from sinks.kafka.producers import open_channel
 from sinks.kafka.sink import KafkaSink
 from sinks.kafka.topics import Topics
 from sinks.registry import open_sink
