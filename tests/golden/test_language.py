@@ -12,6 +12,7 @@ import pytest
 from changefeed.core import error_docs
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.shapes import Envelope
 from changefeed.options import OPTIONS, Options, parse_options
 from changefeed.options import docs as option_docs
 from grammar import help as grammar_help
@@ -22,7 +23,7 @@ from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem, point
 from grammar.split import split
 from grammar.suggest import complete
-from tests.golden import runner
+from tests.golden import message_page, runner
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: 2023-11-14 22:13:20 UTC.
@@ -171,6 +172,23 @@ def test_the_page_of_errors_is_the_table(rewrite: bool) -> None:
     if rewrite:
         page.write_text(error_docs.markdown(), "utf-8")
     assert page.read_text("utf-8") == error_docs.markdown()
+
+
+def test_the_page_of_messages_is_what_the_encoder_writes(rewrite: bool) -> None:
+    page = DOCS / "messages.md"
+    made = message_page.filled(page.read_text("utf-8"))
+    if rewrite:
+        page.write_text(made, "utf-8")
+    assert page.read_text("utf-8") == made
+
+
+def test_the_page_of_messages_has_every_envelope_and_change() -> None:
+    page = (DOCS / "messages.md").read_text("utf-8")
+    for envelope in Envelope:
+        (section,) = re.findall(rf"^## {envelope}\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+        for name, _ in message_page.CHANGES:
+            assert re.search(rf"^{name} +[\[{{]", section, re.MULTILINE), f"{envelope}: no {name}"
+        assert re.search(rf"^\| `{envelope}` \| `{{.*resolved.*truncate", page, re.MULTILINE)
 
 
 MADE = "<!-- From here on made from grammar/changefeed.lark: pytest tests/golden --rewrite -->\n\n"
