@@ -64,11 +64,12 @@ def follow(client: Client, name: str) -> None:
         return
     rate = Rate()
     begun = time.monotonic()
-    drawn = False
+    drawn, rows = False, 0
     try:
         while (scan := look(client, name)) is not None and going_on(scan):
             now = time.monotonic()
             rate.add(now, scan.rows)
+            rows = max(rows, scan.total)
             _draw(out, bar(scan, rate))
             drawn = True
             time.sleep(EVERY)
@@ -78,7 +79,7 @@ def follow(client: Client, name: str) -> None:
         return
     if drawn:
         _draw(out, "")
-        client.diagnostics.remark(ending(scan, time.monotonic() - begun))
+        client.diagnostics.remark(ending(scan, time.monotonic() - begun, rows))
 
 
 def look(client: Client, name: str) -> Scan | None:
@@ -117,13 +118,14 @@ def bar(scan: Scan, rate: Rate) -> str:
     return f"{scan.name} {drawn} {share:4.0%}  {scan.rows:,} of about {scan.total:,} rows{eta}"
 
 
-def ending(scan: Scan | None, seconds: float) -> str:
-    """What is said when the bar is gone."""
+def ending(scan: Scan | None, seconds: float, rows: int = 0) -> str:
+    """What is said when the bar is gone; ``rows`` is the last estimate of how many there were."""
     if scan is None:
         return "the feed is gone"
     if scan.error:
         return f"{scan.name} is {scan.status}: {scan.error}"
-    return f"{scan.name}: initial scan done in {_clock(seconds)}, it is {scan.status}"
+    counted = f" of about {rows:,} rows ({rows / seconds:,.0f} rows/s)" if rows else ""
+    return f"{scan.name}: initial scan{counted} done in {_clock(seconds)}, it is {scan.status}"
 
 
 def _clock(seconds: float) -> str:

@@ -382,6 +382,9 @@ def test_how_a_scan_ended() -> None:
     )
     assert ending(Scan("f", "failed", "", False, error="no disk"), 1) == "f is failed: no disk"
     assert ending(None, 1) == "the feed is gone"
+    assert ending(Scan("f", "running", "", False), 4, 1_000_000) == (
+        "f: initial scan of about 1,000,000 rows (250,000 rows/s) done in 4s, it is running"
+    )
 
 
 def test_the_first_failure_is_the_exit_status(shell: Typist) -> None:
