@@ -162,7 +162,12 @@ def _show_feeds(console: Console) -> None:
     ]
     listing = brief.feeds(looks, _NOW)
     out = io.StringIO()
-    render(Result(listing.columns, listing.rows, brief=listing), Format.TABLE, out, _WIDTH)
+    render(
+        Result("rows", listing.columns, listing.rows, brief=listing),
+        Format.TABLE,
+        out,
+        _WIDTH,
+    )
     console.print(Text(out.getvalue().rstrip()), soft_wrap=True)
 
 
