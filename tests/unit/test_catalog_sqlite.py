@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Catalog, JobSpec, TableProgress
+from changefeed.catalog.tables import UPGRADES
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 
@@ -136,8 +138,14 @@ def test_a_state_of_the_first_format_is_brought_up(tmp_path: Path) -> None:
     catalog.create_job(JobSpec("shop", ("orders",), (TableProgress(name, "orders", oid=7),)))
     catalog.close()
     with sqlite3.connect(tmp_path / "state.db") as old:
-        for table in ("job_table", "captured"):
-            old.execute(f"ALTER TABLE {table} DROP COLUMN oid")
+        for statement in itertools.chain(*UPGRADES.values()):
+            verb, _, rest = statement.format(schema="").partition(" TABLE ")
+            words = rest.split()
+            if verb == "CREATE":
+                old.execute(f"DROP TABLE {words[0]}")
+            else:
+                assert words[1:3] == ["ADD", "COLUMN"], statement
+                old.execute(f"ALTER TABLE {words[0]} DROP COLUMN {words[3]}")
         old.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
     for _ in range(2):
         catalog = Catalog.open(tmp_path)
