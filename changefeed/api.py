@@ -25,7 +25,7 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Problems, Span
 from changefeed.core.events import ClientRow
 from changefeed.core.schema import TableSchema
-from changefeed.options import mask_statement
+from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.names import scheme_of, source_connections
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
@@ -199,16 +199,17 @@ class Engine:
                 :class:`~changefeed.core.errors.Problems`.
         """
         # What errors echo: the same offsets, no secret.
-        text = mask_statement(statement if isinstance(statement, str) else to_sql(statement))
+        written = statement if isinstance(statement, str) else to_sql(statement)
+        text = mask_statement(written)
         parsed = parsed_statement(statement) if isinstance(statement, str) else statement
         try:
             return HANDLERS[type(parsed)](parsed, self._context(session, text))
         except Problems as problems:
             for problem in problems.problems:
-                _tie(problem, text)
-            raise _tie(problems, text) from problems.__cause__
+                _tie(problem, written, text)
+            raise _tie(problems, written, text) from problems.__cause__
         except ChangefeedError as error:
-            raise _tie(error, text) from error.__cause__
+            raise _tie(error, written, text) from error.__cause__
 
     def execute_script(self, text: str, session: Session) -> Iterator[Result]:
         """Run the statements of a text in order, one at a time as the iterator is asked."""
@@ -394,18 +395,19 @@ def parsed_statement(text: str) -> nodes.Statement:
         expected = list(problem.expected[:SHOWN_EXPECTED])
         more = ", ..." if len(problem.expected) > SHOWN_EXPECTED else ""
         detail = f"expected {' or '.join(expected)}{more}" if expected else ""
-        raise ChangefeedError(
+        error = ChangefeedError(
             "CF1001",
             problem.message,
             detail=detail,
             hint=problem.hint,
             span=Span(problem.span.start, problem.span.end),
-            text=mask_statement(text),
-        ) from problem
+        )
+        raise _tie(error, text, mask_statement(text)) from problem
 
 
-def _tie(error: ChangefeedError, text: str) -> ChangefeedError:
-    return error.located(text)
+def _tie(error: ChangefeedError, written: str, shown: str) -> ChangefeedError:
+    """The error with the statement as it may be echoed, and without the words hidden in it."""
+    return hide_masked(error, written, shown).located(shown)
 
 
 def _connection_name(uri: str) -> str:

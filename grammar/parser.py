@@ -56,8 +56,10 @@ def _check_single(source: str) -> None:
     if not source.strip():
         raise SyntaxProblem("there is no statement", Span(0, len(source)), (), "")
     for lexeme in lexemes(source):
+        if lexeme.kind is not Kind.SEMICOLON:
+            continue
         rest = source[lexeme.end :]
-        if lexeme.kind is Kind.SEMICOLON and rest.strip():
+        if rest.strip():
             start = lexeme.end + len(rest) - len(rest.lstrip())
             raise SyntaxProblem(
                 "only one statement is expected here", Span(start, len(source.rstrip())), (), ""

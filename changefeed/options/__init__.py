@@ -14,6 +14,7 @@ from changefeed.core.shapes import (
     Envelope,
     Format,
 )
+from changefeed.options.masking import hide_masked, mask_statement
 from changefeed.options.options import (
     Options,
     Reading,
@@ -82,7 +83,6 @@ from changefeed.options.table import (
     OptionRow,
     SchemaChangeEvents,
     SchemaChangePolicy,
-    mask_statement,
     option,
     redact_option,
 )
@@ -125,6 +125,7 @@ __all__ = [
     "KEY_COLUMN",
     "KEY_IN_VALUE",
     "LAKE",
+    "hide_masked",
     "mask_statement",
     "MAX_MEMORY",
     "MERGED",

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Span, raise_all
 from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.options.masking import mask_statement
 from changefeed.options.relations import RELATIONS
 from changefeed.options.table import (
     COMPRESSION,
@@ -38,7 +39,6 @@ from changefeed.options.table import (
     InitialScan,
     OptionRow,
     SchemaChangePolicy,
-    mask_statement,
     redact_option,
 )
 from changefeed.options.types import Moment, OptionType, Takes

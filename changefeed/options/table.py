@@ -6,7 +6,6 @@ redaction, what ALTER may change and what SHOW CREATE prints. Adding an option i
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
@@ -669,20 +668,3 @@ def redact_option(name: str, text: str) -> str:
     if row is not None and row.secret:
         return REDACTED if text else text
     return uri.redact(text) if "://" in text else text
-
-
-def mask_statement(text: str) -> str:
-    """A statement as it may be echoed: secrets are asterisks, and every offset stays true."""
-    return uri.mask(_SECRET_VALUES.sub(_stars, text))
-
-
-_SECRET_VALUES = re.compile(
-    r"\b((?:"
-    + "|".join(row.name for row in OPTIONS.values() if row.secret)
-    + r")\s*=\s*')((?:[^']|'')*)",
-    re.IGNORECASE,
-)
-
-
-def _stars(match: re.Match[str]) -> str:
-    return match[1] + "*" * len(match[2])

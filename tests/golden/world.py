@@ -15,8 +15,7 @@ from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Frontier, Position
 from changefeed.core.partition import Interval, Partition
 from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
-from changefeed.core.uri import mask
-from changefeed.options import Options
+from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import Sinking
 from changefeed.sources.base import (
     PartitionInfo,
@@ -418,7 +417,7 @@ def error_lines(error: ChangefeedError) -> list[str]:
     lines = [f"ERROR {error.code.number}: {error.message}"]
     if error.span is not None and error.text is not None:
         span = GrammarSpan(error.span.start, error.span.end)
-        lines += point(error.text, span, mask=mask).split("\n")
+        lines += point(error.text, span, mask=mask_statement).split("\n")
     if error.detail:
         lines.append(f"DETAIL: {error.detail}")
     if error.hint:

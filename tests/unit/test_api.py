@@ -18,8 +18,8 @@ from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
-from changefeed.core.uri import mask
 from changefeed.log import LogSettings, LogWriter
+from changefeed.options import mask_statement
 from changefeed.sources.base import Prepared
 from grammar import nodes
 from tests.golden.world import NOW, World, shape
@@ -49,7 +49,7 @@ def refused(world: World, text: str, code: str) -> ChangefeedError:
     with pytest.raises(ChangefeedError) as caught:
         world.run(text)
     assert caught.value.code.number == code
-    assert caught.value.text == mask(text)
+    assert caught.value.text == mask_statement(text)
     return caught.value
 
 

@@ -79,7 +79,7 @@ def connection_info(uri: str, **changes: str) -> str:
     except psycopg.ProgrammingError as error:
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
         if unknown:
-            near = difflib.get_close_matches(unknown[1], _parameters(), n=1)
+            near = difflib.get_close_matches(unknown[1][:64], _parameters(), n=1)
             listed = "parameters are those of libpq: sslmode, sslrootcert, connect_timeout, ..."
             raise ChangefeedError(
                 "CF1202",
