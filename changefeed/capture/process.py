@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from typing import Any
 from changefeed.catalog import Catalog
 from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
-from changefeed.core.events import Flush, Frontier, SchemaChange
+from changefeed.core.events import Event, Flush, Frontier, SchemaChange
 from changefeed.core.faults import fault_point
 from changefeed.core.internal_errors import place_of
+from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_TTL, Options
@@ -95,6 +96,7 @@ class Capture:
         *,
         keep_from: Callable[[], Timestamp | None],
         settings: Callable[[], LogSettings] | None = None,
+        announced: Callable[[Collection[int]], None] | None = None,
     ) -> None:
         """
         Args:
@@ -104,7 +106,11 @@ class Capture:
             keep_from: the place above which some feed still needs the log.
             settings: how long and how much the log keeps, asked again and again: feeds come,
                 go and are altered.
+            announced: hears of schema versions once readers of the log can see rows of them.
         """
+        self._announced = announced
+        self._versions: set[int] = set()
+        self._new_versions: set[int] = set()
         self._settings = settings
         self._stream = stream
         self._writer = writer
@@ -165,12 +171,27 @@ class Capture:
             # Before the frontier: nobody may deliver beyond it without knowing.
             if isinstance(event, SchemaChange) and event.old.table != event.new.table:
                 self._tell(_moved(event))
+        self._announce(flush)
         if flush.frontier is not None:
             self._stream.acknowledge(flush.frontier.position)
             self._tell(
                 Notice("frontier", at=str(flush.frontier.at), position=flush.frontier.position)
             )
         fault_point("capture.after_acknowledge")
+
+    def _announce(self, flush: Flush) -> None:
+        """Say which schema versions are new in the log.
+
+        After they are durable, so that a crash repeats a change of schema and never loses it; and
+        with the frontier, because what comes before it is read again after a crash.
+        """
+        if self._announced is None:
+            return
+        self._new_versions |= {_schema(event).version for event in flush.events} - self._versions
+        if flush.frontier is not None and self._new_versions:
+            self._announced(self._new_versions)
+            self._versions |= self._new_versions
+            self._new_versions = set()
 
     def _wait_for_room(self) -> None:
         if self._writer.room():
@@ -241,6 +262,10 @@ class Life:
         with self._lock:
             self._worker = None if self._stopped else worker
             return self._worker
+
+
+def _schema(event: Event) -> TableSchema:
+    return event.new if isinstance(event, SchemaChange) else event.schema
 
 
 def _moved(event: SchemaChange) -> Notice:
@@ -322,7 +347,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             system_id=known.system_id,
             intern=catalog.intern_schema,
             spool=layout.spool(source_name),
-            latest=catalog.latest_schema,
+            latest=catalog.announced_schema,
         )
         tell(Notice("frontier", at=str(start.at), position=start.position))
         return Capture(
@@ -331,6 +356,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             tell,
             keep_from=lambda: catalog.oldest_needed(source_name),
             settings=settings,
+            announced=catalog.announce_schemas,
         )
 
     try:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
-from sqlalchemy import insert, select
+from sqlalchemy import Select, func, insert, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import Database
+from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.store import Store
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 
 _table = tables.table_schema
+_progress = tables.job_table
 
 
 class Schemas(Store):
@@ -55,6 +58,7 @@ class Schemas(Store):
                     fingerprint=fingerprint,
                     body=schema.to_json(),
                     created=self._now(),
+                    announced=False,
                 )
                 .returning(_table.c.version)
             )
@@ -85,17 +89,54 @@ class Schemas(Store):
             self._schemas[version] = found
         return found
 
-    def latest_schema(self, table: TableName) -> TableSchema | None:
-        """The newest known shape of a table, None when it was never seen."""
+    def announce_schemas(self, versions: Collection[int]) -> None:
+        """The change log has rows of these versions, and the changes of schema before them."""
+        with self._database.write(notify=False) as transaction:
+            transaction.execute(
+                update(_table)
+                .where(_table.c.version.in_(versions), _table.c.announced.is_(False))
+                .values(announced=True)
+            )
+
+    def announced_schema(self, table: TableName) -> TableSchema | None:
+        """The newest shape of a table that all its feeds know; None when it was never seen.
+
+        A feed knows what the change log announced, and the shape that its own scan read. A scan
+        of another feed, or a VERIFY, may have met a newer one that the log has no row of yet: the
+        log must still announce it to the feeds that were there before.
+        """
         with self._database.read() as transaction:
-            row = transaction.execute(
-                select(_table.c.body, _table.c.version)
-                .where(
-                    _table.c.source == table.source,
-                    _table.c.schema == table.schema,
-                    _table.c.name == table.name,
-                )
-                .order_by(_table.c.version.desc())
-                .limit(1)
-            ).one_or_none()
-        return TableSchema.from_json(row.body, row.version) if row else None
+            of_table = (
+                (_table.c.source == table.source)
+                & (_table.c.schema == table.schema)
+                & (_table.c.name == table.name)
+            )
+            versions = select(func.max(_table.c.version)).where(of_table)
+            announced: int | None = transaction.scalar(versions.where(_table.c.announced))
+            scanned = [int(row[0]) for row in transaction.execute(_scanned(table))]
+            known = max(announced or 0, min(scanned, default=0))
+            if not known:
+                newest: int | None = transaction.scalar(versions)
+                known = newest or 0
+        return self.schema(known) if known else None
+
+
+def _scanned(table: TableName) -> Select[int]:
+    """The versions that the feeds of a table read when they scanned it; 0 of one without a scan."""
+    ended = (Status.DROPPED.value, Status.SUCCEEDED.value)
+    began = (
+        (_progress.c.schema_version > 0)
+        | _progress.c.done_upto.is_not(None)
+        | _progress.c.state.in_([TableState.RUNNING.value, TableState.FAILED.value])
+    )
+    return (
+        select(_progress.c.schema_version)
+        .join(tables.job, tables.job.c.id == _progress.c.job_id)
+        .where(
+            _progress.c.source == table.source,
+            _progress.c.schema == table.schema,
+            _progress.c.name == table.name,
+            began,
+            tables.job.c.status.not_in(ended),
+        )
+    )

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 4
+FORMAT = 5
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -38,6 +38,7 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         "CREATE TABLE {schema}gap (source TEXT NOT NULL, schema TEXT NOT NULL, name TEXT NOT NULL,"
         " at BIGINT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (source, schema, name))",
     ),
+    5: ("ALTER TABLE {schema}table_schema ADD COLUMN announced BOOLEAN NOT NULL DEFAULT TRUE",),
 }
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
@@ -95,6 +96,8 @@ table_schema = Table(
     _text("fingerprint"),
     _text("body"),
     _ns("created"),
+    # Rows of this version are in the change log, so its readers were shown the change to it.
+    Column("announced", Boolean, nullable=False, server_default=text("true")),
     sqlite_autoincrement=True,
 )
 Index(

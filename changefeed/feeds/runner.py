@@ -372,9 +372,11 @@ class FeedRunner:
         log.info("feed %s: the schema of %s changed: %s", self.name, table, difference(event))
         self.catalog.record_event(self.job_id, "notice", difference(event), table=str(table))
         owed = self._feed.tables[table]
-        if not owed.scan_wanted and not self.outlet.takes_rows:
+        # The log announces a change to the feeds that were there before: a scan may have seen it.
+        scanned = event.new.version == owed.schema_version
+        if not owed.scan_wanted and not scanned and not self.outlet.takes_rows:
             check_message_key(event, self._feed.options)
-        if needs_backfill(event, self._feed.options):
+        if needs_backfill(event, self._feed.options, scanned=scanned):
             # Resolved stays below the change until its backfill was delivered: what the scan
             # reads is how the table is from the change on.
             since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at

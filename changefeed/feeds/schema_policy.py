@@ -16,8 +16,10 @@ from changefeed.options import (
 )
 
 
-def needs_backfill(event: SchemaChange, options: Options) -> bool:
+def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = False) -> bool:
     """Whether the table must be scanned again.
+
+    ``scanned``: the feed has scanned the table in its new shape, so there is nothing to stop for.
 
     Raises:
         TableError: the policy is to stop.
@@ -25,7 +27,7 @@ def needs_backfill(event: SchemaChange, options: Options) -> bool:
     policy = options[SCHEMA_CHANGE_POLICY]
     if policy is SchemaChangePolicy.IGNORE or not _counts(event, options):
         return False
-    if policy is SchemaChangePolicy.STOP:
+    if policy is SchemaChangePolicy.STOP and not scanned:
         table = event.new.table
         raise TableError(
             table,

@@ -449,7 +449,7 @@ class Source(Protocol):
             system_id: what :meth:`system_id` said when the slot was made; empty: not known.
             intern: gives a schema its version number.
             spool: a folder of its own for large transactions.
-            latest: the last shape known of a table, to see what changed while nobody looked.
+            latest: the last shape that all feeds of a table know, to see what changed since.
 
         Raises:
             ChangefeedError: CF2104 this is another database than ``system_id``.

@@ -59,7 +59,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     return Result(
         columns=("job_id", "name", "synced_to", "waited"),
         rows=[(job.id, job.name, str(upto), spent)],
-        notices=_shapes_to_come(shapes, context),
+        notices=_shapes_to_come(job, shapes, context),
         tag="SYNC CHANGEFEED",
     )
 
@@ -72,12 +72,17 @@ def _present_shapes(job: Job, context: Context) -> dict[TableName, TableSchema]:
     return source.describe_tables([table.table for table in context.catalog.tables(job.id)])
 
 
-def _shapes_to_come(shapes: Mapping[TableName, TableSchema], context: Context) -> list[str]:
+def _shapes_to_come(
+    job: Job, shapes: Mapping[TableName, TableSchema], context: Context
+) -> list[str]:
     """A source tells a change of columns with the next row of the table: until then everything
     committed is durable, and the target still has the old columns."""
     notices = []
+    scanned = {t.table: t.schema_version for t in context.catalog.tables(job.id)}
     for table, now in sorted(shapes.items()):
-        known = context.catalog.latest_schema(table)
+        known = context.catalog.announced_schema(table)
+        if known is not None and known.version < scanned.get(table, 0):
+            known = context.catalog.schema(scanned[table])
         if known is None or known.oid not in (0, now.oid) or _columns(known) == _columns(now):
             continue
         notices.append(

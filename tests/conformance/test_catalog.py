@@ -238,10 +238,54 @@ def test_schema_versions(state: State) -> None:
     assert elsewhere.version > third.version
     assert other.schema(second.version) == shape("a", "b")
     assert other.schema(second.version).version == second.version
-    latest = other.latest_schema(ORDERS)
+    latest = other.announced_schema(ORDERS)
     assert latest is not None and latest.version == third.version
-    assert other.latest_schema(TableName("shop", "public", "none")) is None
+    assert other.announced_schema(TableName("shop", "public", "none")) is None
     refused("CF3001", lambda: one.schema(10_000))
+
+
+def test_what_all_feeds_of_a_table_know_of_its_shape(catalog: Catalog) -> None:
+    def known() -> int:
+        found = catalog.announced_schema(ORDERS)
+        assert found is not None
+        return found.version
+
+    def feed(name: str, **progress: object) -> None:
+        job = catalog.create_job(spec(name, ORDERS))
+        lease = catalog.acquire_lease(job.id, "n", 60)
+        assert lease is not None
+        [table] = catalog.tables(job.id)
+        table = replace(table, state=TableState.RUNNING, done_upto=Timestamp(5), **progress)  # type: ignore[arg-type]
+        catalog.save_progress(job.id, {ORDERS: table}, lease=lease)
+
+    first = catalog.intern_schema(shape("a")).version
+    feed("scanned", schema_version=first)
+    second = catalog.intern_schema(shape("a", "b")).version
+    assert known() == first, "a scan that was begun elsewhere tells the feed nothing"
+    feed("later", schema_version=second)
+    assert known() == first
+    catalog.announce_schemas({second})
+    assert known() == second
+    third = catalog.intern_schema(shape("a", "b", "c")).version
+    feed("last", schema_version=third)
+    assert known() == second, "the feeds before have heard of the second alone"
+    for name in ("scanned", "later"):
+        catalog.delete_job(catalog.job(name).id)
+    assert known() == third, "nobody is left who does not know it"
+
+
+def test_a_feed_without_a_scan_knows_what_was_announced(catalog: Catalog) -> None:
+    first = catalog.intern_schema(shape("a")).version
+    catalog.announce_schemas([first])
+    job = catalog.create_job(spec("f", ORDERS))
+    lease = catalog.acquire_lease(job.id, "n", 60)
+    assert lease is not None
+    [table] = catalog.tables(job.id)
+    running = replace(table, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(5))
+    catalog.save_progress(job.id, {ORDERS: running}, lease=lease)
+    catalog.intern_schema(shape("a", "b"))
+    found = catalog.announced_schema(ORDERS)
+    assert found is not None and found.version == first
 
 
 # -- sources ------------------------------------------------------------------------------
@@ -799,7 +843,7 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     with catalog._database.write() as transaction:
         transaction.execute(text(f"DROP TABLE {prefix}gap"))
         columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
-        for column in (*columns, "job_table.gap"):
+        for column in (*columns, "job_table.gap", "table_schema.announced"):
             table_name, name = column.split(".")
             transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
         transaction.execute(

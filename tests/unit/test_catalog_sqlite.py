@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 import stat
 import subprocess
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import Catalog, JobSpec, TableProgress
-from changefeed.catalog.tables import UPGRADES
+from changefeed.catalog import Catalog, TableState
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 
@@ -131,23 +130,28 @@ def test_the_state_does_not_need_spark_or_a_source_driver(tmp_path: Path) -> Non
     assert out.stdout.strip() == "[]"
 
 
-def test_a_state_of_the_first_format_is_brought_up(tmp_path: Path) -> None:
-    """Its tables lack columns that came later; what is in them stays."""
-    catalog = Catalog.open(tmp_path)
+#: A state as the program of format 2 wrote it: one running feed of one table.
+FORMAT_2 = Path(__file__).with_name("state_format_2.sql")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_state_of_an_earlier_format_is_brought_up(tmp_path: Path, number: int) -> None:
+    """It lacks tables and columns that came later; what is in it stays."""
     name = TableName("shop", "public", "orders")
-    catalog.create_job(JobSpec("shop", ("orders",), (TableProgress(name, "orders", oid=7),)))
-    catalog.close()
-    with sqlite3.connect(tmp_path / "state.db") as old:
-        for statement in itertools.chain(*UPGRADES.values()):
-            verb, _, rest = statement.format(schema="").partition(" TABLE ")
-            words = rest.split()
-            if verb == "CREATE":
-                old.execute(f"DROP TABLE {words[0]}")
-            else:
-                assert words[1:3] == ["ADD", "COLUMN"], statement
-                old.execute(f"ALTER TABLE {words[0]} DROP COLUMN {words[3]}")
-        old.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
+    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
+        old.executescript(FORMAT_2.read_text())
+        if number == 1:
+            for lacking in ("job_table", "captured"):
+                old.execute(f"ALTER TABLE {lacking} DROP COLUMN oid")
+            old.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
+        old.commit()
     for _ in range(2):
         catalog = Catalog.open(tmp_path)
-        assert [(t.table, t.oid) for t in catalog.tables(1)] == [(name, 0)]
+        [table] = catalog.tables(1)
+        assert (table.table, table.oid, table.done_upto) == (name, 7 * (number > 1), Timestamp(50))
+        assert (table.state, table.rescan_owed, table.gap) == (TableState.RUNNING, False, 0)
+        assert catalog.gaps("shop") == {}
+        assert not catalog.source_state("shop").renewal
+        known = catalog.announced_schema(name)
+        assert known is not None and known.version == table.schema_version == 1
         catalog.close()

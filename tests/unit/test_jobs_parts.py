@@ -215,6 +215,7 @@ class TestSchemaChanges:
             needs_backfill(changed(with_column()), wishes)  # type: ignore[arg-type]
         assert caught.value.table == TABLE
         assert caught.value.error.code.number == "CF4101"
+        assert not needs_backfill(changed(with_column()), wishes, scanned=True)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -427,6 +428,30 @@ class TestCapture:
         )
         with pytest.raises(ChangefeedError, match="the disk is gone"):
             capture.run()
+
+    def test_a_version_is_announced_once_its_rows_can_be_read(self) -> None:
+        old, new = SCHEMA.with_version(1), replace(SCHEMA, key=()).with_version(2)
+        event = SchemaChange(old, new, Timestamp(5), 9, False)
+        end = Frontier(Timestamp(6), "0" * 16, 1)
+        flushes = [Flush((event,), None), Flush((), end), Flush((event,), end)]
+        order: list[str] = []
+        stream, writer = FakeStream(flushes, order), FakeWriter(order, 0)
+        Capture(
+            stream,
+            writer,  # type: ignore[arg-type]
+            lambda notice: None,
+            keep_from=lambda: None,
+            announced=lambda versions: order.append(f"announce {sorted(versions)}"),
+        ).run()
+        acknowledged = f"acknowledge {'0' * 16}"
+        assert order == [
+            "append",
+            "append",
+            "announce [2]",
+            acknowledged,
+            "append",
+            acknowledged,
+        ]
 
     def test_a_table_under_a_new_name_is_told_before_its_frontier(self) -> None:
         old, new = replace(SCHEMA, oid=7), replace(SCHEMA, table=TableName("shop", "s", "u"), oid=7)

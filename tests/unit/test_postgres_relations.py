@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.catalog import Catalog, JobSpec, TableProgress, TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import Identity, TableName, TableSchema
 from changefeed.sources.postgres import relations
-from changefeed.sources.postgres.relations import Relations
+from changefeed.sources.postgres.pgoutput import read_relation
+from changefeed.sources.postgres.relations import Relations, build_schema
 from changefeed.sources.postgres.types import ColumnInfo, TableDetails
 
 OID, INT4 = 7, 23
@@ -73,3 +77,39 @@ def test_a_column_that_was_renamed_since_is_not_waited_for(monkeypatch: pytest.M
     assert len(shown) == 2
     stream.put(announced("a", "b", "brief"))
     assert numbers(stream.resolve([OID])[OID].new) == {"a": 1, "b": 2, "brief": 0}
+
+
+def test_a_change_that_a_scan_saw_first_is_a_change_to_those_who_were_there_before(
+    tmp_path: Path,
+) -> None:
+    """The capture is a new one: it remembers no shape, and the newest that the state knows is
+    that of another feed's scan."""
+    state = Catalog.open(tmp_path)
+    table = TableName("shop", "public", "t")
+    before, after = (
+        build_schema("shop", read_relation(announced(*names)), catalog(names)[0]([OID])[OID])
+        for names in (("a",), ("a", "b"))
+    )
+    first = state.intern_schema(before)
+    job = state.create_job(JobSpec("shop", ("t",), (TableProgress(table, "t"),), name="f"))
+    lease = state.acquire_lease(job.id, "n", 60)
+    assert lease is not None
+    scanned = TableProgress(
+        table, "t", schema_version=first.version, state=TableState.RUNNING, done_upto=Timestamp(5)
+    )
+    state.save_progress(job.id, {table: scanned}, lease=lease)
+    second = state.intern_schema(after)  # the scan of another feed, or a VERIFY
+
+    def stream() -> Relations:
+        made = Relations(
+            "shop", catalog(("a", "b"))[0], state.intern_schema, state.announced_schema
+        )
+        made.put(announced("a", "b"))
+        return made
+
+    for _ in range(2):  # a crash before the log has it: the next capture finds it again
+        change = stream().resolve([OID])[OID]
+        assert (change.old.version, change.new.version) == (first.version, second.version)
+    state.announce_schemas({second.version})
+    assert stream().resolve([OID]) == {}
+    state.close()

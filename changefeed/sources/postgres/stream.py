@@ -95,7 +95,7 @@ class ReplicationStream:
         intern: gives a schema its version.
         source: the name that table names begin with.
         spool_dir: folder of our own for large transactions; emptied at the start.
-        latest: the last known shape of a table, to see changes made while nobody looked.
+        latest: the last shape that all feeds of a table know, to see what changed since.
         lookup: present values by key, for large values that the server did not send.
         system_id: refuse another server than this one; empty: any.
         binary: ask for binary values. Falls back to text, with a warning in the log, when the
