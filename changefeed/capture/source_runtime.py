@@ -71,7 +71,9 @@ class SourceKeeper:
         self._captured: Mapping[TableName, int] = {}
         self._lost: dict[Known, Lost] = {}
         self.problems: dict[TableName, ChangefeedError] = {}
-        self._gaps: dict[TableName, Gap] | None = None
+        self._gaps: Mapping[TableName, Gap] = {}
+        #: Of the state, when the gaps were read last.
+        self._gaps_version = -1
         self._looked: datetime | None = None
         self._error: ChangefeedError | None = None
         self._stalled = ""
@@ -164,14 +166,14 @@ class SourceKeeper:
         for table, gap in found.items():
             log.warning("source %s: %s", self.name, gap.reason)
             self._catalog.fail_idle_tables(table, numbers.get(table, 0), gap.error, gap.at)
-        self._gaps = {**self.gaps, **found}
         self.wake()
 
     @property
     def gaps(self) -> Mapping[TableName, Gap]:
-        """Tables of which changes may be missing in the log."""
-        if self._gaps is None:
-            self._gaps = self._catalog.gaps(self.name)
+        """Tables of which changes may be missing in the log, whichever process found that."""
+        version = self._catalog.version()
+        if version != self._gaps_version:
+            self._gaps, self._gaps_version = self._catalog.gaps(self.name), version
         return self._gaps
 
     def _has_log(self) -> bool:

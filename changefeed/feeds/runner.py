@@ -397,12 +397,13 @@ class FeedRunner:
 
     def _show_state(self) -> None:
         """Write the feed's state where people look, with what holds it up."""
+        gaps = self.keeper.gaps
         for table in self._feed.in_state(
             TableState.PENDING, TableState.SCANNING, TableState.RUNNING
         ):
             if (problem := self.keeper.problems.get(table.table)) is not None:
                 raise TableError(table.table, problem)
-            gap = self.keeper.gaps.get(table.table)
+            gap = gaps.get(table.table)
             if gap is not None and concerns(gap, table):
                 self._feed.update(table.table, gap=gap.at)
                 raise TableError(table.table, gap.error)

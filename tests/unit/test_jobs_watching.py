@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from changefeed.capture.reconciler import SourceWatch, Wish
+from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.capture.table_identity import Known
 from changefeed.catalog import Catalog, Job, Status, Wanted
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from tests.waiting import until
 
@@ -167,3 +168,15 @@ def _job() -> Job:
         1, "f", "shop", None, "", (), {}, "", Status.RUNNING, Wanted.RUNNING, "", None, None,
         None, 0, None, 0, None, None, None, None, 1, False,
     )  # fmt: skip
+
+
+def test_a_feed_of_another_process_hears_of_a_gap_that_the_node_found(tmp_path: Path) -> None:
+    """A prompt beside a node runs its own feeds, and the node is the one that looks."""
+    node, prompt = Catalog.open(tmp_path), Catalog.open(tmp_path)
+    keeper = SourceKeeper(prompt, str(tmp_path), "shop", capturing=False)
+    assert keeper.gaps == {}
+    node.add_gaps({TABLE: "the table was taken out of the publication"})
+    assert keeper.gaps[TABLE].error.code is Code.TABLE_GAP
+    keeper.close()
+    node.close()
+    prompt.close()
