@@ -1,0 +1,100 @@
+"""The guides say what is so: options, sinks, statements, statuses and metrics that they name."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from changefeed.app import Application
+from changefeed.monitor import Figures
+from changefeed.options import OPTIONS
+from changefeed.statements.health import STATUSES
+from grammar.parser import parse
+from grammar.split import split
+from sinks.registry import BUILT_IN
+
+DOCS = Path(__file__).parents[2] / "docs"
+_spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
+assert _spec is not None and _spec.loader is not None
+site_hooks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(site_hooks)
+
+GUIDES = sorted(
+    [
+        *DOCS.glob("from-*.md"),
+        DOCS / "operating.md",
+        DOCS / "messages.md",
+        DOCS.parent / "README.md",
+    ]
+)
+
+#: What programs of other people, and other systems, understand.
+_FOREIGN = re.compile(r"^\s*(ALTER SYSTEM|ALTER TABLE|CREATE ROLE|CREATE TABLE|GRANT|SELECT)\b")
+
+
+def _listed(page: str, which: str) -> set[str]:
+    (block,) = re.findall(rf"<!-- options: {which} -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    return set(re.findall(r"`(\w+)`", block))
+
+
+def test_the_guide_for_cockroachdb_lists_options_that_exist_and_that_do_not() -> None:
+    page = (DOCS / "from-cockroachdb.md").read_text("utf-8")
+    here, missing = _listed(page, "here"), _listed(page, "missing")
+    assert len(here) > 20 and len(missing) > 5
+    assert here - set(OPTIONS) == set()
+    assert missing & set(OPTIONS) == set()
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_options_that_are_given_a_value_exist(page: Path) -> None:
+    given = re.findall(r"`(?:[^`\n]*, )?(\w+) = '[^`\n]*`", page.read_text("utf-8"))
+    assert [name for name in given if name not in OPTIONS and name != "sink"] == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_statements_of_the_guides_parse(page: Path) -> None:
+    for block in re.findall(r"```sql\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        for piece in split(block):
+            if not _FOREIGN.match(piece.text):
+                parse(piece.text)
+
+
+def test_the_readme_names_sinks_that_exist() -> None:
+    readme = (DOCS.parent / "README.md").read_text("utf-8")
+    table = readme.partition("| sink | |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`([a-z0-9-]+):///?`", table))
+    assert named - set(BUILT_IN) == set()
+    assert {"kafka", "elasticsearch", "delta", "bigquery"} <= named
+
+
+def test_the_page_on_operating_has_every_status() -> None:
+    page = (DOCS / "operating.md").read_text("utf-8")
+    table = page.partition("## What a status means")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(STATUSES)
+
+
+def test_the_page_on_operating_has_every_metric(tmp_path: Path) -> None:
+    page = (DOCS / "operating.md").read_text("utf-8")
+    table = page.partition("## Metrics")[2].partition("```yaml")[0]
+    listed = {name.removesuffix("_total") for name in re.findall(r"`(changefeed_\w+)", table)}
+    with Application(str(tmp_path / "state")) as application:
+        served = {metric.name for metric in Figures(application.engine).collect()}
+    assert listed == served
+    rules = re.findall(r"expr: (changefeed_\w+)", page)
+    assert len(rules) >= 4 and set(rules) <= served
+
+
+def test_the_site_has_every_page_once() -> None:
+    nav = re.findall(r": (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(nav) == sorted(["index.md", *(page.name for page in DOCS.glob("*.md"))])
+
+
+def test_the_home_of_the_site_is_the_readme_with_links_that_stay_inside() -> None:
+    home = site_hooks.home((DOCS.parent / "README.md").read_text("utf-8"))
+    targets = [t for t in re.findall(r"\]\(([^)\s]+)\)", home) if not re.match(r"[a-z]+:", t)]
+    assert len(targets) > 20
+    assert [t for t in targets if not (DOCS / t.partition("#")[0]).is_file()] == []
+    assert site_hooks.inside("see [a](../a.py), [b](b.md)") == "see a, [b](b.md)"
