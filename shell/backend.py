@@ -41,11 +41,15 @@ class Backend:
         *,
         source: str | None = None,
         spark: SparkSettings | None = None,
+        max_memory: int | None = None,
+        max_disk: int | None = None,
     ) -> None:
         """See :class:`changefeed.app.Application`; ``source`` is what ``--source`` names."""
         self.state = state
         self._source = source
         self._spark = spark
+        self._max_memory = max_memory
+        self._max_disk = max_disk
         self._lock = threading.Lock()
         self._opened: Application | None = None
         self._session: Session | None = None
@@ -72,7 +76,12 @@ class Backend:
         from changefeed.api import Session
         from changefeed.app import Application
 
-        application = Application(self.state, settings=self._spark)
+        application = Application(
+            self.state,
+            settings=self._spark,
+            max_memory=self._max_memory,
+            max_disk=self._max_disk,
+        )
         session = Session()
         try:
             if self._source is not None:

@@ -38,10 +38,17 @@ class Place:
 
     state: str | None
     spark: SparkSettings
+    max_memory: int | None = None
+    max_disk: int | None = None
 
     def over(self, other: Place) -> Place:
         """These where they are given, else the other's."""
-        return Place(self.state or other.state, self.spark.over(other.spark))
+        return Place(
+            self.state or other.state,
+            self.spark.over(other.spark),
+            self.max_memory or other.max_memory,
+            self.max_disk or other.max_disk,
+        )
 
     @property
     def directory(self) -> str:
@@ -90,6 +97,21 @@ def _properties(
         raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
 
 
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Bytes, as options of changefeeds write them: ``512MiB``, ``10GB``."""
+    if value is None:
+        return None
+    from changefeed.options.types import parse_size
+
+    try:
+        size = parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; write 512MiB or 10GB", context, parameter) from error
+    if not size:
+        raise click.BadParameter("the size must be greater than 0", context, parameter)
+    return size
+
+
 def _place_options(command: F) -> F:
     for option in (
         click.option(
@@ -98,6 +120,23 @@ def _place_options(command: F) -> F:
             multiple=True,
             callback=_properties,
             help="A Spark property, as spark-submit takes it; may be repeated.",
+        ),
+        click.option(
+            "--max-disk",
+            "--max-disk-changefeed-storage",
+            "max_disk",
+            metavar="SIZE",
+            callback=_size,
+            help="The most the change log of a source takes on disk; reading waits beyond it "
+            "(default: what leaves some disk free).",
+        ),
+        click.option(
+            "--max-memory",
+            "--max-changefeed-memory",
+            "max_memory",
+            metavar="SIZE",
+            callback=_size,
+            help="The most memory that messages shared by feeds take (default: 64MiB).",
         ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
@@ -150,13 +189,15 @@ def cli(
     master: str | None,
     heap: str | None,
     conf: tuple[tuple[str, str], ...],
+    max_memory: int | None,
+    max_disk: int | None,
     source: str | None,
     on_error: str,
     timing: bool,
     yes: bool,
 ) -> None:
     """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
-    place = Place(state, SparkSettings(master, heap, conf))
+    place = Place(state, SparkSettings(master, heap, conf), max_memory, max_disk)
     context.obj = place
     if context.invoked_subcommand is not None:
         if commands or files:
@@ -178,6 +219,8 @@ def cli(
                 timing=timing,
                 sure=yes,
                 spark=place.spark,
+                max_memory=place.max_memory,
+                max_disk=place.max_disk,
             )
         )
     )
@@ -210,13 +253,24 @@ def start(
     master: str | None,
     heap: str | None,
     conf: tuple[tuple[str, str], ...],
+    max_memory: int | None,
+    max_disk: int | None,
     http: tuple[str, int] | None,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
     from shell.service import serve
 
-    place = Place(state, SparkSettings(master, heap, conf)).over(context.obj)
-    context.exit(serve(place.directory, spark=place.spark, http=http))
+    given = Place(state, SparkSettings(master, heap, conf), max_memory, max_disk)
+    place = given.over(context.obj)
+    context.exit(
+        serve(
+            place.directory,
+            spark=place.spark,
+            http=http,
+            max_memory=place.max_memory,
+            max_disk=place.max_disk,
+        )
+    )
 
 
 @cli.command()

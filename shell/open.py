@@ -32,6 +32,7 @@ class Request:
         format: None is table on a terminal, else csv.
         go_on: after a failed statement.
         sure: do not ask before DROP.
+        max_memory, max_disk: budgets in bytes of a node that runs here.
     """
 
     state: str
@@ -42,13 +43,21 @@ class Request:
     timing: bool = False
     sure: bool = False
     spark: SparkSettings | None = None
+    max_memory: int | None = None
+    max_disk: int | None = None
 
 
 def open_shell(request: Request) -> Exit:
     """Run the scripts, or the prompt when there are none and input is a terminal."""
     end_cleanly()
     interactive = not request.inputs and sys.stdin.isatty()
-    backend = Backend(request.state, source=request.source, spark=request.spark)
+    backend = Backend(
+        request.state,
+        source=request.source,
+        spark=request.spark,
+        max_memory=request.max_memory,
+        max_disk=request.max_disk,
+    )
     form = request.format or (Format.TABLE if sys.stdout.isatty() else Format.CSV)
     settings = Settings(
         format=form,

@@ -24,10 +24,13 @@ def serve(
     *,
     spark: SparkSettings | None = None,
     http: tuple[str, int] | None = None,
+    max_memory: int | None = None,
+    max_disk: int | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
-    ``http`` is where the status page, metrics and health are served.
+    ``http`` is where the status page, metrics and health are served; ``max_memory`` and
+    ``max_disk`` are bytes, as of :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -42,7 +45,8 @@ def serve(
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        with Application(state, settings=spark) as application, ExitStack() as stack:
+        opened = Application(state, settings=spark, max_memory=max_memory, max_disk=max_disk)
+        with opened as application, ExitStack() as stack:
             if not application.start_node():
                 raise ChangefeedError(
                     "CF6003",
