@@ -101,7 +101,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     """Bytes, as options of changefeeds write them: ``512MiB``, ``10GB``."""
     if value is None:
         return None
-    from changefeed.options.types import parse_size
+    from changefeed.options import parse_size
 
     try:
         size = parse_size(value)

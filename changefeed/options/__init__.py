@@ -86,6 +86,7 @@ from changefeed.options.table import (
     option,
     redact_option,
 )
+from changefeed.options.types import parse_size
 
 __all__ = [
     "AVRO_SCHEMA_PREFIX",
@@ -127,6 +128,7 @@ __all__ = [
     "LAKE",
     "hide_masked",
     "mask_statement",
+    "parse_size",
     "MAX_MEMORY",
     "MERGED",
     "MIN_CHECKPOINT_FREQUENCY",
