@@ -9,6 +9,7 @@ import email.utils
 import hashlib
 import hmac
 import logging
+import re
 import ssl
 import tempfile
 import threading
@@ -171,7 +172,7 @@ def _retry_after(text: str | None) -> float:
     """Seconds of a ``Retry-After`` header: a number or a date (RFC 9110, 10.2.3)."""
     if not text:
         return 0.0
-    if text.strip().isdigit():
+    if re.fullmatch(r"\s*[0-9]{1,9}\s*", text, re.ASCII):
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())

@@ -179,3 +179,74 @@ def test_transport_closed_while_waiting() -> None:
     transport.close()
     transport.wake()
     theirs.close()
+
+
+# ---------------------------------------------------------------------------- protection
+
+
+@pytest.mark.parametrize(
+    ("required", "code", "fits"),
+    [
+        ("scram-sha-256", 3, False),
+        ("scram-sha-256", 5, False),
+        ("scram-sha-256", 0, False),
+        ("scram-sha-256,md5", 5, True),
+        ("!password", 3, False),
+        ("!password,!none", 5, True),
+        ("none", 0, True),
+        ("", 3, True),
+    ],
+)
+def test_require_auth_holds_before_the_password_is_sent(
+    required: str, code: int, fits: bool
+) -> None:
+    login = Authenticator("u", "s3cret", require_auth=required)
+    message = struct.pack(">i", code) + b"salt"
+    if fits:
+        login.answer(message)
+        return
+    with pytest.raises(ChangefeedError, match="require_auth forbids") as caught:
+        login.answer(message)
+    assert caught.value.code.number == "CF2002"
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    ["sslcrl=/a", "sslcrldir=/a", "gssencmode=require", "requirepeer=x", "service=x"],
+)
+def test_a_protection_that_replication_would_ignore_is_refused(parameter: str) -> None:
+    with pytest.raises(ChangefeedError, match=parameter.partition("=")[0]) as caught:
+        parameters_of(f"postgresql://u@h/d?{parameter}")
+    assert caught.value.code.number == "CF1207"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"R\xff\xff\xff\xff",
+        b"R\x7f\xff\xff\xff",
+        b"R\0\0\0\0",
+        b"R\0\0\0\x04",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"S\0\0\0\x08name",
+    ],
+)
+def test_garbage_of_a_server_is_an_error_of_the_source(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(65_536)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = server.getsockname()[1]
+        with pytest.raises(ChangefeedError) as caught:
+            ReplicationConnection(
+                f"postgresql://u:p@127.0.0.1:{port}/d?sslmode=disable&connect_timeout=20"
+            )
+        thread.join()
+    assert caught.value.code.number == "CF2001"
+    assert "does not speak the PostgreSQL protocol" in caught.value.message

@@ -18,6 +18,7 @@ from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Target
 from sinks.registry import capabilities, check, open_sink
 from sinks.webhook.body import FRAME, Piece, Queue, body, by_lane, count, halves, lanes_of
+from sinks.webhook.client import _retry_after
 from sinks.webhook.options import parse
 
 TARGET = Target(TableName("shop", "public", "t"), "t")
@@ -146,3 +147,12 @@ def test_rows_without_a_value_or_a_key() -> None:
     lanes = list(by_lane(TARGET, rows, 4))
     assert sorted(v for _, p in lanes for v in p.values.to_pylist()) == [b"1", b"3"]
     assert sorted(w for _, p in lanes for w in p.walls.tolist()) == [0, 2]
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "\u0661", "1e400", "-1", "nan", "9" * 400, "soon"])
+def test_a_retry_after_that_is_no_number_means_nothing(text: str) -> None:
+    assert _retry_after(text) == 0.0
+
+
+def test_a_retry_after_in_seconds() -> None:
+    assert _retry_after(" 7 ") == 7.0

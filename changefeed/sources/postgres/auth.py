@@ -22,6 +22,25 @@ _SASL_FINAL = 12
 _FOREIGN = {2: "Kerberos", 6: "SCM credentials", 7: "GSSAPI", 9: "SSPI"}
 
 
+#: What require_auth calls the methods.
+_NAMES = {
+    _OK: "none",
+    _CLEARTEXT: "password",
+    _MD5: "md5",
+    7: "gss",
+    9: "sspi",
+    _SASL: "scram-sha-256",
+}
+
+
+def _allowed(required: str, method: str) -> bool:
+    """libpq's require_auth: a list of methods, or of methods that are not allowed (``!md5``)."""
+    names = [name.strip() for name in required.split(",")]
+    if all(name.startswith("!") for name in names):
+        return f"!{method}" not in names
+    return method in names
+
+
 def refused(message: str, hint: str = "") -> ChangefeedError:
     """A login that cannot succeed without a person's help."""
     return ChangefeedError("CF2002", message, hint=hint)
@@ -40,11 +59,15 @@ class Authenticator:
         *,
         tls: ssl.SSLSocket | None = None,
         channel_binding: str = "prefer",
+        require_auth: str = "",
     ) -> None:
+        """``require_auth`` and ``channel_binding`` are those of libpq."""
         self._user = user
         self._password = password
         self._tls = tls
         self._binding = channel_binding
+        self._required = require_auth
+        self._begun = False
         self._scram: ScramClient | None = None
         self._bound = False
         self._methods: dict[int, Callable[[bytes], bytes]] = {
@@ -62,7 +85,12 @@ class Authenticator:
             ChangefeedError: CF2002 the method is not supported, or a password is missing, or
                 the server could not prove that it knows the password.
         """
+        if len(body) < 4:
+            raise ChangefeedError("CF2001", "the server does not speak the PostgreSQL protocol")
         (code,) = struct.unpack_from(">i", body)
+        if not self._begun:
+            self._check_method(_NAMES.get(code, f"method {code}"))
+        self._begun = True
         if code == _OK:
             if self._binding == "require" and not self._bound:
                 raise refused("channel binding is required and the server did not ask for it")
@@ -75,6 +103,14 @@ class Authenticator:
                 "let the role log in by scram-sha-256, md5, password, certificate or trust.",
             )
         return False, method(body[4:])
+
+    def _check_method(self, method: str) -> None:
+        """Before anything of the password is sent."""
+        if self._required and not _allowed(self._required, method):
+            raise refused(
+                f"the server asks for authentication by {method}, which require_auth forbids",
+                "change pg_hba.conf at the server, or require_auth in the URI.",
+            )
 
     def _secret(self) -> str:
         if self._password is None:

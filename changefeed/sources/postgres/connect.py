@@ -94,10 +94,37 @@ def connection_info(uri: str, **changes: str) -> str:
     ports = str(given.get("port", "")).split(",")
     if not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
         raise _malformed("the port in the URI of a PostgreSQL source is not a number")
+    _refuse_ignored(given)
     # Also for replication connections, which take no settings later: a database in another
     # encoding, or in none (SQL_ASCII), would have psycopg hand out bytes or garbled names.
     fixed = {"client_encoding": "UTF8"}
     return conninfo.make_conninfo("", **{**_DEFAULTS, **given, **fixed, **changes})
+
+
+#: Parameters that restrict whom we talk to and how, which the replication connection does not
+#: know, with the values that ask for nothing. Ignored by one connection of two, they would
+#: protect nothing.
+_IGNORED: Mapping[str, frozenset[str]] = {
+    "gssencmode": frozenset({"disable", "prefer"}),
+    "requirepeer": frozenset(),
+    "service": frozenset(),
+    "sslcertmode": frozenset({"allow"}),
+    "sslcrl": frozenset(),
+    "sslcrldir": frozenset(),
+}
+
+
+def _refuse_ignored(given: Mapping[str, Any]) -> None:
+    for name, harmless in _IGNORED.items():
+        value = given.get(name)
+        if value and value not in harmless:
+            raise ChangefeedError(
+                "CF1207",
+                f"parameter {name} of a PostgreSQL source is not supported: the replication"
+                " connection cannot honour it",
+                hint=f"take {name} out of the URI; sslmode=verify-full, sslrootcert,"
+                " channel_binding and require_auth hold for every connection.",
+            )
 
 
 def _malformed(message: str) -> ChangefeedError:

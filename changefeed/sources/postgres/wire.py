@@ -32,7 +32,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.postgres import tls
 from changefeed.sources.postgres.auth import Authenticator
-from changefeed.sources.postgres.connect import SESSION, connection_info
+from changefeed.sources.postgres.connect import SESSION, connect, connection_info
 from changefeed.sources.postgres.lsn import format_lsn, parse_lsn, position_of
 
 #: What the kernel may hold for us. On a small buffer the walsender stops and starts with every
@@ -44,6 +44,8 @@ EPOCH_SECONDS = 946_684_800
 
 _PROTOCOL = 196_608  # 3.0
 _SSL_REQUEST = 80_877_103
+#: Answers to commands are short; a timeline's history is the longest. The stream is not read so.
+_LONGEST_ANSWER = 64 << 20
 _CANCELLED = "the connection was closed on our side"
 
 Row = tuple[str | None, ...]
@@ -86,7 +88,11 @@ def server_error(fields: Mapping[str, str], doing: str) -> ChangefeedError:
 def error_fields(body: bytes | memoryview) -> dict[str, str]:
     """The fields of an ErrorResponse or NoticeResponse by their letters."""
     parts = bytes(body).split(b"\0")
-    return {part[:1].decode(): part[1:].decode(errors="replace") for part in parts if part}
+    return {
+        part[:1].decode(errors="replace"): part[1:].decode(errors="replace")
+        for part in parts
+        if part
+    }
 
 
 # --------------------------------------------------------------------------- parameters
@@ -402,6 +408,7 @@ class ReplicationConnection:
     """
 
     def __init__(self, uri: str) -> None:
+        self._uri = uri
         self._parameters = parameters_of(uri)
         self._settings: dict[str, str] = {}
         self._inbox = bytearray()
@@ -588,7 +595,7 @@ class ReplicationConnection:
         mode = self._parameters.get("sslmode", "prefer")
         if mode not in tls.MODES:
             raise ChangefeedError("CF1207", f"unknown sslmode {mode!r}")
-        for endpoint in endpoints(self._parameters):
+        for endpoint in self._endpoints():
             tries = (False,) if endpoint.local else tls.attempts(mode)
             for secure in tries:
                 try:
@@ -596,6 +603,16 @@ class ReplicationConnection:
                 except ChangefeedError as error:
                     failures.append(error)
         raise failures[0]
+
+    def _endpoints(self) -> list[Endpoint]:
+        """All that may be tried; where the kind of server matters, the one that libpq picks."""
+        every = endpoints(self._parameters)
+        wanted = self._parameters.get("target_session_attrs", "any")
+        if len(every) == 1 or wanted == "any":
+            return every
+        with connect(self._uri) as session:
+            info = session.info
+            return [Endpoint(info.host, info.hostaddr or info.host, info.port)]
 
     def _open(self, endpoint: Endpoint, secure: bool) -> Transport:
         timeout = float(self._parameters.get("connect_timeout") or 10) or 3600.0
@@ -632,6 +649,7 @@ class ReplicationConnection:
             _password(self._parameters, endpoint),
             tls=self._transport.tls,
             channel_binding=self._parameters.get("channel_binding", "prefer"),
+            require_auth=self._parameters.get("require_auth", ""),
         )
         while True:
             kind, body = self._message(deadline)
@@ -668,12 +686,17 @@ class ReplicationConnection:
         while True:
             while len(self._inbox) < 5 or len(self._inbox) < _needed(self._inbox):
                 self._fill(deadline)
+                if len(self._inbox) >= 5 and not 5 <= _needed(self._inbox) <= _LONGEST_ANSWER:
+                    raise _garbage()
             size = _needed(self._inbox)
             kind, body = bytes(self._inbox[:1]), bytes(self._inbox[5:size])
             del self._inbox[:size]
             if kind == b"S":
-                name, value = body.split(b"\0")[:2]
-                self._settings[name.decode()] = value.decode()
+                name, zero, value = body.partition(b"\0")
+                if not zero:
+                    raise _garbage()
+                shown = value.rstrip(b"\0").decode(errors="replace")
+                self._settings[name.decode(errors="replace")] = shown
             elif kind not in (b"N", b"A", b"K"):
                 return kind, body
 
@@ -720,12 +743,27 @@ def _startup(parameters: Mapping[str, str]) -> bytes:
     return struct.pack(">ii", len(body) + 8, _PROTOCOL) + body
 
 
+def _garbage() -> ChangefeedError:
+    return ChangefeedError(
+        "CF2001",
+        "the server does not speak the PostgreSQL protocol",
+        hint="check host and port: another program may listen there.",
+    )
+
+
 def _needed(inbox: bytearray) -> int:
     """Length of the first message with its kind byte."""
     return int.from_bytes(inbox[1:5], "big") + 1
 
 
 def _data_row(body: bytes) -> Row:
+    try:
+        return _values(body)
+    except (struct.error, ValueError):
+        raise _garbage() from None
+
+
+def _values(body: bytes) -> Row:
     (count,) = struct.unpack_from(">h", body)
     place = 2
     values: list[str | None] = []
