@@ -213,8 +213,8 @@ class Code(StrEnum):
         _STOP,
         Scope.FEED,
         "schema changed and the policy says stop",
-        "ALTER CHANGEFEED .. SET schema_change_policy = 'nobackfill', then RESUME; or CREATE it "
-        "anew.",
+        "ALTER CHANGEFEED .. RESCAN reads the table again in its new shape; SET "
+        "schema_change_policy = 'nobackfill', then RESUME, goes on without.",
     )
 
     # 50xx: sinks

@@ -32,7 +32,12 @@ from changefeed.feeds.lost_tables import Leaving
 from changefeed.feeds.message_cache import SharedMessages
 from changefeed.feeds.scan_coordinator import Scanning
 from changefeed.feeds.scan_host import FeedScanHost
-from changefeed.feeds.schema_policy import check_message_key, difference, needs_backfill
+from changefeed.feeds.schema_policy import (
+    check_message_key,
+    difference,
+    needs_backfill,
+    scan_has,
+)
 from changefeed.feeds.sink_session import Outlet
 from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
 from changefeed.scan.thread import Scan
@@ -372,8 +377,7 @@ class FeedRunner:
         log.info("feed %s: the schema of %s changed: %s", self.name, table, difference(event))
         self.catalog.record_event(self.job_id, "notice", difference(event), table=str(table))
         owed = self._feed.tables[table]
-        # The log announces a change to the feeds that were there before: a scan may have seen it.
-        scanned = event.new.version == owed.schema_version
+        scanned = scan_has(event, owed)
         if not owed.scan_wanted and not scanned and not self.outlet.takes_rows:
             check_message_key(event, self._feed.options)
         if needs_backfill(event, self._feed.options, scanned=scanned):

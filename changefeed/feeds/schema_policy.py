@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Form, Identity, TableSchema
@@ -16,10 +17,18 @@ from changefeed.options import (
 )
 
 
+def scan_has(event: SchemaChange, table: TableProgress) -> bool:
+    """The feed's scan has read the table in the new shape, or a RESCAN that is owed will.
+
+    The log announces a change to the feeds that were there before: a scan may have seen it.
+    """
+    return table.rescan_owed or event.new.version == table.schema_version
+
+
 def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = False) -> bool:
     """Whether the table must be scanned again.
 
-    ``scanned``: the feed has scanned the table in its new shape, so there is nothing to stop for.
+    ``scanned``: as :func:`scan_has` says; there is nothing to stop for then.
 
     Raises:
         TableError: the policy is to stop.
@@ -34,8 +43,8 @@ def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = Fal
             ChangefeedError(
                 "CF4101",
                 f"schema of {table} changed at {event.at}: {difference(event)}",
-                hint="ALTER CHANGEFEED .. SET schema_change_policy = 'nobackfill', then RESUME; "
-                "or CREATE it anew.",
+                hint="ALTER CHANGEFEED .. RESCAN the table reads it again in its new shape; SET "
+                "schema_change_policy = 'nobackfill', then RESUME, goes on without.",
             ),
         )
     if policy is not SchemaChangePolicy.BACKFILL:

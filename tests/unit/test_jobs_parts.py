@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from changefeed.capture.process import Capture, Life, Notice
+from changefeed.catalog import TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
@@ -23,6 +24,7 @@ from changefeed.feeds.schema_policy import (
     check_message_key,
     difference,
     needs_backfill,
+    scan_has,
 )
 from changefeed.log import LogSettings
 from changefeed.options import parse_options
@@ -215,7 +217,18 @@ class TestSchemaChanges:
             needs_backfill(changed(with_column()), wishes)  # type: ignore[arg-type]
         assert caught.value.table == TABLE
         assert caught.value.error.code.number == "CF4101"
-        assert not needs_backfill(changed(with_column()), wishes, scanned=True)  # type: ignore[arg-type]
+
+    def test_a_scan_that_has_the_new_shape_leaves_nothing_to_stop_for(self) -> None:
+        wishes = options(schema_change_policy="stop", schema_change_events="column_changes")
+        event = replace(changed(with_column()), new=with_column().with_version(5))
+        assert not needs_backfill(event, wishes, scanned=True)  # type: ignore[arg-type]
+        before = TableProgress(TABLE, "t", schema_version=4, scan_wanted=False)
+        assert not scan_has(event, before)
+        assert not scan_has(event, replace(before, scan_wanted=True)), "a scan that broke"
+        assert scan_has(event, replace(before, schema_version=5))
+        asked = replace(before, scan_wanted=True, rescan=7)
+        assert scan_has(event, asked), "a RESCAN goes on after a stop"
+        assert not scan_has(event, replace(asked, scan_wanted=False, rescanned=7))
 
 
 @dataclass(frozen=True)
