@@ -8,6 +8,8 @@ unless a person says otherwise.
 from __future__ import annotations
 
 import html
+import ipaddress
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -157,6 +159,35 @@ setInterval(async () => {{
 )
 
 
+#: Seconds until a connection that sends nothing is closed.
+READ_TIMEOUT = 10.0
+
+#: The page runs its own script alone, is in no other page's frame, and is read as what it is.
+_PROTECTION = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline';"
+    " script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+
+
+def _names_this_machine(host: str) -> bool:
+    """A ``Host`` header (or an address) is this machine's loopback.
+
+    On a loopback address only such requests are answered: a name of somebody else's domain that
+    leads here would let a web page read the feeds (DNS rebinding).
+    """
+    name = host if host.count(":") > 1 and not host.startswith("[") else re.sub(r":\d*$", "", host)
+    name = name.strip("[]").lower()
+    if name in ("localhost", "localhost."):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 class MonitorServer:
     """Serves a :class:`Monitor` on a thread of its own until closed. Use as a context manager."""
 
@@ -167,11 +198,18 @@ class MonitorServer:
             ChangefeedError: CF6006 the address cannot be had.
         """
 
+        local = _names_this_machine(host)
+
         class Handler(BaseHTTPRequestHandler):
             server_version = "changefeed"
             sys_version = ""
+            # Seconds that a connection may be silent: it keeps a thread.
+            timeout = READ_TIMEOUT
 
             def do_GET(self) -> None:
+                if local and not _names_this_machine(self.headers.get("Host", "")):
+                    self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+                    return
                 try:
                     status, kind, body = monitor.answer(self.path.partition("?")[0])
                 except ChangefeedError as error:
@@ -181,6 +219,8 @@ class MonitorServer:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Cache-Control", "no-store")
+                for name, value in _PROTECTION.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(body)

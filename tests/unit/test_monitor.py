@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,3 +141,29 @@ def test_an_address_that_is_taken(bench: Bench) -> None:
     with pytest.raises(ChangefeedError) as caught:
         MonitorServer("127.0.0.1", port, Monitor(bench.world.engine, bench._check))
     assert caught.value.code.number == "CF6006"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "", "10.0.0.1", "localhost.evil"]
+)
+def test_a_name_of_another_domain_is_not_answered(bench: Bench, host: str) -> None:
+    request = urllib.request.Request(f"{bench.server.address}/", headers={"Host": host})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=20)
+    assert caught.value.code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:80", "[::1]:80"])
+def test_names_of_this_machine_are_answered_with_protection(bench: Bench, host: str) -> None:
+    request = urllib.request.Request(f"{bench.server.address}/", headers={"Host": host})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.status == 200
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+def test_a_silent_connection_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = urllib.parse.urlsplit(bench.server.address)
+    monkeypatch.setattr(bench.server._server.RequestHandlerClass, "timeout", 0.2)
+    with socket.create_connection((str(address.hostname), address.port or 0), timeout=60) as idle:
+        assert idle.recv(1) == b""

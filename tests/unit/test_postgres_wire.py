@@ -97,7 +97,7 @@ def test_server_that_is_not_there() -> None:
         ("55006", 'replication slot "x" is active for PID 1', "CF2101"),
         ("57P01", "terminating connection", "CF2101"),
         ("53300", "too many connections", "CF2001"),
-        ("42704", 'publication "x" does not exist', "CF2003"),
+        ("42704", 'publication "x" does not exist', "CF2102"),
         ("XX000", "internal", "CF2101"),
     ],
 )
