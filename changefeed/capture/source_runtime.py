@@ -32,6 +32,9 @@ from changefeed.sources.registry import open_source
 #: How often a keeper looks at the log by itself when another process runs the capture.
 POLL_SECONDS = 0.05
 
+#: How often a keeper asks the state for gaps that another process found.
+GAPS_SECONDS = 1.0
+
 #: How long a feed waits for its tables to be captured before it says so and tries again.
 CAPTURE_SECONDS = 60.0
 
@@ -72,8 +75,9 @@ class SourceKeeper:
         self._lost: dict[Known, Lost] = {}
         self.problems: dict[TableName, ChangefeedError] = {}
         self._gaps: Mapping[TableName, Gap] = {}
-        #: Of the state, when the gaps were read last.
+        #: Of the state, when the gaps were read last; and when that is looked at again.
         self._gaps_version = -1
+        self._gaps_due = 0.0
         self._looked: datetime | None = None
         self._error: ChangefeedError | None = None
         self._stalled = ""
@@ -166,14 +170,19 @@ class SourceKeeper:
         for table, gap in found.items():
             log.warning("source %s: %s", self.name, gap.reason)
             self._catalog.fail_idle_tables(table, numbers.get(table, 0), gap.error, gap.at)
+        self._gaps_due = 0.0
         self.wake()
 
     @property
     def gaps(self) -> Mapping[TableName, Gap]:
         """Tables of which changes may be missing in the log, whichever process found that."""
-        version = self._catalog.version()
-        if version != self._gaps_version:
-            self._gaps, self._gaps_version = self._catalog.gaps(self.name), version
+        now = time.monotonic()
+        if now >= self._gaps_due:
+            # Feeds ask in each of their rounds.
+            self._gaps_due = now + GAPS_SECONDS
+            version = self._catalog.version()
+            if version != self._gaps_version:
+                self._gaps, self._gaps_version = self._catalog.gaps(self.name), version
         return self._gaps
 
     def _has_log(self) -> bool:

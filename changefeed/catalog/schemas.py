@@ -116,6 +116,9 @@ class Schemas(Store):
             scanned = [int(row[0]) for row in transaction.execute(_scanned(table))]
             known = max(announced or 0, min(scanned, default=0))
             if not known:
+                # No row was ever read: one that scanned nothing knows nothing.
+                known = min(filter(None, scanned), default=0)
+            if not known:
                 newest: int | None = transaction.scalar(versions)
                 known = newest or 0
         return self.schema(known) if known else None
@@ -127,7 +130,7 @@ def _scanned(table: TableName) -> Select[int]:
     began = (
         (_progress.c.schema_version > 0)
         | _progress.c.done_upto.is_not(None)
-        | _progress.c.state.in_([TableState.RUNNING.value, TableState.FAILED.value])
+        | (_progress.c.state == TableState.RUNNING.value)
     )
     return (
         select(_progress.c.schema_version)

@@ -260,6 +260,7 @@ def test_what_all_feeds_of_a_table_know_of_its_shape(catalog: Catalog) -> None:
 
     first = catalog.intern_schema(shape("a")).version
     feed("scanned", schema_version=first)
+    feed("no scan")
     second = catalog.intern_schema(shape("a", "b")).version
     assert known() == first, "a scan that was begun elsewhere tells the feed nothing"
     feed("later", schema_version=second)
@@ -269,7 +270,7 @@ def test_what_all_feeds_of_a_table_know_of_its_shape(catalog: Catalog) -> None:
     third = catalog.intern_schema(shape("a", "b", "c")).version
     feed("last", schema_version=third)
     assert known() == second, "the feeds before have heard of the second alone"
-    for name in ("scanned", "later"):
+    for name in ("scanned", "no scan", "later"):
         catalog.delete_job(catalog.job(name).id)
     assert known() == third, "nobody is left who does not know it"
 
