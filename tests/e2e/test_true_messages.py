@@ -140,6 +140,25 @@ def test_another_primary_key_is_taken_where_the_user_says_so(bench: Bench) -> No
     assert ["new"] in [m["key"] for m in bench.messages()]
 
 
+def test_a_change_that_another_feeds_scan_saw_first_stops_the_feed(bench: Bench) -> None:
+    """No row of the table was streamed before; the feed that scanned the new column goes on."""
+    stop = "schema_change_policy = 'stop', schema_change_events = 'column_changes'"
+    into = f"INTO 'file://{bench.folder}"
+    bench.feeds.execute(f"CREATE CHANGEFEED f FOR t {into}' WITH key_in_value, {stop}")
+    bench.feeds.sync("f")
+    bench.db.execute("alter table t add column c int default 5")
+    bench.feeds.execute(f"CREATE CHANGEFEED g FOR t {into}_g' WITH {stop}")
+    bench.feeds.sync("g")
+    bench.db.execute("insert into t values (11, 'x', 1)")
+    code, message = bench.failure()
+    assert code == "CF4101" and 'column "c" added' in message
+    bench.feeds.sync("g")
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    bench.feeds.sync("f")
+    assert bench.of_key(3)[-1]["after"] == {"a": 3, "b": "row 3", "c": 5}
+    assert bench.of_key(11)[-1]["after"] == {"a": 11, "b": "x", "c": 1}
+
+
 def test_column_changes_deliver_the_table_again(bench: Bench) -> None:
     bench.create("key_in_value, initial_scan = 'no', schema_change_events = 'column_changes'")
     bench.db.execute("alter table t add column c int; insert into t values (11, 'x', 1)")
