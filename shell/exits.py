@@ -24,7 +24,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
     PIPE = 141
-    """Whoever read standard output went away (``| head``)."""
+    """The reader of standard output closed the pipe (``| head``)."""
     TERMINATED = 143
     """SIGTERM or SIGHUP."""
 

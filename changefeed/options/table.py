@@ -57,7 +57,7 @@ class SchemaChangePolicy(StrEnum):
 
 
 class OnError(StrEnum):
-    """What happens when the retry time is spent."""
+    """What happens when retries are exhausted."""
 
     PAUSE = "pause"
     FAIL = "fail"
@@ -205,8 +205,8 @@ ENVELOPE = option(
     ),
     Envelope.WRAPPED,
     group="Message",
-    summary="Shape of the value. none is row, diff is wrapped with the option diff, changed is "
-    "the columns that a change gave another value.",
+    summary="Shape of the value. none is row, diff is wrapped with the option diff, changed holds "
+    "only the columns whose value changed.",
     example="envelope = 'enriched'",
     shown="wrapped",
 )
@@ -236,8 +236,8 @@ AVRO_SCHEMA_PREFIX = option(
     Text(),
     "",
     group="Message",
-    summary="Stands before the subjects in the schema registry and is the namespace of Avro's "
-    "records, the package of protobuf's messages.",
+    summary="Prefix of the subjects in the schema registry, namespace of Avro records and "
+    "package of protobuf messages.",
     example="avro_schema_prefix = 'shop.'",
     shown="none",
 )
@@ -312,8 +312,9 @@ DELETES = option(
     Choice(Deletes, also={"hard": Deletes.YES}),
     Deletes.YES,
     group="Message",
-    summary="Whether deletes are delivered, or nothing else is. In merged tables a delete removes "
-    "the row (hard, the same as yes) or marks it in _deleted (soft; Iceberg: _is_deleted).",
+    summary="Deliver deletes, leave them out, or deliver only deletes. In merged tables a "
+    "delete removes the row (hard, the same as yes) or marks it in _deleted "
+    "(soft; Iceberg: _is_deleted).",
     example="deletes = 'no'",
     shown="yes",
 )
@@ -325,7 +326,7 @@ KEY_COLUMN = option(
     Text(kind="column"),
     cast("str | None", None),
     group="Key and headers",
-    summary="The column whose value is the message key, in place of the primary key.",
+    summary="The column whose value is the message key, instead of the primary key.",
     example="key_column = 'customer_id', unordered",
     shown="the primary key",
 )
@@ -334,7 +335,7 @@ UNORDERED = option(
     Flag(),
     False,
     group="Key and headers",
-    summary="Says that the order of a row's changes does not matter; key_column needs it.",
+    summary="Accepts that changes of a row may arrive out of order; key_column needs it.",
     example="unordered",
 )
 HEADERS_JSON_COLUMN_NAME = option(
@@ -366,7 +367,7 @@ RESOLVED = option(
     Duration(zero=True, empty=0.0),
     cast("float | None", None),
     group="Time and scan",
-    summary="Emits resolved timestamps, at most this often; without a value at every advance.",
+    summary="Emits resolved timestamps, at most this often; without a value, at every advance.",
     example="resolved = '10s'",
     shown="off",
 )
@@ -395,7 +396,7 @@ END_TIME = option(
     Moment(),
     cast("Timestamp | None", None),
     group="Time and scan",
-    summary="Stops there, and the feed ends as succeeded: an instant or an interval from now.",
+    summary="Ends the feed as succeeded at this instant, or after this interval from now.",
     example="end_time = '1h'",
     shown="never",
     alterable=False,
@@ -405,7 +406,7 @@ INITIAL_SCAN = option(
     Choice(InitialScan, empty=InitialScan.YES),
     InitialScan.YES,
     group="Time and scan",
-    summary="Whether the rows already there are delivered first; only ends after them.",
+    summary="Whether existing rows are delivered first; with only, the feed ends after them.",
     example="initial_scan = 'only'",
     shown="yes, no with cursor",
     alterable=False,
@@ -454,7 +455,7 @@ SCHEMA_CHANGE_POLICY = option(
     Choice(SchemaChangePolicy),
     SchemaChangePolicy.BACKFILL,
     group="Schema changes and errors",
-    summary="What a schema change does: deliver the table again, go on, stop, or pay no heed.",
+    summary="On a schema change: deliver the table again, continue, stop, or ignore it.",
     example="schema_change_policy = 'stop'",
     shown="backfill",
 )
@@ -463,7 +464,7 @@ ON_ERROR = option(
     Choice(OnError),
     OnError.FAIL,
     group="Schema changes and errors",
-    summary="What happens when the retry time is spent.",
+    summary="What to do when retries are exhausted.",
     example="on_error = 'pause'",
     shown="fail",
 )
@@ -472,7 +473,7 @@ RETRY_FOR = option(
     Duration(zero=True, words=(FOREVER,)),
     24 * 3600.0,
     group="Schema changes and errors",
-    summary="How long a failing delivery is tried again, with back-off, before on_error acts.",
+    summary="How long a failing delivery is retried, with back-off, before on_error applies.",
     example="retry_for = '1h'",
     shown="24h",
 )
@@ -484,8 +485,8 @@ DELIVERY = option(
     Choice(Guarantee),
     Guarantee.AT_LEAST_ONCE,
     group="Sink and resources",
-    summary="exactly_once: no change reaches the target twice, not after a crash either, where "
-    "the sink can keep that (merged tables, documents by key, Kafka by transactions).",
+    summary="exactly_once: no change reaches the target twice, even after a crash. Merged "
+    "tables, documents by key and Kafka (by transactions) support it.",
     example="delivery = 'exactly_once'",
     shown="at_least_once",
 )
@@ -494,7 +495,7 @@ COMPRESSION = option(
     Choice(Compression),
     Compression.NONE,
     group="Sink and resources",
-    summary="How files or batches are compressed, where the sink can.",
+    summary="Compression of files or batches, if the sink supports it.",
     example="compression = 'gzip'",
     shown="none",
 )
@@ -536,7 +537,7 @@ WEBHOOK_CLIENT_TIMEOUT = option(
     Duration(),
     3.0,
     group="Sink and resources",
-    summary="How long one request to a webhook may go without a byte before it is tried again.",
+    summary="Read timeout of one request to a webhook; then it is retried.",
     example="webhook_client_timeout = '10s'",
     shown="3s",
     schemes=WEBHOOK,
@@ -571,8 +572,8 @@ SEQUENCE_COLUMN = option(
     Text(kind="column"),
     "_sequence_num",
     group="Merged tables",
-    summary="The column that says which version of a row it is, so that nothing older is merged. "
-    "none keeps it beside the table, where the sink can.",
+    summary="The column that holds the version of a row, so that no older version is merged. "
+    "With none a side table holds it, if the sink supports that.",
     example="sequence_column = '_version'",
     shown="_sequence_num",
     schemes=MERGED,
@@ -616,7 +617,7 @@ CLUSTER_BY = option(
     Text(kind="columns"),
     cast("str | None", None),
     group="Merged tables",
-    summary="Keeps rows with near values of these columns in the same files (Delta: liquid "
+    summary="Keeps rows with similar values of these columns in the same files (Delta: liquid "
     "clustering, Iceberg: sort order). A table without one of the columns is not clustered.",
     example="cluster_by = 'customer_id'",
     shown="none",
@@ -628,7 +629,7 @@ OPTIMIZE = option(
     Duration(),
     cast("float | None", None),
     group="Merged tables",
-    summary="How often small files of a table that was written are joined to larger ones.",
+    summary="How often small files of a table are merged into larger ones.",
     example="optimize = '1h'",
     shown="never",
     schemes=LAKE,
