@@ -38,6 +38,7 @@ class BigQueryHarness(MergeHarness):
 
     def make_foreign(self, name: str) -> None:
         with self._emulator.client() as client:
+            client.create_dataset(self.dataset, exists_ok=True)
             place = f"`{self.dataset}`.`{name}`"
             client.query_and_wait(f"CREATE TABLE {place} (a INT64, b STRING)")
             client.query_and_wait(f"INSERT INTO {place} (a, b) VALUES (9, 'theirs')")
