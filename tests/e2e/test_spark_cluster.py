@@ -13,7 +13,14 @@ from tests.nemesis.service import Service
 from tests.services.postgres import Database
 from tests.services.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.spark,
+    pytest.mark.postgres,
+    pytest.mark.extended,
+    # Two executors, their Python workers and the node share the machine, all of them cold.
+    pytest.mark.timeout(900),
+]
 
 #: Enough that the initial scan is a job of several tasks.
 ROWS = 30_000
