@@ -283,7 +283,7 @@ def test_refusals(harness: ClickHouseHarness) -> None:
         f"CREATE TABLE {harness.database}.t (a Int32) ENGINE = MergeTree ORDER BY a"
     )
     taken = _code(harness.sink(), source)
-    assert taken.code.number == "CF5006" and "is a table already" in taken.message
+    assert taken.code.number == "CF5008" and "is a table already" in taken.message
     assert harness.server.query(f"SELECT count() FROM {harness.database}.t") == [(0,)]
     harness.server.query(f"DROP TABLE {harness.database}.t")
     harness.server.query(

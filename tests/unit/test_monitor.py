@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from changefeed import monitor
 from changefeed.core.errors import ChangefeedError
 from changefeed.monitor import Monitor, MonitorServer
 from tests.golden.world import NOW, SECRETS, World
@@ -163,7 +164,9 @@ def test_names_of_this_machine_are_answered_with_protection(bench: Bench, host: 
 
 
 def test_a_silent_connection_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = urllib.parse.urlsplit(bench.server.address)
-    monkeypatch.setattr(bench.server._server.RequestHandlerClass, "timeout", 0.2)
-    with socket.create_connection((str(address.hostname), address.port or 0), timeout=60) as idle:
-        assert idle.recv(1) == b""
+    monkeypatch.setattr(monitor, "READ_TIMEOUT", 0.2)
+    with MonitorServer("127.0.0.1", 0, Monitor(bench.world.engine, lambda: None)) as server:
+        address = urllib.parse.urlsplit(server.address)
+        place = (str(address.hostname), address.port or 0)
+        with socket.create_connection(place, timeout=60) as idle:
+            assert idle.recv(1) == b""
