@@ -113,9 +113,8 @@ def _say_who_runs(client: Client) -> None:
     """Nothing silent: feeds that stand still because no node runs."""
     idle = client.backend.idle_feeds()
     if idle:
-        again = "any more" if client.backend.here else "here"
-        feeds = "1 feed" if idle == 1 else f"{idle} feeds"
-        client.diagnostics.note(f"no node runs {feeds} {again}: changefeed start runs them")
+        feeds = "1 feed is" if idle == 1 else f"{idle} feeds are"
+        client.diagnostics.note(f"{feeds} not running: no node is started. Run changefeed start.")
 
 
 @contextmanager

@@ -314,7 +314,7 @@ class _Alteration:
             return
         fits = self._named(target.name)
         if len(fits) != 1:
-            self._not_watched(target.name, fits, target.span, already=True)
+            self._not_watched(target.name, fits, target.span)
             return
         table = fits[0]
         if self._leave_out(target, table):
@@ -330,13 +330,8 @@ class _Alteration:
         written: nodes.QualifiedName,
         fits: Sequence[TableName],
         span: nodes.Span | None = None,
-        *,
-        already: bool = False,
     ) -> None:
-        """A name that is not one table of the feed: say what it is instead.
-
-        ``already``: it was to be made so (CockroachDB's words of DROP).
-        """
+        """A name that is not one table of the feed: say what it is instead."""
         name = ".".join(written.parts)
         span = written.span or span
         if fits:
@@ -351,8 +346,7 @@ class _Alteration:
                 raise
             self._problem("CF1101", f'target "TABLE {name}" does not exist', error.hint, span)
             return
-        state = "already not" if already else "is not"
-        self._problem("CF1302", f'target "TABLE {name}" {state} watched by changefeed', span=span)
+        self._problem("CF1302", f'target "TABLE {name}" is not watched by changefeed', span=span)
 
     def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
         """Take the table out of the targets' texts, so that no pattern brings it back."""
@@ -387,7 +381,7 @@ class _Alteration:
         if not gone:
             self._problem(
                 "CF1302",
-                f'target "{target_text(target)}" already not watched by changefeed',
+                f'target "{target_text(target)}" is not watched by changefeed',
                 span=target.span,
             )
             return

@@ -157,8 +157,8 @@ def _no_source(known: Sequence[Connection], targets: Sequence[nodes.Target]) -> 
     names = ", ".join(c.name for c in known)
     return ChangefeedError(
         "CF1101",
-        "which source is meant is not known",
-        hint=f"say FROM {known[0].name} here, or USE {known[0].name} before; sources are: {names}.",
+        "no source is selected, and there are several",
+        hint=f"add FROM {known[0].name}, or run USE {known[0].name} first; sources are: {names}.",
         span=span,
     )
 

@@ -140,7 +140,8 @@ def _source_name(statement: nodes.ShowTables, context: Context) -> str:
             "CREATE EXTERNAL CONNECTION shop AS 'postgresql://user:password@host/database'; first."
         )
     )
-    raise ChangefeedError("CF1101", "which source is meant is not known", hint=hint)
+    what = "no source is selected, and there are several" if known else "there is no source yet"
+    raise ChangefeedError("CF1101", what, hint=hint)
 
 
 def _check_uri(uri: nodes.Literal) -> None:

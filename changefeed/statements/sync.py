@@ -150,7 +150,8 @@ class _Waiting:
             f'changefeed "{job.name}" did not catch up within {duration_text(self.seconds)}: '
             f"it is {state}",
             detail=job.error or error or job.reason,
-            hint="it goes on; ask again, or look at SHOW CHANGEFEED for what holds it.",
+            hint="the feed keeps running. Retry, or see "
+            f"SHOW CHANGEFEED {job.name} for what blocks it.",
             span=to_span(self.statement.feed.span),
         )
 

@@ -141,5 +141,7 @@ def say_farewell(client: Client) -> None:
     """Feeds that stop with this shell."""
     idle = client.backend.idle_feeds() if client.backend.here else 0
     if idle:
-        feeds = "1 feed stops" if idle == 1 else f"{idle} feeds stop"
-        client.diagnostics.note(f"{feeds} with this shell: changefeed start goes on with them")
+        feeds, them = ("1 feed stops", "it") if idle == 1 else (f"{idle} feeds stop", "them")
+        client.diagnostics.note(
+            f"{feeds} when this shell exits. Run changefeed start to keep {them} running."
+        )

@@ -575,9 +575,9 @@ def warnings(connection: Connection, watches: Sequence[Watch]) -> list[str]:
     keep = known.get("max_slot_wal_keep_size")
     if keep is not None and int(keep) < 0:
         notes.append(
-            "max_slot_wal_keep_size is unlimited: while no node runs, the server keeps all its "
-            "log for us and may fill its disk. "
-            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; -- a limit that you can spare"
+            "max_slot_wal_keep_size is unlimited: while no changefeed node runs, the slot retains "
+            "WAL without limit and may fill the server's disk. "
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; sets a limit."
         )
     elif keep is not None and int(keep) < 1024:
         notes.append(
