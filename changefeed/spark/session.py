@@ -328,7 +328,13 @@ class _Life:
         settings = _settings(engine, self.scratch)
         if "hadoop-aws" in self.packs:
             settings |= _STORE_SETTINGS
-        settings = choose_properties(settings, {} if java else _given(client), engine._settings)
+        site: dict[str, str] = {}
+        person = dict(engine._settings)
+        if java is None:
+            site = _given(client)
+            # The launcher was given these together with ours.
+            person.pop("spark.jars", None)
+        settings = choose_properties(settings, site, person)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         context = SparkContext(conf=conf, gateway=client)
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
@@ -504,8 +510,8 @@ def choose_properties(
     return chosen
 
 
-#: Properties that Spark's launcher sets by itself, and those that every session of ours has.
-_NOT_A_SITES = (
+#: Beginnings of properties that Spark's launcher sets by itself, or that we gave it.
+_SET_BY_LAUNCH = (
     "spark.app.",
     "spark.submit.",
     "spark.master",
@@ -519,7 +525,7 @@ def _given(gateway: Any) -> dict[str, str]:
     """The properties that Spark's launcher found: spark-defaults.conf of the site."""
     pairs = gateway.jvm.org.apache.spark.SparkConf().getAll()
     found = {pair._1(): pair._2() for pair in pairs}
-    return {k: v for k, v in found.items() if not k.startswith(_NOT_A_SITES)}
+    return {k: v for k, v in found.items() if not k.startswith(_SET_BY_LAUNCH)}
 
 
 #: Of a session that writes to an object store: what goes there is gathered in local files, by a
