@@ -19,9 +19,12 @@ from changefeed.core.telemetry import log, log_to
 from changefeed.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
+    from changefeed.core.schema import TableSchema
     from changefeed.monitor import MonitorServer
     from changefeed.node.node import Node
+    from changefeed.query.model import CompiledQuery
     from changefeed.spark.session import SparkEngine
+    from grammar import nodes
 
 
 class Application:
@@ -143,6 +146,10 @@ class Application:
         if not self.node_running():
             self.start_node()
         return self._made().start_sinkless(plan)
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        """Check a CDC query against its table; starts Spark where it does not run yet."""
+        return self._made().compile_query(schema, query)
 
     def wake(self) -> None:
         """Look at the job table now."""

@@ -13,6 +13,7 @@ from lark.tree import Meta
 
 from grammar import nodes
 from grammar.nodes import FeedRef, Literal, Name, Option, QualifiedName, Span, Statement
+from grammar.select import read_select
 
 _GLOB = re.compile(r"([*?\[])")
 _PATTERN_PART = re.compile(r'"((?:[^"]|"")+)"|([^"]+)')
@@ -107,6 +108,20 @@ class _Builder(Transformer[Token, Any]):
         self, meta: Meta, exists: bool | None, name: Token | None, *rest: Any
     ) -> Statement:
         return _changefeed(meta, bool(exists), name, *rest)
+
+    def create_query(
+        self,
+        meta: Meta,
+        exists: bool | None,
+        name: Token | None,
+        sink: Literal | None,
+        options: tuple[Option, ...] | None,
+        select: Token,
+    ) -> Statement:
+        start = select.start_pos or 0
+        table, query = read_select(str(select), start)
+        target = nodes.TableTarget(table, query=query, span=_at(select))
+        return _changefeed(meta, bool(exists), name, (target,), None, sink, options)
 
     def experimental_changefeed(
         self,

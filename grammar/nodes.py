@@ -70,8 +70,26 @@ class Filter(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Query:
+    """What a CDC query asks of its table: ``SELECT items FROM t AS alias WHERE where``.
+
+    ``items`` and ``where`` are expressions of Spark SQL on one line, ``where`` empty for none.
+    ``spans`` are the places of their tokens in the statement, those of ``items`` first.
+    """
+
+    items: str
+    alias: str | None = None
+    where: str = ""
+    spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class TableTarget:
-    """``[TABLE] name [(col, ..)] [VALUES FROM (..) TO (..)] [PARTITION p] [AS topic]``."""
+    """``[TABLE] name [(col, ..)] [VALUES FROM (..) TO (..)] [PARTITION p] [AS topic]``.
+
+    With ``query`` it is the table of ``CREATE CHANGEFEED .. AS SELECT``, which has none of the
+    other clauses.
+    """
 
     name: QualifiedName
     columns: tuple[str, ...] = ()
@@ -79,6 +97,7 @@ class TableTarget:
     values_to: tuple[Literal, ...] = ()
     partition: str | None = None
     topic: str | None = None
+    query: Query | None = None
     span: Span | None = _span()
 
 
@@ -149,7 +168,10 @@ class Use(Statement):
 
 @dataclass(frozen=True, slots=True)
 class CreateChangefeed(Statement):
-    """``sink`` None is a sinkless feed: its rows stream to the client."""
+    """``sink`` None is a sinkless feed: its rows stream to the client.
+
+    ``CREATE CHANGEFEED .. AS SELECT`` has one target, which holds the query.
+    """
 
     targets: tuple[Target, ...]
     name: str | None = None
@@ -160,6 +182,12 @@ class CreateChangefeed(Statement):
     span: Span | None = _span()
     name_span: Span | None = _span()
     source_span: Span | None = _span()
+
+    @property
+    def query(self) -> Query | None:
+        """The SELECT, where the statement has one."""
+        first = self.targets[0]
+        return first.query if isinstance(first, TableTarget) else None
 
 
 class Record(StrEnum):

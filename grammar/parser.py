@@ -43,7 +43,13 @@ def parse(text: str) -> Statement:
         tree = parser.parse(source)
     except lark.UnexpectedInput:
         raise explain(parser, source) from None
-    return build(tree)
+    try:
+        return build(tree)
+    except lark.exceptions.VisitError as wrapped:
+        # Lark wraps what a builder raises.
+        if isinstance(wrapped.orig_exc, SyntaxProblem):
+            raise wrapped.orig_exc from None
+        raise
 
 
 def _check_closed(text: str) -> None:

@@ -183,10 +183,20 @@ class _Printer:
                 raise TypeError(f"not a statement: {type(node).__name__}")
 
     def create(self, node: nodes.CreateChangefeed) -> str:
-        return _words(
+        head = _words(
             "CREATE CHANGEFEED",
             "IF NOT EXISTS" if node.if_not_exists else None,
             None if node.name is None else name(node.name),
+        )
+        if node.query is not None:
+            return _words(
+                head,
+                None if node.sink is None else f"INTO {self.uri(node.sink)}",
+                self.options(node.options),
+                f"AS {self.targets(node.targets)}",
+            )
+        return _words(
+            head,
             "FOR",
             self.targets(node.targets),
             self.source(node.source),
@@ -232,6 +242,12 @@ class _Printer:
 
     def target(self, target: Target) -> str:
         match target:
+            case nodes.TableTarget(query=nodes.Query() as query):
+                return _words(
+                    f"SELECT {query.items} FROM {_qualified(target.name)}",
+                    None if query.alias is None else f"AS {name(query.alias)}",
+                    f"WHERE {query.where}" if query.where else None,
+                )
             case nodes.TableTarget():
                 ranged = target.values_from or target.values_to
                 return _words(

@@ -202,6 +202,13 @@ def _quoted_name(failure: Failure) -> str | None:
 
 
 def _missing_for(failure: Failure) -> str | None:
+    if "_AS" in failure.accepts and _seen(failure, "_INTO") and not _seen(failure, "_FOR"):
+        if failure.text.upper() == "FOR":
+            return "the order is FOR ... FROM ... INTO ... WITH ..."
+        return (
+            "FOR or AS SELECT is missing: CREATE CHANGEFEED [name] FOR table, ... INTO 'uri', or "
+            "CREATE CHANGEFEED [name] INTO 'uri' AS SELECT ... FROM table"
+        )
     if "_FOR" not in failure.accepts or failure.text.upper() in {"FRO", "FOF"}:
         return None
     if _seen(failure, "_CDC"):
@@ -229,6 +236,17 @@ def _twice(failure: Failure) -> str | None:
     word = failure.text.upper()
     clause = word in {"FROM", "INTO", "WITH"} and word not in failure.keywords
     return f"{word} is given twice" if clause and _seen(failure, f"_{word}") else None
+
+
+def _query_with_for(failure: Failure) -> str | None:
+    """``FOR t AS SELECT ..``"""
+    last = failure.before[-1].upper() if failure.before else ""
+    if last != "SELECT" or not _seen(failure, "_FOR"):
+        return None
+    return (
+        "a CDC query has its table in the SELECT: CREATE CHANGEFEED [name] INTO 'uri' "
+        "AS SELECT ... FROM table"
+    )
 
 
 #: First words of SQL that other tools run.
@@ -320,6 +338,7 @@ def _too_many_parts(failure: Failure) -> str | None:
 MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
     _unquoted_uri,
     _query,
+    _query_with_for,
     _double_quotes,
     _bare_string,
     _comma_before_clause,
@@ -343,14 +362,6 @@ MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
 
 def explain(parser: Lark, source: str) -> SyntaxProblem:
     """The problem of a text that ``parser`` refuses."""
-    query = _query_span(source)
-    if query is not None:
-        return SyntaxProblem(
-            "CDC queries (AS SELECT) are not supported yet",
-            query,
-            (),
-            "name tables and columns: CREATE CHANGEFEED FOR orders (id, total) INTO 'uri'",
-        )
     failure = locate(parser, source)
     hint = next((found for look in MISTAKES if (found := look(failure))), "")
     return SyntaxProblem(
@@ -359,20 +370,6 @@ def explain(parser: Lark, source: str) -> SyntaxProblem:
         in_words(failure.accepts),
         hint,
     )
-
-
-def _query_span(source: str) -> Span | None:
-    """Where a CREATE CHANGEFEED that does not parse says AS SELECT, outside of quotes."""
-    lexemes = [found for found in _LEXEME.finditer(source) if not found[0].isspace()]
-    words = [found[0].upper() for found in lexemes]
-    if words[:2] == ["EXPLAIN", "CREATE"] or words[:2] == ["VALIDATE", "CREATE"]:
-        words, lexemes = words[1:], lexemes[1:]
-    if words[:2] != ["CREATE", "CHANGEFEED"]:
-        return None
-    for place, pair in enumerate(itertools.pairwise(words)):
-        if pair == ("AS", "SELECT"):
-            return Span(lexemes[place].start(), lexemes[place + 1].end())
-    return None
 
 
 def locate(parser: Lark, source: str) -> Failure:

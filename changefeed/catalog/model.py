@@ -29,6 +29,8 @@ from changefeed.core.schema import TableName
 
 #: Canonical text of a target that means more tables than it names.
 _PATTERN = re.compile(r"(SCHEMA|DATABASE) ")
+#: Canonical text of the table of a CDC query.
+_QUERY = "SELECT "
 
 
 class Status(StrEnum):
@@ -253,3 +255,8 @@ class Job:
     def has_patterns(self) -> bool:
         """A SCHEMA or DATABASE target: tables made later join."""
         return any(_PATTERN.match(target) for target in self.targets)
+
+    @property
+    def is_query(self) -> bool:
+        """It was made by ``CREATE CHANGEFEED .. AS SELECT``."""
+        return any(target.startswith(_QUERY) for target in self.targets)

@@ -27,6 +27,14 @@ class Schemas(Store):
         self._schemas: dict[int, TableSchema] = {}
         self._schemas_lock = threading.Lock()
 
+    def schema_seen(self, version: int) -> int:
+        """When a version was first seen, ns; 0 of a version that is not stored."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                select(_table.c.created).where(_table.c.version == version)
+            ).one_or_none()
+        return int(row.created) if row else 0
+
     def intern_schema(self, schema: TableSchema) -> TableSchema:
         """The same shape with its version.
 

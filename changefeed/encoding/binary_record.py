@@ -110,7 +110,9 @@ class Filler(ABC):
         if of in (Side.AFTER, Side.BEFORE):
             return self._column(leaf, "a" if of is Side.AFTER else "b")
         # Of a delete only the key is known for sure.
-        known = of is Side.KEY or side == "a" or leaf.ordinal in self._rows.plan.schema.key
+        plan = self._rows.plan
+        known = of is Side.KEY or side == "a" or leaf.ordinal in plan.schema.key
+        known = known or plan.whole_deletes
         return self._column(leaf, side) if known else [self.ABSENT]
 
     def _column(self, leaf: Leaf, side: str) -> list[Piece]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes, Envelope, Format
-from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.plan import MessagePlan, QueryShape
 from changefeed.options import (
     AVRO_SCHEMA_PREFIX,
     DELETES,
@@ -29,16 +29,23 @@ SourceMembers = tuple[tuple[str, str | int | bool | None], ...]
 
 
 def message_plan(
-    job: Job, options: Options, progress: TableProgress, schema: TableSchema
+    job: Job,
+    options: Options,
+    progress: TableProgress,
+    schema: TableSchema,
+    query: QueryShape | None = None,
 ) -> MessagePlan:
-    """The messages of one version of one table of ``job``.
+    """The messages of one version of one table of ``job``; ``schema`` is a query's result where
+    there is a query.
 
     Raises:
         ChangefeedError: CF1101 a column that an option or the target names is not in
             ``schema``, CF1302 VALUES has more columns than the key.
     """
     sink = (job.redacted_sink_uri or "sinkless").partition(":")[0]
-    return table_messages(options, progress, schema, source_members(job.source, job.id, sink))
+    return table_messages(
+        options, progress, schema, source_members(job.source, job.id, sink), query
+    )
 
 
 def source_members(source: str, job_id: int, sink: str) -> SourceMembers:
@@ -51,6 +58,7 @@ def table_messages(
     progress: TableProgress,
     schema: TableSchema,
     source: SourceMembers = (),
+    query: QueryShape | None = None,
 ) -> MessagePlan:
     """The same for a feed that has no job yet."""
     return MessagePlan(
@@ -74,4 +82,5 @@ def table_messages(
         json_null_as_object=options[ENCODE_JSON_VALUE_NULL_AS_OBJECT],
         source=source if "source" in options[ENRICHED_PROPERTIES] else None,
         avro_namespace=options[AVRO_SCHEMA_PREFIX],
+        query=query,
     )

@@ -128,7 +128,7 @@ def _flat(rows: Rows, side: str, meta: dict[str, list[Part]]) -> pa.Array:
         members.append(['"__crdb__": ', *_members(meta)])
     key = set(rows.plan.schema.key)
     for i in rows.plan.columns:
-        shown = side == "a" or i in key
+        shown = side == "a" or i in key or (rows.plan.whole_deletes and i in rows.known)
         members.append(rows.member(side, i) if shown else [f"{rows.name(i)}: null"])
     return joined(separated(members, "{", "}"), rows.count)
 

@@ -35,7 +35,8 @@ def _column(rows: Rows, leaf: Leaf) -> pa.Array:
             return _other(rows, leaf, side)
         i = leaf.ordinal
         # Of a delete only the key is known for sure.
-        if side == "b" and (i not in rows.known or i not in rows.plan.schema.key):
+        sure = rows.plan.whole_deletes or i in rows.plan.schema.key
+        if side == "b" and (i not in rows.known or not sure):
             return pa.nulls(rows.count, wanted)
         return _typed(rows, leaf, f"{side}{i}").cast(wanted)
 

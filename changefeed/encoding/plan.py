@@ -25,6 +25,22 @@ class Registered:
     value: int
 
 
+@dataclass(frozen=True, slots=True)
+class QueryShape:
+    """What messages must know of the CDC query whose result ``schema`` is.
+
+    Attributes:
+        text: the query; messages of two queries differ.
+        hidden: positions of key columns that make the message key and are not in the value.
+        whole_deletes: a delete has values of its own (``event_op()``, ``cdc_prev``): the flat
+            envelopes show them instead of NULL.
+    """
+
+    text: str
+    hidden: tuple[int, ...] = ()
+    whole_deletes: bool = False
+
+
 @dataclass(frozen=True)
 class MessagePlan:
     """How the changes of one table version become messages of one feed.
@@ -57,6 +73,7 @@ class MessagePlan:
         avro_name: what Avro's records and protobuf's messages are called after; the topic when
             empty.
         avro_namespace: their namespace.
+        query: the CDC query that made the rows, if one did.
     """
 
     schema: TableSchema
@@ -82,6 +99,7 @@ class MessagePlan:
     registered: Registered | None = None
     avro_name: str = ""
     avro_namespace: str = ""
+    query: QueryShape | None = None
 
     def __post_init__(self) -> None:
         for name in (*(self.projection or ()), self.headers_column, self.key_column):
@@ -126,6 +144,8 @@ class MessagePlan:
         wanted |= set(self.schema.key)
         if self.headers_column is not None:
             wanted -= {self._ordinal(self.headers_column)}
+        if self.query is not None:
+            wanted -= set(self.query.hidden)
         return tuple(i for i in every if i in wanted)
 
     @cached_property
@@ -145,6 +165,11 @@ class MessagePlan:
         return tuple(i for i in self.columns if i in known)
 
     @property
+    def whole_deletes(self) -> bool:
+        """A delete shows more than its key in the flat envelopes."""
+        return self.query is not None and self.query.whole_deletes
+
+    @property
     def shows_before(self) -> bool:
         """The value has a ``before`` member."""
         return self.diff and self.envelope in (Envelope.WRAPPED, Envelope.ENRICHED)
@@ -159,7 +184,7 @@ class MessagePlan:
             after.add(self.headers_ordinal)
         known = set(self.schema.before_ordinals)
         before = (set(self.message_key) | set(self.schema.key)) & known
-        if self.shows_before or self.envelope is Envelope.CHANGED:
+        if self.shows_before or self.envelope is Envelope.CHANGED or self.whole_deletes:
             before |= set(self.before_columns)
         if self.headers_ordinal in known:
             before.add(self.headers_ordinal or 0)

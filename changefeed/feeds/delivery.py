@@ -159,7 +159,8 @@ class Delivery:
             with about_table(item.schema.table):
                 if typed:
                     plan = feed.row_plan(item.schema)
-                    return Made(item, plan.schema, plan.rows(item.load()))
+                    rows = feed.rows(item.schema, item.load())
+                    return Made(item, plan.schema, plan.rows(rows))
                 messages = self._encode(feed, item)
                 if told_by_scan is not None:
                     messages = _but_written_at(messages, told_by_scan)
@@ -173,7 +174,9 @@ class Delivery:
         plan = feed.messages(chunk.schema)
 
         def compute() -> pa.Table:
-            return encode_messages(chunk.load(), plan, chunk.clean)
+            rows = feed.rows(chunk.schema, chunk.load())
+            # What the log knows of its columns says nothing of a query's.
+            return encode_messages(rows, plan, chunk.clean if feed.query is None else None)
 
         # The rows themselves too: compaction between two reads cuts a slice in other places.
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
 from changefeed.catalog import Catalog, Lease
 from changefeed.catalog.model import Job, TableProgress, TableState
 from changefeed.core.clock import Timestamp
@@ -18,7 +20,9 @@ from changefeed.encoding.compile import message_plan
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.registered import feed_schemas
 from changefeed.encoding.typed_rows import RowPlan
+from changefeed.feeds.feed_query import FeedQuery
 from changefeed.options import RESOLVED, Options
+from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.host import scan_place
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of
@@ -27,7 +31,13 @@ from sinks.registry import capabilities, scheme_of
 class Feed:
     """A job, its options and tables, and the plans of its messages."""
 
-    def __init__(self, catalog: Catalog, job: Job, lease: Lease) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        job: Job,
+        lease: Lease,
+        sessions: QuerySessions | None = None,
+    ) -> None:
         self._catalog = catalog
         self.lease = lease
         self.job = job
@@ -46,11 +56,15 @@ class Feed:
         self._changed: set[TableName] = set()
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
+        #: The feed's CDC query; None of a feed of whole tables.
+        self.query = FeedQuery.of(catalog, job, sessions)
 
     @property
     def needs_spark(self) -> bool:
-        """Spark merges what this feed delivers; else it only helps with large scans."""
-        return self.abilities is not None and bool(self.abilities.spark_packs)
+        """Spark merges what this feed delivers, or evaluates its query; else it only helps with
+        large scans."""
+        merged = self.abilities is not None and bool(self.abilities.spark_packs)
+        return merged or self.query is not None
 
     # -- what to send ---------------------------------------------------------------------
 
@@ -59,8 +73,25 @@ class Feed:
         plan = self._plans.get(schema)
         if plan is None:
             progress = self.tables[schema.table]
-            plan = self._plans[schema] = message_plan(self.job, self.options, progress, schema)
+            delivered, shape = schema, None
+            if self.query is not None:
+                compiled = self.query.compiled(schema)
+                delivered, shape = compiled.schema, compiled.shape
+            plan = message_plan(self.job, self.options, progress, delivered, shape)
+            self._plans[schema] = plan
         return plan
+
+    def rows(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+        """Rows of the log of a table as rows of the log of what the feed delivers of it: the
+        same, unless the feed has a query.
+
+        Raises:
+            ChangefeedError: the query does not fit the table any more (CF1101, CF1303), fails on
+                a row (CF4001), or Spark failed (CF4002, CF4003).
+        """
+        if self.query is None:
+            return rows
+        return self.query.rows(schema, rows, self.plan(schema))
 
     def messages(self, schema: TableSchema) -> MessagePlan:
         """:meth:`plan`, with the ids of its schemas where the feed has a schema registry.

@@ -40,6 +40,7 @@ from changefeed.feeds.schema_policy import (
 )
 from changefeed.feeds.sink_session import Outlet
 from changefeed.options import INITIAL_SCAN, ON_ERROR, RETRY_FOR, InitialScan, OnError
+from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.thread import Scan
 from changefeed.spark.session import SparkEngine
 from sinks.base import Sink
@@ -68,6 +69,7 @@ class FeedServices:
         messages: the messages that several feeds encode alike.
         node_id: the node, for sinks that must know who writes.
         ended: called by a feed's thread when it ends.
+        queries: Spark's sessions for CDC queries.
     """
 
     catalog: Catalog
@@ -75,6 +77,7 @@ class FeedServices:
     messages: SharedMessages
     node_id: str
     ended: Callable[[], None]
+    queries: QuerySessions | None = None
 
 
 class FeedRunner:
@@ -107,7 +110,7 @@ class FeedRunner:
         self._stopping = threading.Event()
         self._reload = threading.Event()
         self._renamed = threading.Event()
-        self._feed = Feed(self.catalog, job, lease)
+        self._feed = Feed(self.catalog, job, lease, services.queries)
         self.outlet = Outlet(self.catalog, self._feed, services.node_id, services.engine, sink)
         self._delivery = Delivery(job.name, self.keeper, services.messages, self.outlet)
         self._checkpoint = Checkpoint(self.outlet, self._joining)
@@ -284,7 +287,10 @@ class FeedRunner:
         if job.sink_uri != self._feed.job.sink_uri or job.options != self._feed.job.options:
             self.outlet.close()
         self.generation, self.name = job.generation, job.name
-        before, self._feed = self._feed, Feed(self.catalog, job, self._lease)
+        before, self._feed = (
+            self._feed,
+            Feed(self.catalog, job, self._lease, self._services.queries),
+        )
         self._feed.continue_from(before)
         self._state_version = None
         self.outlet.open(self._feed)

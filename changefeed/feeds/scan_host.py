@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
@@ -81,6 +83,15 @@ class FeedScanHost:
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a sink of typed rows sees of a table version."""
         return self.feed.row_plan(schema)
+
+    @property
+    def has_query(self) -> bool:
+        """Rows go through a CDC query, which runs in this process and not in Spark's workers."""
+        return self.feed.query is not None
+
+    def rows(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+        """Rows of a table's log as rows of the log of what the feed delivers."""
+        return self.feed.rows(schema, rows)
 
     def target(self, table: TableName) -> Target:
         """The table as the sink sees it."""

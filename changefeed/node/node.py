@@ -31,6 +31,7 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import ClientRow, Frontier
 from changefeed.core.internal_errors import FailureCounter, log_failure
+from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.feeds import life
@@ -38,7 +39,11 @@ from changefeed.feeds.message_cache import DEFAULT_BYTES, SharedMessages
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.node.lock import NodeLock
 from changefeed.plan.stages import FeedPlan
+from changefeed.query.evaluate import QuerySessions
+from changefeed.query.model import CompiledQuery
+from changefeed.query.written import Constants
 from changefeed.spark.session import SparkEngine
+from grammar import nodes
 from sinks.base import Sink
 from sinks.registry import open_sink
 
@@ -99,7 +104,11 @@ class Node:
         self._lock_file = NodeLock(self._layout.lock)
         self.engine = engine or SparkEngine()
         self.shared = SharedMessages(max_memory or DEFAULT_BYTES)
-        self._services = FeedServices(catalog, self.engine, self.shared, self.id, self.wake)
+        #: Spark's sessions for CDC queries.
+        self.queries = QuerySessions(self.engine)
+        self._services = FeedServices(
+            catalog, self.engine, self.shared, self.id, self.wake, self.queries
+        )
         self._max_disk = max_disk
         self._keepers: dict[str, SourceKeeper] = {}
         self._runners: dict[int, FeedRunner] = {}
@@ -393,6 +402,10 @@ class Node:
         status = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
         if (job.status, job.error) != (status, error.message):
             self.catalog.transition(job.id, status, reason=error.message, error=error)
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        """Check a CDC query against its table; starts Spark where it does not run yet."""
+        return self.queries.compile(schema, query, Constants(self.clock.now().wall))
 
     # -- sinkless feeds -------------------------------------------------------------------
 

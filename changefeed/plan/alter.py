@@ -16,6 +16,7 @@ from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.options import (
+    DIFF,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
     KEY_COLUMN,
@@ -122,6 +123,7 @@ class _Alteration:
         self.problems += check_sink(sink, options)
         if self.problems:
             return None
+        self._check_query(options, old_options)
         self._change_tables(sink, options)
         if not self.tables and not self.added:
             self._problem("CF1302", "cannot drop all targets", "DROP CHANGEFEED ends the feed.")
@@ -149,6 +151,23 @@ class _Alteration:
                 *self._rescan_notices(sink),
             ),
         )
+
+    def _check_query(self, new: Options, old: Options) -> None:
+        """A CDC query has one table, and its columns are those of the SELECT."""
+        if not self.job.is_query:
+            return
+        if any(isinstance(a, nodes.AlterAdd | nodes.AlterDrop) for a in self.statement.actions):
+            self._problem(
+                "CF1303",
+                "the tables of a CDC query cannot be altered",
+                "CREATE another changefeed for another query.",
+            )
+        if any(new[row] != old[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME, DIFF)):
+            self._problem(
+                "CF1303",
+                "diff, key_column and headers_json_column_name of a CDC query cannot be altered",
+                "CREATE another changefeed with the options.",
+            )
 
     def _problem(
         self, code: str, message: str, hint: str = "", span: nodes.Span | None = None

@@ -29,6 +29,7 @@ from changefeed.options import (
     to_span,
 )
 from changefeed.plan.names import choose_source
+from changefeed.plan.queries import key_problems, query_notices, query_options, query_problems
 from changefeed.plan.sink_resolution import Probe, Sinking, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
 from changefeed.plan.target_names import clashes, sharing, topics_of
@@ -40,6 +41,7 @@ from changefeed.plan.targets import (
     target_text,
     wishes,
 )
+from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import ChecksRanges, KeyRange, Source, TableInfo, Watch, database_of
 from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
@@ -52,13 +54,16 @@ T = TypeVar("T")
 OpenSource = Callable[[str, str], Source]
 #: Source name -> what the change log goes back to; None where there is no log.
 LogOldest = Callable[[str], Timestamp | None]
+#: A query over a table of this shape, checked by Spark.
+CompileQuery = Callable[[TableSchema, nodes.Query], CompiledQuery]
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What planning looks at: the state, the session's USE, the clock, how to open a source,
     and how to look at the target: for VALIDATE in every respect (``probe``), for CREATE and ALTER
-    only whose the targets are (``guard``), as far as the target answers."""
+    only whose the targets are (``guard``), as far as the target answers. ``compile_query`` checks
+    CDC queries; None where there is no Spark."""
 
     catalog: Catalog
     clock: Clock
@@ -68,6 +73,7 @@ class Surroundings:
     log_oldest: LogOldest = lambda source: None
     probe: Probe | None = None
     guard: Probe | None = None
+    compile_query: CompileQuery | None = None
 
 
 def plan_create(statement: nodes.CreateChangefeed, around: Surroundings) -> FeedPlan:
@@ -127,7 +133,7 @@ class Planner:
             self._probe(sink, looked, [], "")
             return None
         state = self._state(connection)
-        found = self._attempt(lambda: self._found(source, state, options))
+        found = self._attempt(lambda: self._found(source, state, options, sink))
         self._probe(sink, looked, found or [], database_of(source))
         if sink is None or options is None or self.problems:
             return None
@@ -204,7 +210,7 @@ class Planner:
 
     def _parsed(self, written: Sequence[nodes.Option], sink: Sinking | None) -> Options:
         return parse_options(
-            written,
+            [*written, *query_options(self.statement.query, written, sink)],
             scheme=sink.scheme if sink else "",
             capabilities=sink.capabilities if sink else None,
             text=self.around.text,
@@ -219,7 +225,9 @@ class Planner:
         slot = state.slot or self.catalog.slot_name(connection.name)
         return replace(state, slot=slot, publication=state.publication or slot)
 
-    def _found(self, source: Source, state: SourceState, options: Options | None) -> list[Found]:
+    def _found(
+        self, source: Source, state: SourceState, options: Options | None, sink: Sinking | None
+    ) -> list[Found]:
         """The tables, after every check the source makes of itself and of them."""
         diff = bool(options and options.needs_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
@@ -229,10 +237,33 @@ class Planner:
             for f in found
         ]
         self.problems += source.check(watches, slot=state.slot, publication=state.publication)
+        if self.statement.query is not None:
+            found = self._with_query(found, options, sink)
         for place in found:
-            self.problems += check_table(place.schema, place.target, options)
+            self.problems += check_table(place.delivered, place.target, options)
             self.problems += check_range(place, source)
         return found
+
+    def _with_query(
+        self, found: list[Found], options: Options | None, sink: Sinking | None
+    ) -> list[Found]:
+        """The table with its query, where Spark can read it; else problems."""
+        query, compiler = self.statement.query, self.around.compile_query
+        if query is None or not found:
+            return found
+        if compiler is None:
+            raise ChangefeedError(
+                "CF4003",
+                "a CDC query needs Spark in this process",
+                hint="run the statement in the changefeed shell.",
+            )
+        compiled = self._attempt(lambda: compiler(found[0].schema, query))
+        if compiled is None:
+            return []
+        self.problems += query_problems(compiled, found[0].target, options)
+        if sink is not None:
+            self.problems += key_problems(compiled, sink, found[0].target.span)
+        return [replace(found[0], query=compiled)]
 
     def _assemble(
         self,
@@ -255,7 +286,10 @@ class Planner:
         messages = None
         if tables and not self.problems:
             members = source_members(connection.name, 0, sink.scheme)
-            messages = table_messages(options, tables[0].progress, tables[0].schema, members)
+            first = tables[0]
+            schema = first.schema if first.query is None else first.query.schema
+            shape = None if first.query is None else first.query.shape
+            messages = table_messages(options, first.progress, schema, members, shape)
         return FeedPlan(
             name=self.statement.name,
             if_not_exists=self.statement.if_not_exists,
@@ -286,6 +320,7 @@ class Planner:
             notices=(
                 *options.notes,
                 *table_notices(tables, sink),
+                *query_notices(tables, sink),
                 *sharing_notices(tables, sink, self.catalog),
                 *self._overlooked,
             ),
@@ -345,7 +380,7 @@ def look_at_targets(
 
 def _shape(place: Found) -> TableSchema:
     """What a feed delivers of a table: its key and the columns that the statement names."""
-    whole, named = place.schema, getattr(place.target, "columns", ())
+    whole, named = place.delivered, getattr(place.target, "columns", ())
     if not named:
         return whole
     kept = [i for i, c in enumerate(whole.columns) if c.name in named or i in whole.key]
@@ -407,6 +442,7 @@ def table_stages(
                 rows_estimate=info.rows_estimate if info else 0,
                 bytes_estimate=info.bytes if info else 0,
                 target=target_text(target),
+                query=place.query,
             )
         )
     return stages
@@ -549,10 +585,12 @@ def feed_sql(
     options: Options,
 ) -> str:
     """The statement that makes a feed, canonical and without secrets."""
+    parsed = parse_targets(targets)
+    query = any(isinstance(t, nodes.TableTarget) and t.query is not None for t in parsed)
     statement = nodes.CreateChangefeed(
-        targets=parse_targets(targets),
+        targets=parsed,
         name=name,
-        source=source,
+        source=None if query else source,
         sink=None if sink_uri is None else nodes.Literal(sink_uri),
         options=options.nodes(),
     )

@@ -38,7 +38,9 @@ from changefeed.options import (
     Options,
 )
 from changefeed.plan.example import example
+from changefeed.plan.queries import query_lines
 from changefeed.plan.words import duration_text, names_text, size_text
+from changefeed.query.model import CompiledQuery
 from sinks.base import Capabilities
 
 #: EXPLAIN shows this many tables and topics one by one.
@@ -85,6 +87,7 @@ class TableStage:
         rows_estimate: by the source's statistics; 0 when it does not say.
         bytes_estimate: size at the source.
         target: canonical text of the target it came by.
+        query: the CDC query over it.
     """
 
     schema: TableSchema
@@ -92,6 +95,7 @@ class TableStage:
     rows_estimate: int = 0
     bytes_estimate: int = 0
     target: str = ""
+    query: CompiledQuery | None = None
     name: str = "table"
 
     @property
@@ -162,6 +166,9 @@ class SelectStage:
     def lines(self) -> Iterator[str]:
         plain = True
         for table in self.tables:
+            if table.query is not None:
+                plain = False
+                yield from query_lines(table.query)
             for fact in _selection(table.progress):
                 plain = False
                 yield f"{table.shown}: {fact}"

@@ -7,11 +7,12 @@ the target's text, and :func:`matching` is asked again while the feed runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
+from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import PartitionInfo, Partitions, Source, Watch
 from grammar import nodes
 from grammar.parser import parse
@@ -36,12 +37,18 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table that is there."""
+    """A table that is there, and the query over it if there is one."""
 
     target: nodes.Target
     schema: TableSchema
     joined: bool
     partition: PartitionInfo | None = None
+    query: CompiledQuery | None = None
+
+    @property
+    def delivered(self) -> TableSchema:
+        """The shape of what the feed delivers: of a query its result."""
+        return self.schema if self.query is None else self.query.schema
 
 
 def target_text(target: nodes.Target) -> str:
@@ -54,7 +61,8 @@ def parse_targets(texts: Sequence[str]) -> tuple[nodes.Target, ...]:
     targets: list[nodes.Target] = []
     for text in texts:
         # One at a time: a list of patterns would swallow the table after it.
-        statement = parse(f"CREATE CHANGEFEED FOR {text}")
+        word = "AS" if text.startswith("SELECT ") else "FOR"
+        statement = parse(f"CREATE CHANGEFEED {word} {text}")
         if not isinstance(statement, nodes.CreateChangefeed):
             raise AssertionError("a target makes a CREATE CHANGEFEED")
         targets += statement.targets
@@ -66,6 +74,8 @@ def qualified(target: nodes.Target, source: str, table: TableName | None = None)
     name = target.name
     if isinstance(target, nodes.TableTarget) and table is not None:
         parts: tuple[str, ...] = (table.schema, table.name)
+        if target.query is not None:
+            parts = (source, *parts)  # a query has no FROM of its own for the source
     elif isinstance(target, nodes.SchemaTarget):
         parts = name.parts[-1:]
     elif isinstance(target, nodes.DatabaseTarget):
@@ -78,15 +88,7 @@ def qualified(target: nodes.Target, source: str, table: TableName | None = None)
 def _renamed(target: nodes.Target, name: nodes.QualifiedName) -> nodes.Target:
     match target:
         case nodes.TableTarget():
-            return nodes.TableTarget(
-                name,
-                target.columns,
-                target.values_from,
-                target.values_to,
-                target.partition,
-                target.topic,
-                span=target.span,
-            )
+            return replace(target, name=name)
         case nodes.SchemaTarget():
             return nodes.SchemaTarget(name, target.filter, target.patterns, span=target.span)
         case nodes.DatabaseTarget():

@@ -9,6 +9,8 @@ from changefeed.core.schema import TableName, TableSchema
 
 # Spark's workers import this module, and need none of these.
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from changefeed.capture.source_runtime import SourceKeeper
     from changefeed.encoding.plan import MessagePlan
     from changefeed.encoding.typed_rows import RowPlan
@@ -100,6 +102,15 @@ class ScanHost(Protocol):
 
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a sink of typed rows sees of a table version."""
+        ...
+
+    @property
+    def has_query(self) -> bool:
+        """Rows go through a CDC query, which runs in this process and not in Spark's workers."""
+        ...
+
+    def rows(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+        """Rows of a table's log as rows of the log of what the feed delivers."""
         ...
 
     def target(self, table: TableName) -> Target:

@@ -62,6 +62,8 @@ SMALL_ROWS = 20_000
 HERE_ROWS = 10_000_000
 #: Rows encoded in one go on the node.
 MESSAGE_ROWS = 20_000
+#: The same where a CDC query is evaluated by a Spark job: its fixed cost is spread over more rows.
+QUERY_ROWS = 100_000
 #: Typed rows handed to a sink in one go, and committed in one go where the sink says nothing.
 TYPED_ROWS = 50_000
 ROUND_ROWS = 500_000
@@ -105,6 +107,7 @@ class Reading:
             sink = self.host.sinks.for_scan()
         writer = Writer(self, sink, schema, told)
         small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
+        small = small or self.host.has_query
         large = not writer.typed and not small
         in_workers = large and not writer.keeps and self.host.sinks.in_workers(sink)
         try:
@@ -124,7 +127,14 @@ class Reading:
     # -- typed rows -------------------------------------------------------------------------
 
     def _typed(self, parts: Sequence[ScanPart], writer: Writer, *, small: bool) -> None:
-        shape = functools.partial(self.host.row_plan(writer.schema).scanned, at=self.at)
+        plan = self.host.row_plan(writer.schema)
+        shape: Callable[[pa.Table], pa.Table] = functools.partial(plan.scanned, at=self.at)
+        if self.host.has_query:
+
+            def shape(batch: pa.Table) -> pa.Table:
+                rows = scan_rows(writer.schema, batch, self.at)
+                return plan.rows(self.host.rows(writer.schema, rows))
+
         if small or not isinstance(writer.sink, ScansBySpark):
             self._here(parts, writer, shape, TYPED_ROWS)
             return
@@ -146,9 +156,11 @@ class Reading:
     def _messages_here(self, parts: Sequence[ScanPart], writer: Writer) -> None:
         def messages(batch: pa.Table) -> pa.Table:
             rows = scan_rows(writer.schema, batch, self.at)
+            rows = self.host.rows(writer.schema, rows)
             return encode_messages(rows, self.host.messages(writer.schema), scan=True)
 
-        self._here(parts, writer, messages, MESSAGE_ROWS)
+        rows = QUERY_ROWS if self.host.has_query else MESSAGE_ROWS
+        self._here(parts, writer, messages, rows)
 
     def _here(
         self,

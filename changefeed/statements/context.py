@@ -12,11 +12,13 @@ from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow, Position
+from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.options import to_span
 from changefeed.plan.build import LogOldest, OpenSource, Surroundings
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
+from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import Source
 from changefeed.statements.brief import Brief
 from changefeed.statements.health import Health, health
@@ -30,6 +32,14 @@ class FeedHost(Protocol):
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Run a feed whose rows come out of the iterator; closing it ends the feed."""
+        ...
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        """Check a CDC query against its table, by Spark.
+
+        Raises:
+            ChangefeedError: CF1101, CF1303 the query is wrong; CF4003 there is no Spark here.
+        """
         ...
 
     def wake(self) -> None:
@@ -57,6 +67,18 @@ class NoHost:
             "CF1303",
             "a feed without INTO needs a node in this process",
             hint="run the statement in the changefeed shell, or give the feed a sink.",
+        )
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        """Refused: Spark belongs to a node.
+
+        Raises:
+            ChangefeedError: CF4003.
+        """
+        raise ChangefeedError(
+            "CF4003",
+            "a CDC query needs Spark in this process",
+            hint="run the statement in the changefeed shell.",
         )
 
     def wake(self) -> None:
@@ -135,6 +157,7 @@ class Context:
             log_oldest_of(self.catalog),
             self.probe if probing else None,
             self.probe if making else None,
+            self.host.compile_query,
         )
 
     def source(self, name: str) -> Source:

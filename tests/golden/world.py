@@ -17,6 +17,7 @@ from changefeed.core.partition import Interval, Partition
 from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
 from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import Sinking
+from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import (
     PartitionInfo,
     Prepared,
@@ -26,6 +27,7 @@ from changefeed.sources.base import (
     TableInfo,
     Watch,
 )
+from grammar import nodes
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
 from sinks.base import Target
@@ -242,6 +244,9 @@ class FakeNode:
 
     def node_running(self) -> bool:
         return self.up
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        raise ChangefeedError("CF4003", "a CDC query needs Spark in this process")
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         for table in plan.tables:

@@ -1,0 +1,92 @@
+"""The CDC query of a feed: compiled for each version of its table, run on each chunk."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import Job
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.plan import MessagePlan
+from changefeed.plan.queries import no_images
+from changefeed.plan.targets import parse_targets
+from changefeed.query.changes import changes_of_result
+from changefeed.query.evaluate import Evaluator, QuerySessions
+from changefeed.query.model import CompiledQuery
+from changefeed.query.written import Constants
+from grammar import nodes
+
+
+class FeedQuery:
+    """What a feed with ``AS SELECT`` does with rows. Called by the feed's and its scan's threads.
+
+    Args:
+        query: as the job keeps it.
+        created: when the feed was created, ns.
+        catalog: knows when versions of the table were seen.
+        sessions: Spark's sessions for queries.
+    """
+
+    def __init__(
+        self, query: nodes.Query, created: int, catalog: Catalog, sessions: QuerySessions
+    ) -> None:
+        self._query = query
+        self._created = created
+        self._catalog = catalog
+        self._sessions = sessions
+        self._evaluator = Evaluator(sessions)
+        self._compiled: dict[TableSchema, CompiledQuery] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, catalog: Catalog, job: Job, sessions: QuerySessions | None) -> FeedQuery | None:
+        """The query of a job; None of a job without one."""
+        if not job.is_query or sessions is None:
+            return None
+        (target,) = parse_targets(job.targets)
+        if not isinstance(target, nodes.TableTarget) or target.query is None:
+            raise AssertionError("the target of a query is a table with a query")
+        return cls(target.query, job.created, catalog, sessions)
+
+    def compiled(self, schema: TableSchema) -> CompiledQuery:
+        """The query over this version of the table (kept per version); waits for Spark.
+
+        Raises:
+            ChangefeedError: it does not fit the table: CF1101, CF1303, CF2003.
+        """
+        with self._lock:
+            known = self._compiled.get(schema)
+            if known is None:
+                known = self._compiled[schema] = self._compile(schema)
+            return known
+
+    def _compile(self, schema: TableSchema) -> CompiledQuery:
+        constants = Constants(self._created, self._catalog.schema_seen(schema.version))
+        try:
+            compiled = self._sessions.compile(schema, self._query, constants)
+        except ChangefeedError as error:
+            # Places are offsets into the job's own copy of the query, which nobody sees.
+            error.span = None
+            raise
+        if compiled.uses_prev and schema.identity is not Identity.FULL:
+            raise no_images(compiled)
+        return compiled
+
+    def rows(self, schema: TableSchema, rows: pa.Table, plan: MessagePlan) -> pa.Table:
+        """Rows of the table's log as rows of the log of the query's result.
+
+        Args:
+            schema: of ``rows``.
+            rows: in log order.
+            plan: what becomes of the result.
+        """
+        known = rows["missing"].null_count == rows.num_rows
+        if known and plan.collapse:
+            rows = rows.filter(rows["last"])
+        before = plan.shows_before or plan.envelope is Envelope.CHANGED
+        run = self._evaluator.run
+        return changes_of_result(self.compiled(schema), rows, run, before=before)

@@ -1,0 +1,147 @@
+"""What planning has to say of a CDC query: options it implies, problems, notices, EXPLAIN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.shapes import Envelope, Format
+from changefeed.options import DIFF, ENVELOPE, FORMAT, KEY_COLUMN, Options, to_span
+from changefeed.plan.sink_resolution import Sinking
+from changefeed.query.model import CompiledQuery
+from grammar import nodes
+
+
+class QueryTable(Protocol):
+    """A table of a plan, as far as notices look at it."""
+
+    @property
+    def schema(self) -> TableSchema:
+        """Its shape."""
+        ...
+
+    @property
+    def query(self) -> CompiledQuery | None:
+        """The query over it."""
+        ...
+
+
+def query_options(
+    query: nodes.Query | None, written: Sequence[nodes.Option], sink: Sinking | None
+) -> list[nodes.Option]:
+    """What a query's statement means without saying it: CockroachDB's envelope ``bare``."""
+    if query is None or sink is None or sink.capabilities.takes_rows:
+        return []
+    given = {option.name: option for option in written}
+    if ENVELOPE.name in given or DIFF.name in given:
+        return []
+    envelopes = sink.capabilities.envelopes
+    written_format = given.get(FORMAT.name)
+    csv = written_format is not None and getattr(written_format.value, "text", "") == Format.CSV
+    if csv or (envelopes and Envelope.BARE not in envelopes):
+        return []
+    return [nodes.Option(ENVELOPE.name, nodes.Literal(Envelope.BARE.value))]
+
+
+def query_problems(
+    compiled: CompiledQuery, target: nodes.Target, options: Options | None
+) -> list[ChangefeedError]:
+    """What the query and the options need of each other and of the table."""
+    problems = []
+    table = compiled.source.table
+    span = to_span(target.span)
+    if compiled.uses_prev and compiled.source.identity is not Identity.FULL:
+        problems.append(no_images(compiled))
+        problems[-1].span = to_span(target.name.span)
+    needs_before = options is not None and options.needs_before
+    if needs_before and (compiled.tells_change or compiled.of_changes):
+        problems.append(
+            ChangefeedError(
+                "CF1205",
+                "the row before a change cannot be shown for a query that uses event_op(), "
+                "event_timestamp() or cdc_prev",
+                hint="leave out diff and select what you want of cdc_prev.",
+                span=span,
+            )
+        )
+    if options is not None and options[KEY_COLUMN] in compiled.hides_key:
+        problems.append(
+            ChangefeedError(
+                "CF1302",
+                f"key_column {options[KEY_COLUMN]} is not a column of the SELECT",
+                detail=f"table {table.schema}.{table.name}",
+                span=span,
+            )
+        )
+    return problems
+
+
+def key_problems(
+    compiled: CompiledQuery, sink: Sinking, span: nodes.Span | None
+) -> list[ChangefeedError]:
+    """A merged table needs the key of the source's table."""
+    if not sink.capabilities.takes_rows or not compiled.hides_key:
+        return []
+    names = ", ".join(compiled.hides_key)
+    return [
+        ChangefeedError(
+            "CF1302",
+            f"the SELECT leaves out key columns that {sink.scheme} merges rows by: {names}",
+            hint=f"add {names} to the SELECT, under another name if you like.",
+            span=to_span(span),
+        )
+    ]
+
+
+def no_images(compiled: CompiledQuery) -> ChangefeedError:
+    """``cdc_prev`` of a table that does not log its old rows."""
+    table = compiled.source.table
+    return ChangefeedError(
+        "CF2003",
+        "cdc_prev needs the old values of all columns, and table "
+        f"{table.schema}.{table.name} logs only its key",
+        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source.",
+    )
+
+
+def query_notices(tables: Sequence[QueryTable], sink: Sinking) -> Iterator[str]:
+    """What a query does that its author may not expect."""
+    for table in tables:
+        query = table.query
+        if query is None or not query.filtered:
+            continue
+        name = f"{query.source.table.schema}.{query.source.table.name}"
+        if query.of_changes:
+            if sink.capabilities.takes_rows:
+                yield (
+                    "the WHERE looks at changes, not only at rows: a row of the target stays when "
+                    "a later change of it is not selected"
+                )
+        elif not query.sees_leaving:
+            yield (
+                f"{name} does not log its old rows, so every update of a row that does not satisfy "
+                f"the WHERE is delivered as a delete; ALTER TABLE {name} REPLICA IDENTITY FULL "
+                "limits that to rows that satisfied it before"
+            )
+
+
+def query_lines(query: CompiledQuery) -> Iterator[str]:
+    """EXPLAIN: what the query makes, of which rows, and where."""
+    table = query.source.table
+    columns = ", ".join(f"{name} {kind}" for name, kind in query.types())
+    yield f"{table.schema}.{table.name}: {query.text}"
+    yield f"columns {columns}"
+    if query.hides_key:
+        yield f"message key from {', '.join(query.hides_key)}, which the SELECT leaves out"
+    if query.of_changes and query.filtered:
+        yield "the WHERE selects changes: nothing is deleted because a later change is not selected"
+    elif query.filtered and query.sees_leaving:
+        yield "a row that stops satisfying the WHERE is deleted, one that begins to is inserted"
+    elif query.filtered:
+        yield "an update that does not satisfy the WHERE is a delete: the old row is not logged"
+    if query.sql is None:
+        yield "evaluated by Arrow in the node: the query only chooses columns"
+    else:
+        yield "evaluated by Spark SQL: a small batch without a job, a large one by a job"

@@ -1,0 +1,360 @@
+"""Changes of a table -> changes of the result of a query over it.
+
+A WHERE over the row keeps the target equal to the query's result. It is evaluated on the row
+after a change and, where the log has it, on the row before:
+
+=========  =========  =====================================================
+before     after      becomes
+=========  =========  =====================================================
+satisfies  satisfies  the change
+does not   satisfies  an insert: the row enters the result
+satisfies  does not   a delete: the row leaves the result
+does not   does not   nothing
+not known  satisfies  the change
+not known  does not   a delete, in case the row was in the result
+=========  =========  =====================================================
+
+A WHERE that asks for more than the row (``event_op()``, ``cdc_prev``) selects changes: each is
+delivered or not, and nothing is deleted for leaving.
+
+An *image* is a row that Spark evaluates: a row after a change, before one, or what is known of a
+deleted row (its key). All images of a batch are evaluated at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import METADATA, Column, Identity
+from changefeed.query.compile import batch_fields, prev_type
+from changefeed.query.model import CompiledQuery
+from changefeed.query.types import input_values, log_text
+from changefeed.query.written import ROW
+
+#: A compiled query and a batch -> the rows that satisfy it; see :meth:`.evaluate.Evaluator.run`.
+Run = Callable[[CompiledQuery, pa.Table], pa.Table]
+
+_NOWHERE = -1
+#: Operations of the log as numbers, and what ``event_op()`` calls them.
+_OPS = ("c", "r", "u", "d")
+_INSERT, _READ, _UPDATE, _DELETE = range(4)
+_EVENTS = ("insert", "insert", "update", "delete")
+
+
+def changes_of_result(
+    query: CompiledQuery, rows: pa.Table, run: Run, *, before: bool = False
+) -> pa.Table:
+    """Rows of the table's log as rows of the log of the query's result, in their order.
+
+    Args:
+        query: compiled for the schema of ``rows``.
+        rows: superseded changes of a transaction are left out already.
+        run: evaluates images.
+        before: the messages show the row before a change.
+
+    Raises:
+        ChangefeedError: CF4001 a value is missing or does not fit, or what ``run`` raises.
+    """
+    return _Changes(query, rows.combine_chunks(), run, before).made()
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Where the images of one kind stand in the batch: for each row of the log its place there,
+    -1 where it has none."""
+
+    rows: np.ndarray
+    start: int
+
+    def places(self, count: int) -> np.ndarray:
+        found = np.full(count, _NOWHERE, np.int64)
+        found[self.rows] = self.start + np.arange(len(self.rows))
+        return found
+
+
+class _Changes:
+    def __init__(self, query: CompiledQuery, rows: pa.Table, run: Run, before: bool) -> None:
+        self._query = query
+        self._rows = rows
+        self._run = run
+        self._count = rows.num_rows
+        self._op = _numbers(pc.index_in(rows["op"], pa.array(_OPS)))
+        self._deletes = self._op == _DELETE
+        self._existed = (self._op == _UPDATE) | self._deletes
+        #: Images with the row before the change, by the query's WHERE.
+        self._compares = query.filtered and not query.of_changes and query.sees_leaving
+        full = query.source.identity is Identity.FULL
+        self._shows_before = before and full and not query.tells_change and bool(query.computed)
+
+    # -- images -----------------------------------------------------------------------------
+
+    @cached_property
+    def _after(self) -> np.ndarray:
+        return np.flatnonzero(~self._deletes)
+
+    @cached_property
+    def _before(self) -> np.ndarray:
+        """Rows of the log whose row before is evaluated."""
+        if self._query.of_changes or not (self._compares or self._shows_before):
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self._existed & self._had_before)
+
+    @cached_property
+    def _deleted(self) -> np.ndarray:
+        """Rows of the log of which a delete may be told that has values of its own."""
+        if self._query.of_changes:
+            return np.flatnonzero(self._deletes)
+        if not self._query.tells_change:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self._existed if self._query.filtered else self._deletes)
+
+    @cached_property
+    def _had_before(self) -> np.ndarray:
+        known = np.zeros(self._count, bool)
+        for i in self._query.source.key:
+            if f"b{i}" in self._rows.column_names:
+                known |= _one(pc.is_valid(self._rows[f"b{i}"])).to_numpy(zero_copy_only=False)
+        return known
+
+    def _batch(self) -> pa.Table:
+        """The images in the order after, before, deleted."""
+        self._check_missing()
+        query = self._query
+        indices = [self._after, self._before, self._deleted]
+        total = sum(len(each) for each in indices)
+        fields = batch_fields(query.source, query.inputs, prev=query.uses_prev)
+        columns: list[pa.Array] = []
+        for i in query.inputs:
+            column = query.source.columns[i]
+            parts = [self._side("a", i, self._after), self._side("b", i, self._before)]
+            if i in query.source.key:
+                parts.append(self._side("k", i, self._deleted))
+            else:
+                parts.append(pa.nulls(len(self._deleted), column.arrow))
+            values = pa.concat_arrays([part.cast(column.arrow) for part in parts])
+            columns.append(input_values(column, values))
+        if query.uses_prev:
+            columns.append(self._previous())
+        always = np.zeros(total, bool)
+        if not query.of_changes:
+            always[len(self._after) + len(self._before) :] = True
+        columns += [
+            pa.array(np.arange(total, dtype=np.int32)),
+            pa.array(always),
+            self._events(indices),
+            self._times(np.concatenate(indices)),
+        ]
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def _side(self, side: str, i: int, rows: np.ndarray) -> pa.Array:
+        """Values of a column after (a) or before (b) the changes ``rows``; k is the key of a
+        deleted row."""
+        if side == "k":
+            before, after = self._column(f"b{i}"), self._column(f"a{i}")
+            values = pc.coalesce(before, after)
+        else:
+            values = self._column(f"{side}{i}")
+        return values.take(pa.array(rows))
+
+    def _column(self, name: str) -> pa.Array:
+        if name not in self._rows.column_names:
+            column = self._query.source.columns[int(name[1:])]
+            return pa.nulls(self._count, column.arrow)
+        return _one(self._rows[name])
+
+    def _previous(self) -> pa.Array:
+        """``cdc_prev`` of each image; NULL where there was no row before, and in images of it."""
+        schema = self._query.source
+        indices = np.concatenate([self._after, self._before, self._deleted])
+        taken = pa.array(indices)
+        children = [
+            input_values(column, self._column(f"b{i}").take(taken))
+            for i, column in enumerate(schema.columns)
+        ]
+        present = self._had_before[indices]
+        here = len(self._after)
+        present[here : here + len(self._before)] = False
+        kind = prev_type(schema)
+        cast = [child.cast(kind.field(i).type) for i, child in enumerate(children)]
+        return pa.StructArray.from_arrays(cast, fields=list(kind), mask=pa.array(~present))
+
+    def _events(self, indices: list[np.ndarray]) -> pa.Array:
+        return pa.array(_EVENTS).take(pa.array(self._op[np.concatenate(indices)]))
+
+    def _times(self, indices: np.ndarray) -> pa.Array:
+        taken = pa.array(indices)
+        wall = self._rows["wall"].take(taken).cast(pa.string())
+        logical = pc.utf8_lpad(self._rows["logical"].take(taken).cast(pa.string()), 10, "0")
+        text = pc.binary_join_element_wise(wall, logical, ".")
+        return _one(text).cast(pa.decimal128(30, 10))
+
+    def _check_missing(self) -> None:
+        """Refuse rows of which a value is not known that the query reads."""
+        missing = self._rows["missing"]
+        if missing.null_count == len(missing):
+            return
+        read = {self._query.source.columns[i].name for i in self._query.inputs}
+        for text in pc.unique(missing).to_pylist():
+            unsent = read & set(json.loads(text)) if text else set()
+            if unsent:
+                table = self._query.source.table
+                raise ChangefeedError(
+                    "CF4001",
+                    f"the query reads {', '.join(sorted(unsent))} of {table}, and a change came "
+                    "without that value",
+                    detail="PostgreSQL leaves out large values that a change did not touch",
+                    hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the "
+                    "source, then ALTER CHANGEFEED .. RESCAN the table.",
+                )
+
+    # -- the result -------------------------------------------------------------------------
+
+    def made(self) -> pa.Table:
+        """The rows of the result's log."""
+        query = self._query
+        if query.sql is None or not self._count:
+            result, found = None, np.arange(0)
+        else:
+            result = self._run(query, self._batch())
+            found = _numbers(result[ROW])
+        total = len(self._after) + len(self._before) + len(self._deleted)
+        # Image -> its row in the result.
+        place = np.full(total, _NOWHERE, np.int64)
+        if result is None:
+            place[:] = np.arange(total)
+        else:
+            place[found] = np.arange(len(found))
+        starts = np.cumsum([0, len(self._after), len(self._before)])
+        after, before, deleted = (
+            self._at(_Images(rows, int(start)), place)
+            for rows, start in zip((self._after, self._before, self._deleted), starts, strict=True)
+        )
+        op, keep = self._outcome(after, before, deleted)
+        if query.tells_change:
+            gone = np.where(op == _DELETE, deleted, _NOWHERE)
+        else:
+            gone = before
+        return self._table(op, keep, after, gone, result)
+
+    def _at(self, images: _Images, place: np.ndarray) -> np.ndarray:
+        """For each row of the log the result's row of its image; -1 where there is none."""
+        places = images.places(self._count)
+        return np.where(places >= 0, place[np.maximum(places, 0)] if len(place) else -1, _NOWHERE)
+
+    def _outcome(
+        self, after: np.ndarray, before: np.ndarray, deleted: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What each change becomes, and which are kept."""
+        op = self._op.copy()
+        query = self._query
+        if query.of_changes:
+            return op, np.where(self._deletes, deleted >= 0, after >= 0)
+        if not query.filtered:
+            return op, np.ones(self._count, bool)
+        fits = after >= 0
+        updates = op == _UPDATE
+        if self._compares:
+            # A row of which the image before is not known may have been there.
+            fitted = (before >= 0) | (self._existed & ~self._had_before)
+            op[updates & fits & ~fitted] = _INSERT
+        else:
+            fitted = self._existed
+        op[updates & ~fits & fitted] = _DELETE
+        return op, fits | fitted
+
+    def _table(
+        self,
+        op: np.ndarray,
+        keep: np.ndarray,
+        after: np.ndarray,
+        before: np.ndarray,
+        result: pa.Table | None,
+    ) -> pa.Table:
+        query = self._query
+        kept = pa.array(np.flatnonzero(keep))
+        rows = self._rows.take(kept)
+        op, after, before = op[keep], after[keep], before[keep]
+        gone = pa.array(op == _DELETE)
+        fresh = pa.array(op <= _READ)
+        schema = query.schema.log_schema()
+        made: dict[str, pa.Array] = {f.name: _one(rows[f.name]) for f in METADATA}
+        made["op"] = pa.array(_OPS).take(pa.array(op))
+        made["missing"] = self._missing(_one(rows["missing"]))
+        known = set(query.schema.before_ordinals)
+        for i, output in enumerate(query.outputs):
+            column = query.schema.columns[i]
+            if output.ordinal is not None:
+                new = _one(rows[f"a{output.ordinal}"])
+                old = self._old(rows, output.ordinal)
+                old = pc.if_else(gone, pc.coalesce(old, new), old) if i in query.schema.key else old
+            else:
+                values = _one(result[f"c{output.place}"]) if result is not None else None
+                new = _taken(column, values, after)
+                old = _taken(column, values, before)
+            made[f"a{i}"] = pc.if_else(gone, None, new)
+            if i in known:
+                made[f"b{i}"] = pc.if_else(fresh, None, self._shown_before(i, old, gone))
+        return pa.Table.from_arrays(
+            [made[field.name].cast(field.type) for field in schema], schema=schema
+        )
+
+    def _old(self, rows: pa.Table, ordinal: int) -> pa.Array:
+        name = f"b{ordinal}"
+        if name in rows.column_names:
+            return _one(rows[name])
+        return pa.nulls(rows.num_rows, self._query.source.columns[ordinal].arrow)
+
+    def _shown_before(self, i: int, old: pa.Array, gone: pa.Array) -> pa.Array:
+        """Of a delete that shows values of its own, plain columns are NULL but for the key."""
+        query = self._query
+        if not query.tells_change or i in query.schema.key:
+            return old
+        if query.outputs[i].ordinal is not None:
+            return pc.if_else(gone, None, old)
+        return old
+
+    def _missing(self, missing: pa.Array) -> pa.Array:
+        """Unsent values under the names that the result's columns have."""
+        if missing.null_count == len(missing):
+            return missing
+        query = self._query
+        names = {
+            query.source.columns[o.ordinal].name: query.schema.columns[i].name
+            for i, o in enumerate(query.outputs)
+            if o.ordinal is not None
+        }
+        encoded = missing.dictionary_encode()
+        renamed = []
+        for text in encoded.dictionary.to_pylist():
+            there = [names[name] for name in json.loads(text) if name in names]
+            renamed.append(json.dumps(there) if there else None)
+        return pa.array(renamed, pa.string()).take(encoded.indices)
+
+
+def _taken(column: Column, values: pa.Array | None, places: np.ndarray) -> pa.Array:
+    """Computed values at these places of the result, in the log's form; NULL where negative."""
+    if values is None:
+        return pa.nulls(len(places), column.arrow)
+    return log_text(column, values).take(pa.array(places, mask=places < 0)).cast(column.arrow)
+
+
+def _one(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+
+
+def _numbers(values: pa.ChunkedArray) -> np.ndarray:
+    numbers: np.ndarray = _one(values).to_numpy(zero_copy_only=False)
+    return numbers

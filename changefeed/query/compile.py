@@ -1,0 +1,461 @@
+"""Checks a query against one version of its table, by Spark's own analyzer on an empty batch.
+
+What Spark would take and a changefeed cannot is refused here: aggregates, functions that answer
+differently from call to call, expressions that make several rows of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.query.model import CompiledQuery, Output
+from changefeed.query.types import input_type, output_column, output_sql
+from changefeed.query.written import (
+    ALWAYS,
+    CHANGE_COLUMNS,
+    OP,
+    PREV,
+    ROW,
+    TIME,
+    BatchSql,
+    Constants,
+    Written,
+)
+from grammar import nodes
+from grammar.printer import to_sql
+from grammar.select import Lexeme
+from grammar.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EMPTY = "__cf_check"
+#: Stands in :attr:`CompiledQuery.sql` for the name of the batch's view.
+VIEW = "__cf_view__"
+
+_GROUPS = {
+    "agg_funcs": ("aggregate functions", "each message is made of one change"),
+    "window_funcs": ("window functions", "each message is made of one change"),
+    "generator_funcs": ("functions that make several rows", "one change makes one message"),
+    "table_funcs": ("table functions", "a query sees one row"),
+}
+_CHANGES = "its result differs from call to call, and a message may be sent again after a crash"
+#: Classes of Spark's expressions that are deterministic to Spark and not to a changefeed.
+_VOLATILE = frozenset(
+    {
+        "CurrentTimestamp", "Now", "CurrentDate", "CurDateExpressionBuilder", "CurrentTime",
+        "LocalTimestamp", "CurrentTimeZone", "CurrentUser", "CurrentDatabase", "CurrentCatalog",
+        "CurrentBatchTimestamp", "Rand", "Randn", "Uuid", "Shuffle", "Uniform", "RandStr",
+        "MonotonicallyIncreasingID", "SparkPartitionID", "InputFileName", "InputFileBlockStart",
+        "InputFileBlockLength", "SparkVersion", "CurrentTimestampExpressionBuilder",
+        "CurrentTimeExpressionBuilder",
+    }
+)  # fmt: skip
+_FORBIDDEN = {
+    "CallMethodViaReflection": "it would call any Java method",
+    "TryReflect": "it would call any Java method",
+    "TimeWindow": "windows are not supported by CDC queries",
+    "SessionWindow": "windows are not supported by CDC queries",
+}
+#: Words before ``(`` that are no functions there.
+_NO_FUNCTIONS = frozenset({"LIKE", "ILIKE", "IN", "ANY", "SOME", "ALL", "AND", "OR", "NOT"})
+
+
+def compile_query(
+    session: SparkSession,
+    schema: TableSchema,
+    query: nodes.Query,
+    constants: Constants | None = None,
+) -> CompiledQuery:
+    """What a query is on a table of this shape.
+
+    Raises:
+        ChangefeedError: CF1101 a name does not exist, CF1303 something that a CDC query cannot
+            have, CF1001 Spark cannot read it. Places are offsets into the statement.
+    """
+    return _Compiler(session, schema, query, constants).compile()
+
+
+@dataclass(frozen=True)
+class _Analysis:
+    """A SELECT as Spark understood it: a name, type and expression for each column."""
+
+    columns: list[tuple[str, str]]
+    expressions: list[Any]
+
+
+class _Compiler:
+    def __init__(
+        self,
+        session: SparkSession,
+        schema: TableSchema,
+        query: nodes.Query,
+        constants: Constants | None,
+    ) -> None:
+        self._session = session
+        self._schema = schema
+        self._query = query
+        self._sql = BatchSql(query, schema, constants)
+
+    def compile(self) -> CompiledQuery:
+        self._refuse_names()
+        for tokens in (*(item.tokens for item in self._sql.items), self._sql.where):
+            self._refuse_functions(tokens)
+        empty = pa.schema(batch_fields(self._schema)).empty_table()
+        self._session.createDataFrame(empty).createOrReplaceTempView(_EMPTY)
+        try:
+            # The WHERE first: in the whole, errors of it name columns of our own.
+            condition = self._condition()
+            return self._made(self._analysed(self._sql.select(_EMPTY)), condition)
+        finally:
+            self._session.catalog.dropTempView(_EMPTY)
+
+    # -- refusals ---------------------------------------------------------------------------
+
+    def _refuse_names(self) -> None:
+        taken = {PREV, *(name for name in (ROW, ALWAYS, OP, TIME))}
+        for column in self._schema.columns:
+            if column.name.lower() in taken:
+                raise ChangefeedError(
+                    "CF1303",
+                    f"a CDC query cannot read a table with a column {column.name}",
+                    detail="the name has a meaning of its own in CDC queries",
+                )
+
+    def _refuse_functions(self, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
+        for place, (token, span) in enumerate(tokens[:-1]):
+            before = tokens[place - 1][0].text if place else ""
+            called = tokens[place + 1][0].text == "(" and before != "."
+            if token.kind != "word" or not called or token.word in _NO_FUNCTIONS:
+                continue
+            known = self._function(token.text)
+            if known is None:
+                continue
+            group, kind = known
+            if group in _GROUPS:
+                what, why = _GROUPS[group]
+                raise _refused(f"{what} are not supported by CDC queries", why, span)
+            if kind in _VOLATILE:
+                raise _refused(f"{token.text}() is not supported by CDC queries", _CHANGES, span)
+            if kind in _FORBIDDEN:
+                raise _refused(
+                    f"{token.text}() is not supported by CDC queries", _FORBIDDEN[kind], span
+                )
+
+    def _function(self, name: str) -> tuple[str, str] | None:
+        """Group and class of a function of Spark; None when there is none of the name."""
+        from pyspark.errors import AnalysisException
+
+        jvm: Any = self._session._jvm
+        identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name.lower())
+        catalog = self._session._jsparkSession.sessionState().catalog()
+        try:
+            info = catalog.lookupFunctionInfo(identifier)
+        except AnalysisException:
+            return None
+        return info.getGroup(), str(info.getClassName()).rpartition(".")[2]
+
+    # -- Spark's analysis -------------------------------------------------------------------
+
+    def _analysed(self, written: Written) -> _Analysis:
+        from pyspark.errors import PySparkException
+
+        try:
+            frame = self._session.sql(written.text)
+            columns = [(f.name, f.dataType.simpleString()) for f in frame.schema.fields]
+        except PySparkException as failure:
+            raise self._translated(failure, written) from failure
+        plan = frame._jdf.queryExecution().analyzed()
+        if plan.getClass().getSimpleName() != "Project":
+            raise _refused(
+                "aggregate functions are not supported by CDC queries",
+                "each message is made of one change",
+                None,
+            )
+        expressions = list(_sequence(plan.projectList()))
+        for expression in expressions:
+            self._refuse_volatile(expression)
+        return _Analysis(columns, expressions)
+
+    def _condition(self) -> list[Any]:
+        """The columns that the WHERE reads, as Spark's attributes."""
+        if not self._sql.where:
+            return []
+        found = self._analysed(self._sql.condition(_EMPTY))
+        ((_, kind),) = found.columns
+        if kind != "boolean":
+            spans = [span for _, span in self._sql.where if span is not None]
+            raise ChangefeedError(
+                "CF1303",
+                f"the WHERE of a CDC query is true or false, not {kind}",
+                span=Span(spans[0].start, spans[-1].end) if spans else None,
+            )
+        return list(_attributes(found.expressions[0]))
+
+    def _refuse_volatile(self, expression: Any) -> None:
+        for each in _tree(expression):
+            kind = each.getClass().getSimpleName()
+            if kind in _VOLATILE or kind in _FORBIDDEN:
+                name = str(each.prettyName())
+                raise _refused(
+                    f"{name} is not supported by CDC queries",
+                    _FORBIDDEN.get(kind, _CHANGES),
+                    self._word(name),
+                )
+        if not expression.deterministic():
+            raise _refused(
+                "expressions that are not deterministic are not supported by CDC queries",
+                _CHANGES,
+                None,
+            )
+
+    def _word(self, name: str) -> nodes.Span | None:
+        """Where a word stands in the query."""
+        tokens = [t for item in self._sql.items for t in item.tokens] + self._sql.where
+        return next((span for token, span in tokens if token.text.lower() == name.lower()), None)
+
+    def _translated(self, failure: Any, written: Written) -> ChangefeedError:
+        condition = failure.getCondition() or ""
+        parameters = failure.getMessageParameters() or {}
+        span = None
+        for context in failure.getQueryContext() or []:
+            span = written.span(context.startIndex(), context.stopIndex())
+            break
+        if condition.startswith("UNRESOLVED_COLUMN"):
+            return self._no_column(str(parameters.get("objectName", "")), span)
+        if condition == "UNRESOLVED_ROUTINE":
+            return self._no_function(str(parameters.get("routineName", "")), span)
+        if condition == "PARSE_SYNTAX_ERROR":
+            near = str(parameters.get("error", "")).strip("'")
+            return ChangefeedError(
+                "CF1001",
+                f"Spark SQL cannot read the query near {near}" if near else "syntax error",
+                span=span or _core(self._word(near)),
+            )
+        sentence = _sentence(str(failure))
+        return ChangefeedError("CF1303", f"the query is wrong: {sentence}", span=span)
+
+    def _no_column(self, written: str, span: Span | None) -> ChangefeedError:
+        name = written.replace("`", "")
+        last = name.rpartition(".")[2]
+        columns = [column.name for column in self._schema.columns]
+        near = did_you_mean(last, [*columns, PREV])
+        table = self._schema.table
+        hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(columns[:20])}."
+        message = f"column {name} does not exist on table {table.schema}.{table.name}"
+        return ChangefeedError("CF1101", message, hint=hint, span=span)
+
+    def _no_function(self, written: str, span: Span | None) -> ChangefeedError:
+        name = written.replace("`", "")
+        known = [row[0] for row in self._session.sql("SHOW FUNCTIONS").collect()]
+        own = ["event_op", "changefeed_creation_timestamp", "event_schema_timestamp"]
+        near = did_you_mean(name, [*known, *own])
+        hint = f"did you mean {near}()?" if near else "Spark SQL's functions can be used."
+        return ChangefeedError("CF1101", f"function {name}() does not exist", hint=hint, span=span)
+
+    # -- the result -------------------------------------------------------------------------
+
+    def _made(self, found: _Analysis, condition: list[Any]) -> CompiledQuery:
+        columns, outputs = self._outputs(found)
+        shown = len(columns)
+        key = self._key(columns, outputs)
+        where = {self._true_name(each) for each in condition}
+        computed = [o.place for o in outputs if o.place is not None]
+        evaluated = self._evaluated(computed, len(found.expressions) - 1)
+        expressions = [found.expressions[place] for place in evaluated]
+        names = {self._true_name(a) for each in expressions for a in _attributes(each)}
+        tells = bool(names & CHANGE_COLUMNS)
+        # Without a WHERE every change is selected, whatever the expressions ask for.
+        of_changes = bool(where & CHANGE_COLUMNS) or (tells and not self._sql.where)
+        read = names | where
+        inputs = tuple(i for i, c in enumerate(self._schema.columns) if c.name in read)
+        target = nodes.TableTarget(
+            nodes.QualifiedName((self._schema.table.schema, self._schema.table.name)),
+            query=self._query,
+        )
+        schema = replace(
+            self._schema,
+            columns=tuple(columns),
+            key=tuple(key),
+            identity=Identity.FULL
+            if tells or self._schema.identity is Identity.FULL
+            else Identity.DEFAULT,
+        )
+        return CompiledQuery(
+            text=to_sql(target),
+            source=self._schema,
+            schema=schema.with_version(self._schema.version),
+            outputs=tuple(outputs),
+            shown=shown,
+            sql=self._batch_sql(evaluated, outputs) if computed or self._sql.where else None,
+            inputs=inputs,
+            filtered=bool(self._sql.where),
+            of_changes=of_changes,
+            tells_change=tells,
+            uses_prev=PREV in read,
+            where_inputs=tuple(i for i, c in enumerate(self._schema.columns) if c.name in where),
+        )
+
+    def _outputs(self, found: _Analysis) -> tuple[list[Column], list[Output]]:
+        ordinals = {column.name: i for i, column in enumerate(self._schema.columns)}
+        columns: list[Column] = []
+        outputs: list[Output] = []
+        taken: set[int] = set()
+        names: dict[str, int] = {}
+        if len(found.columns) != len(self._sql.items) + 1:
+            raise ChangefeedError(
+                "CF1303",
+                "an expression of the SELECT makes several columns, which CDC queries do not have",
+                hint="name the fields you want.",
+            )
+        for i, (name, kind) in enumerate(found.columns[:-1]):
+            if name.lower() in names:
+                raise ChangefeedError(
+                    "CF1303",
+                    f"the SELECT has two columns {name}",
+                    hint="give one of them another name: expression AS name.",
+                    span=self._sql.items[i].span,
+                )
+            names[name.lower()] = i
+            attribute = _plain(found.expressions[i])
+            ordinal = ordinals.get(self._true_name(attribute)) if attribute is not None else None
+            if ordinal is not None and self._schema.columns[ordinal].number not in taken:
+                column = self._schema.columns[ordinal]
+                if column.name.lower() != name.lower():
+                    column = replace(column, name=name)
+                taken.add(column.number)
+                columns.append(column)
+                outputs.append(Output(ordinal, None, kind))
+            else:
+                if self._unnamed(i, name):
+                    raise ChangefeedError(
+                        "CF1303",
+                        "an expression of the SELECT has no name",
+                        hint="write expression AS name: it is a column of the target.",
+                        span=self._sql.items[i].span,
+                    )
+                columns.append(output_column(name, kind, taken))
+                outputs.append(Output(None, i, kind))
+        return columns, outputs
+
+    def _true_name(self, attribute: Any) -> str:
+        """A column's own name: Spark compares names without case and keeps what was typed."""
+        name = str(attribute.name())
+        columns = self._schema.columns
+        if any(column.name == name for column in columns):
+            return name
+        return next((c.name for c in columns if c.name.lower() == name.lower()), name)
+
+    def _unnamed(self, i: int, name: str) -> bool:
+        """Spark made the name up from the expression: ``(total * 2)``."""
+        words = [token for token, _ in self._sql.items[i].tokens]
+        bare = name.replace("_", "").isalnum()
+        return not bare and words[-1].kind not in ("word", "quoted")
+
+    def _key(self, columns: list[Column], outputs: list[Output]) -> list[int]:
+        """Positions of the key; key columns that are not selected are added behind."""
+        key = []
+        for ordinal in self._schema.key:
+            place = next((i for i, o in enumerate(outputs) if o.ordinal == ordinal), None)
+            if place is None:
+                place = len(columns)
+                columns.append(self._schema.columns[ordinal])
+                outputs.append(Output(ordinal, None, ""))
+            key.append(place)
+        return key
+
+    def _evaluated(self, computed: list[int], items: int) -> list[int]:
+        """The items of the SELECT that a batch needs: the expressions alone, unless one of them
+        uses the name that another item gives to a plain column."""
+        try:
+            self._analysed(self._sql.select(_EMPTY, computed))
+        except ChangefeedError:
+            return list(range(items))
+        return computed
+
+    def _batch_sql(self, items: Sequence[int], outputs: Sequence[Output]) -> str:
+        """The SELECT of a batch: its items, of which only the expressions are kept."""
+        wanted = [
+            f"{output_sql(f'c{o.place}', o.spark_type)} AS c{o.place}"
+            for o in outputs
+            if o.place is not None
+        ]
+        names = [*(f"c{place}" for place in items), ROW]
+        inner = self._sql.select(VIEW, items).text
+        return f"SELECT {', '.join([ROW, *wanted])} FROM ({inner}) AS q({', '.join(names)})"
+
+
+# ------------------------------------------------------------------------------- a batch
+
+
+def batch_fields(
+    schema: TableSchema, inputs: Sequence[int] | None = None, *, prev: bool = True
+) -> list[pa.Field]:
+    """The columns of a batch: those of the table that are read, the row before, and our own."""
+    chosen = range(len(schema.columns)) if inputs is None else inputs
+    fields = [pa.field(schema.columns[i].name, input_type(schema.columns[i])) for i in chosen]
+    if prev:
+        fields.append(pa.field(PREV, prev_type(schema)))
+    return [
+        *fields,
+        pa.field(ROW, pa.int32(), nullable=False),
+        pa.field(ALWAYS, pa.bool_(), nullable=False),
+        pa.field(OP, pa.string()),
+        pa.field(TIME, pa.decimal128(30, 10)),
+    ]
+
+
+def prev_type(schema: TableSchema) -> pa.DataType:
+    """``cdc_prev``: the columns that have a value before the change."""
+    return pa.struct([pa.field(c.name, input_type(c)) for c in schema.columns])
+
+
+# ------------------------------------------------------------------------------- Scala trees
+
+
+def _sequence(items: Any) -> Iterator[Any]:
+    for i in range(items.size()):
+        yield items.apply(i)
+
+
+def _tree(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in _sequence(expression.children()):
+        yield from _tree(child)
+
+
+def _attributes(expression: Any) -> Iterator[Any]:
+    for each in _tree(expression):
+        if each.getClass().getSimpleName() == "AttributeReference":
+            yield each
+
+
+def _plain(expression: Any) -> Any | None:
+    """The column that an expression is, under whatever name; None of any other expression."""
+    kind = expression.getClass().getSimpleName()
+    if kind == "Alias":
+        return _plain(expression.child())
+    return expression if kind == "AttributeReference" else None
+
+
+def _refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:
+    return ChangefeedError("CF1303", message, detail=why, span=_core(span))
+
+
+def _core(span: nodes.Span | None) -> Span | None:
+    return None if span is None else Span(span.start, span.end)
+
+
+def _sentence(text: str) -> str:
+    """Spark's own sentence without its code and the query around it."""
+    first = text.strip().splitlines()[0] if text.strip() else "unknown error"
+    if first.startswith("["):
+        first = first.partition("] ")[2] or first
+    first = first.partition(" SQLSTATE:")[0].partition("; line ")[0]
+    return first[:300].rstrip(" .")

@@ -1,0 +1,160 @@
+"""Runs a query over a batch in Spark: a small batch without a job, a large one as a job.
+
+A DataFrame made of a small Arrow table is a relation in the driver's memory. Spark's optimizer
+evaluates deterministic projections and filters over it while it plans, so what is left is a list
+of rows: no job, no task (some 20 ms for 100 rows). Above :data:`FOLDED_BYTES` the batch is cut
+over the executors and evaluated by a job.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
+from changefeed.query.compile import VIEW, compile_query
+from changefeed.query.model import CompiledQuery
+from changefeed.query.written import ROW, Constants
+from grammar import nodes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from changefeed.spark.session import SparkEngine
+
+#: Batches up to this size are evaluated while Spark plans: about 5,000 narrow rows.
+FOLDED_BYTES = 256 << 10
+
+_SETTINGS = {
+    "spark.sql.execution.arrow.localRelationThreshold": str(FOLDED_BYTES),
+    # Names in double quotes are names, as in the rest of the language and in PostgreSQL.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+}
+
+_views = itertools.count(1)
+
+
+class QuerySessions:
+    """The Spark session of queries: one for each life of the engine.
+
+    It shares the context of the engine's session and has settings, views and functions of its
+    own.
+    """
+
+    def __init__(self, engine: SparkEngine) -> None:
+        self.engine = engine
+        self._lock = threading.Lock()
+        self._made: tuple[SparkSession, SparkSession] | None = None
+
+    def of(self, plain: SparkSession) -> SparkSession:
+        """The session beside the engine's present one."""
+        with self._lock:
+            if self._made is None or self._made[0] is not plain:
+                session = plain.newSession()
+                for name, value in _SETTINGS.items():
+                    session.conf.set(name, value)
+                self._made = plain, session
+            return self._made[1]
+
+    def compile(
+        self, schema: TableSchema, query: nodes.Query, constants: Constants | None = None
+    ) -> CompiledQuery:
+        """A query checked against a table; waits for Spark.
+
+        Raises:
+            ChangefeedError: see :func:`.compile.compile_query`; CF4002, CF4003 of Spark.
+        """
+        with self.engine.use() as plain:
+            return compile_query(self.of(plain), schema, query, constants)
+
+
+class Evaluator:
+    """Evaluates batches of one feed. For one thread at a time."""
+
+    def __init__(self, sessions: QuerySessions) -> None:
+        self._sessions = sessions
+        self._view = f"__cf_batch_{next(_views)}"
+        #: How many batches were evaluated without a job, and by one.
+        self.folded = self.jobs = 0
+
+    def run(self, query: CompiledQuery, batch: pa.Table) -> pa.Table:
+        """The rows of a batch for which the query's WHERE holds: ``__cf_row`` and ``c<i>``.
+
+        Raises:
+            ChangefeedError: CF4001 an expression fails on a row, CF4002 Spark failed.
+        """
+        if query.sql is None:
+            raise AssertionError("nothing to evaluate")
+        with self._sessions.engine.use() as plain:
+            session = self._sessions.of(plain)
+            with _rows_that_fail(query):
+                session.createDataFrame(batch).createOrReplaceTempView(self._view)
+                frame = session.sql(query.sql.replace(VIEW, self._view))
+                made = self._collected(frame)
+        return _in_order(made)
+
+    def _collected(self, frame: DataFrame) -> pa.Table:
+        plan = frame._jdf.queryExecution().executedPlan()
+        if plan.getClass().getSimpleName() == "LocalTableScanExec":
+            self.folded += 1
+            return _of_plan(frame, plan)
+        self.jobs += 1
+        return frame.toArrow()
+
+
+def _of_plan(frame: DataFrame, plan: Any) -> pa.Table:
+    """The rows of a plan that holds them, through Spark's own writer of Arrow: no job runs."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    jvm: Any = frame.sparkSession._jvm
+    package = jvm.org.apache.spark.sql.execution.arrow
+    # A Scala object that has no static methods.
+    converters = getattr(getattr(package, "ArrowConverters$"), "MODULE$")
+    batches = converters.toBatchWithSchemaIterator(
+        plan.rows().iterator(), frame._jdf.schema(), 0, 1 << 40, "UTC", True, False
+    )
+    tables = []
+    while batches.hasNext():
+        with pa.ipc.open_stream(batches.next()) as stream:
+            tables.append(stream.read_all())
+    return pa.concat_tables(tables) if tables else to_arrow_schema(frame.schema).empty_table()
+
+
+def _in_order(made: pa.Table) -> pa.Table:
+    rows = made[ROW]
+    if len(rows) > 1 and not pc.all(pc.less(rows[:-1], rows[1:])).as_py():
+        return made.take(pc.sort_indices(rows))
+    return made
+
+
+class _rows_that_fail:
+    """What an expression raises on a row, as an error of the table without the row's values."""
+
+    def __init__(self, query: CompiledQuery) -> None:
+        self._query = query
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        state: Callable[[], str | None] | None = getattr(failure, "getSqlState", None)
+        if failure is None or state is None or not (state() or "").startswith("22"):
+            return
+        condition = getattr(failure, "getCondition", lambda: None)() or type(failure).__name__
+        contexts: list[Any] = getattr(failure, "getQueryContext", list)() or []
+        where = f" in {contexts[0].fragment()}" if contexts else ""
+        table = self._query.source.table
+        raise ChangefeedError(
+            "CF4001",
+            f"the query cannot be evaluated on a row of {table}: {condition}{where}",
+            hint="try_divide, try_cast and the like give NULL where these fail: make a feed with "
+            "a query that uses them, or change the row at the source and RESCAN.",
+        ) from failure

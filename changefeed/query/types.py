@@ -1,0 +1,182 @@
+"""Types on the way into Spark and back.
+
+In: a column of the log as an Arrow column that Spark reads. Out: a type of Spark as a column of
+the result, with the SQL that brings its values into a form from which :func:`log_text` makes the
+log's text.
+
+=======================================  ==============================================
+column of the table                      in Spark
+=======================================  ==============================================
+``numeric(p,s)``, p <= 38                ``DECIMAL(p,s)``; NaN is NULL
+``numeric``                              ``DECIMAL(38,18)``
+``numeric`` of more digits               ``STRING``
+``real``, ``double precision``           ``FLOAT``, ``DOUBLE``
+``timestamp``, ``timestamptz``, ``date`` ``TIMESTAMP_NTZ``, ``TIMESTAMP``, ``DATE``
+``bytea``                                ``BINARY``
+arrays of one dimension                  ``ARRAY``
+``json``, ``uuid``, ``time``, the rest   ``STRING``, as PostgreSQL prints it
+=======================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, Form
+from changefeed.encoding.arrow_schema import arrow_type
+from changefeed.encoding.typed_values import printed, single_floats, typed_values
+from changefeed.encoding.types import (
+    INFINITE_MICROS,
+    MINUS_INFINITE_MICROS,
+    Kind,
+    Typed,
+    typed_logical,
+)
+
+_UNBOUNDED = Typed(Kind.DECIMAL, precision=38, scale=18, number=True)
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
+
+# ------------------------------------------------------------------------------- into Spark
+
+
+def input_kind(column: Column) -> Typed:
+    """The type that a column of the table has in a query."""
+    if column.logical == "decimal":
+        return _UNBOUNDED
+    return _readable(typed_logical(column.logical))
+
+
+def _readable(kind: Typed) -> Typed:
+    """Times of day have no type in Spark that a query can rely on; they stay text."""
+    if kind.element is not None:
+        element = _readable(kind.element)
+        return replace(kind, element=element)
+    return Typed(Kind.STRING) if kind.kind is Kind.TIME else kind
+
+
+def input_type(column: Column) -> pa.DataType:
+    """The Arrow type of a column of the table in a batch."""
+    kind = input_kind(column)
+    if kind.kind is Kind.DOUBLE and kind.bits == 32:
+        return pa.float32()
+    return arrow_type(kind)
+
+
+def input_values(column: Column, values: pa.Array) -> pa.Array:
+    """Values of the log as Spark reads them.
+
+    Raises:
+        ChangefeedError: CF4001, one does not fit.
+    """
+    kind, wanted = input_kind(column), input_type(column)
+    if wanted == pa.float32():
+        return single_floats(values, column.name)
+    if kind.kind is Kind.STRING:
+        return printed(kind, values)
+    try:
+        return typed_values(kind, values, column.name).cast(wanted)
+    except pa.ArrowInvalid as cause:
+        raise ChangefeedError(
+            "CF4001", f"a value of column {column.name} has no place in Spark's type {wanted}"
+        ) from cause
+
+
+# ------------------------------------------------------------------------------- out of Spark
+
+_PLAIN = {
+    "boolean": ("bool", Form.NATIVE, "bool"),
+    "tinyint": ("int16", Form.NATIVE, "int16"),
+    "smallint": ("int16", Form.NATIVE, "int16"),
+    "int": ("int32", Form.NATIVE, "int32"),
+    "bigint": ("int64", Form.NATIVE, "int64"),
+    "float": ("string", Form.RAW, "float32"),
+    "double": ("string", Form.RAW, "float64"),
+    "binary": ("string", Form.TEXT, "bytes"),
+    "date": ("string", Form.TEXT, "date"),
+    "timestamp": ("string", Form.TEXT, "timestamptz"),
+    "timestamp_ntz": ("string", Form.TEXT, "timestamp"),
+}
+#: Elements of arrays that typed sinks read from JSON as well.
+_ELEMENTS = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
+_NESTED = ("array<", "map<", "struct<", "variant")
+
+_JSON_OPTIONS = (
+    "map('ignoreNullFields', 'false',"
+    " 'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX',"
+    " 'timestampNTZFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS')"
+)
+
+
+def output_column(name: str, spark_type: str, taken: set[int]) -> Column:
+    """The column of the log for an expression of this type; its number is not in ``taken``."""
+    physical, form, logical = _log_form(spark_type)
+    number = 100_000 + zlib.crc32(name.encode()) % 1_000_000
+    while number in taken:
+        number += 1
+    taken.add(number)
+    return Column(name, spark_type, physical, form, logical, number=number)
+
+
+def _log_form(spark_type: str) -> tuple[str, Form, str]:
+    if spark_type in _PLAIN:
+        return _PLAIN[spark_type]
+    match = _DECIMAL.match(spark_type)
+    if match:
+        return "string", Form.RAW, spark_type
+    if spark_type.startswith(_NESTED):
+        element = spark_type.removeprefix("array<").removesuffix(">")
+        if spark_type.startswith("array<") and (element in _ELEMENTS or _DECIMAL.match(element)):
+            inner = "text" if element == "string" else _log_form(element)[2]
+            return "string", Form.RAW, f"array<{inner}>"
+        return "string", Form.RAW, "json"
+    return "string", Form.TEXT, "text"
+
+
+def output_sql(name: str, spark_type: str) -> str:
+    """What brings a computed column into Arrow: text where Arrow would not print it as we do."""
+    if spark_type in _PLAIN and spark_type != "binary":
+        return name
+    if spark_type == "binary":
+        return f"concat(char(92), 'x', lower(hex({name})))"
+    if spark_type.startswith(_NESTED):
+        return f"to_json({name}, {_JSON_OPTIONS})"
+    return f"CAST({name} AS STRING)"
+
+
+def log_text(column: Column, values: pa.Array) -> pa.Array:
+    """Values out of Spark as values of the log."""
+    logical = column.logical
+    if column.form is Form.NATIVE:
+        return values.cast(column.arrow)
+    if logical in ("float32", "float64"):
+        return _numbers(values)
+    if logical in ("timestamp", "timestamptz"):
+        return _moments(values, "Z" if logical == "timestamptz" else "")
+    return values.cast(pa.string())
+
+
+def _numbers(values: pa.Array) -> pa.Array:
+    text = values.cast(pa.string())
+    finite = pc.fill_null(pc.is_finite(values), True)
+    if pc.all(finite).as_py():
+        return text
+    nan = pc.fill_null(pc.is_nan(values), False)
+    odd = pc.if_else(nan, '"NaN"', pc.if_else(pc.greater(values, 0), '"Infinity"', '"-Infinity"'))
+    return pc.if_else(finite, text, odd)
+
+
+def _moments(values: pa.Array, zone: str) -> pa.Array:
+    micros = values.cast(pa.int64())
+    plain = values.cast(pa.timestamp("us"))
+    text = pc.strftime(plain, "%Y-%m-%dT%H:%M:%S")
+    text = pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".")
+    text = pc.binary_join_element_wise(text, zone, "")
+    for number, word in ((INFINITE_MICROS, "infinity"), (MINUS_INFINITE_MICROS, "-infinity")):
+        text = pc.if_else(pc.equal(micros, number), word, text)
+    return text

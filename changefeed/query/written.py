@@ -1,0 +1,189 @@
+"""The text of a query as SQL over one batch of changes, and the way back from places in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.schema import TableSchema
+from grammar import nodes
+from grammar.select import Lexeme, lexemes_of, nested, unquoted
+
+#: Columns of a batch beside those of the table.
+ROW = "__cf_row"
+ALWAYS = "__cf_always"
+OP = "__cf_op"
+TIME = "__cf_time"
+PREV = "cdc_prev"
+
+#: Functions of a change, and the batch's column that each one reads.
+FUNCTIONS = {"event_op": OP, "event_timestamp": TIME}
+#: CockroachDB's hidden column for the same.
+PSEUDO_COLUMNS = {"crdb_internal_mvcc_timestamp": TIME}
+#: What asks for more than the row.
+CHANGE_COLUMNS = frozenset({OP, TIME, PREV})
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What is the same for every change of a table version. Nanoseconds since 1970 UTC.
+
+    Attributes:
+        created: when the changefeed was created.
+        schema_seen: when the version of the table was first seen.
+    """
+
+    created: int = 0
+    schema_seen: int = 0
+
+    def literal(self, function: str) -> str | None:
+        """The value of a function without arguments as SQL; None of any other."""
+        known = {
+            "changefeed_creation_timestamp": self.created,
+            "event_schema_timestamp": self.schema_seen,
+        }
+        value = known.get(function)
+        return None if value is None else f"CAST('{value}' AS DECIMAL(30, 10))"
+
+
+@dataclass
+class Written:
+    """SQL text that is being put together; remembers which token of the query stands where."""
+
+    text: str = ""
+    places: list[tuple[int, int, nodes.Span | None]] = field(default_factory=list)
+
+    def add(self, text: str, span: nodes.Span | None = None) -> None:
+        """Append; ``span`` is where it stands in the statement."""
+        if span is not None:
+            self.places.append((len(self.text), len(self.text) + len(text), span))
+        self.text += text
+
+    def span(self, start: int, stop: int) -> Span | None:
+        """The statement's characters for those from ``start`` to ``stop`` (inclusive)."""
+        found = [s for low, high, s in self.places if low <= stop and start < high and s]
+        return Span(min(s.start for s in found), max(s.end for s in found)) if found else None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One expression of the SELECT: its tokens with their places, and its name if it has one."""
+
+    tokens: tuple[tuple[Lexeme, nodes.Span | None], ...]
+
+    @property
+    def span(self) -> Span | None:
+        """Where it stands in the statement."""
+        spans = [span for _, span in self.tokens if span is not None]
+        return Span(spans[0].start, spans[-1].end) if spans else None
+
+
+class BatchSql:
+    """A query's parts as SQL over a batch.
+
+    Args:
+        query: as the grammar has it.
+        schema: the table's shape; ``*`` means its columns.
+        constants: values of the functions of the feed.
+
+    Raises:
+        ChangefeedError: CF1303 ``x.*`` of something else than the table.
+    """
+
+    def __init__(
+        self, query: nodes.Query, schema: TableSchema, constants: Constants | None = None
+    ) -> None:
+        self.schema = schema
+        self._constants = constants or Constants()
+        self.alias = query.alias or schema.table.name
+        tokens = lexemes_of(query.items)
+        conditions = lexemes_of(query.where)
+        spans: Sequence[nodes.Span | None] = query.spans or [None] * (len(tokens) + len(conditions))
+        self.items = list(self._items(tokens, spans))
+        self.where = list(zip(conditions, spans[len(tokens) :], strict=True))
+
+    def _items(self, tokens: list[Lexeme], spans: Sequence[nodes.Span | None]) -> Iterator[Item]:
+        begun: list[tuple[Lexeme, nodes.Span | None]] = []
+        for (token, depth), span in zip(nested(tokens), spans, strict=False):
+            if token.text == "," and depth == 0:
+                yield from self._expanded(begun)
+                begun = []
+            else:
+                begun.append((token, span))
+        yield from self._expanded(begun)
+
+    def _expanded(self, tokens: list[tuple[Lexeme, nodes.Span | None]]) -> Iterator[Item]:
+        texts = [token.text for token, _ in tokens]
+        if not texts:
+            raise ChangefeedError("CF1001", "an expression of the SELECT is empty")
+        if texts[-1] != "*" or len(texts) not in (1, 3):
+            yield Item(tuple(tokens))
+            return
+        if len(texts) == 3 and unquoted(texts[0]) not in (self.alias, self.schema.table.name):
+            span = tokens[0][1]
+            raise ChangefeedError(
+                "CF1303",
+                f"{texts[0]}.* is not supported by CDC queries",
+                hint="name the fields you want.",
+                span=None if span is None else Span(span.start, tokens[-1][1].end),  # type: ignore[union-attr]
+            )
+        for column in self.schema.columns:
+            name = Lexeme("quoted", backticked(column.name), 0)
+            yield Item(((name, tokens[0][1]),))
+
+    # -- texts ------------------------------------------------------------------------------
+
+    def select(self, view: str, items: Sequence[int] | None = None) -> Written:
+        """``SELECT items, row FROM view AS alias WHERE condition``; all items, or those given."""
+        out = Written("SELECT ")
+        for number in range(len(self.items)) if items is None else items:
+            self._add(out, self.items[number].tokens)
+            out.add(", ")
+        out.add(f"`{ROW}` FROM {view} AS {backticked(self.alias)}")
+        if self.where:
+            out.add(f" WHERE `{ALWAYS}` OR (")
+            self._add(out, self.where)
+            out.add(")")
+        return out
+
+    def condition(self, view: str) -> Written:
+        """The WHERE alone: a table of it, to look at what it reads."""
+        out = Written("SELECT (")
+        self._add(out, self.where)
+        out.add(f") AS c FROM {view} AS {backticked(self.alias)}")
+        return out
+
+    def _add(self, out: Written, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
+        place = 0
+        while place < len(tokens):
+            token, span = tokens[place]
+            call = [t.text for t, _ in tokens[place + 1 : place + 3]] == ["(", ")"]
+            after_dot = place > 0 and tokens[place - 1][0].text == "."
+            name = token.text.lower() if token.kind == "word" and not after_dot else ""
+            constant = self._constants.literal(name) if call else None
+            if constant is not None:
+                out.add(f"{constant} ", span)
+                place += 3
+                continue
+            if name in FUNCTIONS and call:
+                out.add(f"`{FUNCTIONS[name]}` ", span)
+                place += 3
+            elif name in PSEUDO_COLUMNS and not self._is_column(name):
+                out.add(f"`{PSEUDO_COLUMNS[name]}` ", span)
+                place += 1
+            else:
+                out.add(token.text, span)
+                place += 1
+                following = tokens[place][0].start if place < len(tokens) else -1
+                # r'..' and 1e3 are one: nothing may come between what stood together.
+                if following != token.end:
+                    out.add(" ")
+
+    def _is_column(self, name: str) -> bool:
+        return any(column.name.lower() == name for column in self.schema.columns)
+
+
+def backticked(name: str) -> str:
+    """The name as an identifier of Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
