@@ -5,7 +5,6 @@ A message never repeats what stands in quotes, because there stand URIs with pas
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable

@@ -13,13 +13,14 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import Members
 from changefeed.core.schema import Identity
 from changefeed.core.shapes import Deletes, Envelope, Format
-from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.plan import MessagePlan, QueryShape, Registered
 from tests.message_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
 FULL = replace(T, identity=Identity.FULL)
 
 DIFFERENT: dict[str, object] = {
+    "query": QueryShape("SELECT a FROM t"),
     "schema": FULL,
     "topic": "u",
     "envelope": Envelope.ROW,
