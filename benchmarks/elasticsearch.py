@@ -42,11 +42,11 @@ TIMEOUT = 60
 SCHEMA = TableSchema(
     TableName("shop", "public", "orders"),
     (
-        Column("id", "bigint", "int64", Form.NATIVE, "int64", nullable=False, number=1),
-        Column("customer", "text", "string", Form.TEXT, "text", number=2),
-        Column("total", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)", number=3),
-        Column("at", "timestamptz", "string", Form.TEXT, "timestamptz", number=4),
-        Column("note", "bytea", "string", Form.TEXT, "bytes", number=5),
+        Column("id", "bigint", "int64", Form.NATIVE, "int64", nullable=False, column_id=1),
+        Column("customer", "text", "string", Form.TEXT, "text", column_id=2),
+        Column("total", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)", column_id=3),
+        Column("at", "timestamptz", "string", Form.TEXT, "timestamptz", column_id=4),
+        Column("note", "bytea", "string", Form.TEXT, "bytes", column_id=5),
     ),
     (0,),
     version=1,

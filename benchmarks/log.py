@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter
 
 _BASE = 1_800_000_000_000_000_000
@@ -45,19 +45,19 @@ def _column(name: str, number: int) -> Column:
     return Column(f"{name}{number}", name, physical, form, logical, number != 1, number)
 
 
-def _schema(name: str, kinds: list[str], identity: Identity) -> TableSchema:
+def _schema(name: str, kinds: list[str], before_image: BeforeImage) -> TableSchema:
     columns = tuple(_column(kind, i + 1) for i, kind in enumerate(kinds))
-    return TableSchema(TableName("bench", "public", name), columns, (0,), identity, version=1)
+    return TableSchema(TableName("bench", "public", name), columns, (0,), before_image, version=1)
 
 
 #: As the tables of ``benchmarks/workload.py``; wide rows have full old rows.
 SCHEMAS = {
-    "narrow": _schema("narrow", ["int", "int", "text", "text", "num"], Identity.DEFAULT),
+    "narrow": _schema("narrow", ["int", "int", "text", "text", "num"], BeforeImage.KEY),
     "wide": _schema(
         "wide",
         ["int", "int", "text", "text", "num", "num", "flag", "flag", "text", "doc", "num"]
         + ["text"] * 4,
-        Identity.FULL,
+        BeforeImage.FULL,
     ),
 }
 

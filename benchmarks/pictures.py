@@ -23,7 +23,7 @@ from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.catalog.model import Wanted
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.encoding.compile import table_messages
 from changefeed.encoding.encode import encode_messages
 from changefeed.feed_rows import RowLines
@@ -68,7 +68,7 @@ _ORDERS = TableSchema(
         Column("total", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)", nullable=True),
     ),
     (0,),
-    Identity.FULL,
+    BeforeImage.FULL,
 )
 
 _CHANGES: tuple[tuple[str, Sequence[object], Sequence[object]], ...] = (

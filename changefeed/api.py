@@ -29,7 +29,7 @@ from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.names import scheme_of, source_connections
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
-from changefeed.sources.base import Partitions, Source, TableInfo
+from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import connections, feeds, listing, show, sync, verify
@@ -341,8 +341,6 @@ class Engine:
         if name is None:
             return []
         source = self.open_source(name, self.catalog.connection(name).uri)
-        if not isinstance(source, Partitions):
-            return []
         return source.partitions(source.describe(schema, table))
 
     def summary(self) -> Summary:

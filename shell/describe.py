@@ -45,7 +45,7 @@ def describe(client: Client, name: str) -> Result:
         )
         for position, column in enumerate(found.columns)
     ]
-    notices = [f"{found.table}, replica identity {found.identity}"]
+    notices = [f"{found.table}, {found.before_image.words}"]
     if found.keyless:
         notices.append("the table has no key: all columns stand in for it")
     return Result(columns=("column", "type", "null", "key"), rows=[*rows], notices=notices)

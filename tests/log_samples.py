@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Commits, Event, Flush, Frontier
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.log import LogWriter
 
 SOURCE = "shop"
@@ -47,7 +47,7 @@ def wide(name: str, texts: int = 13, version: int = 1) -> TableSchema:
         table=table_name(name),
         columns=tuple(columns),
         key=(0,),
-        identity=Identity.FULL,
+        before_image=BeforeImage.FULL,
         version=version,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.core.shapes import Deletes, Envelope
 from changefeed.encoding.plan import MessagePlan
 
@@ -37,12 +37,12 @@ def column(name: str, kind: str, nullable: bool = True) -> Column:
 def table(
     columns: Sequence[Column],
     key: Sequence[int] = (0,),
-    identity: Identity = Identity.DEFAULT,
+    before_image: BeforeImage = BeforeImage.KEY,
     keyless: bool = False,
 ) -> TableSchema:
     """A table ``shop.public.t``."""
     return TableSchema(
-        TableName("shop", "public", "t"), tuple(columns), tuple(key), identity, keyless
+        TableName("shop", "public", "t"), tuple(columns), tuple(key), before_image, keyless
     )
 
 

@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from changefeed.core.schema import Identity
-from changefeed.sources.postgres.types import BUILTIN, ColumnInfo, TableDetails, spelled
+from changefeed.sources.postgres.types import (
+    BUILTIN,
+    ColumnInfo,
+    ReplicaIdentity,
+    TableDetails,
+    spelled,
+)
 
 _EPOCH_US: Final = 946_684_800_000_000
 
@@ -34,7 +39,7 @@ class Table:
     name: str
     columns: Mapping[str, int]
     key: tuple[str, ...] = ()
-    identity: Identity = Identity.DEFAULT
+    identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
     defaults: frozenset[str] = field(default_factory=frozenset)
 
     def details(self) -> TableDetails:
@@ -81,8 +86,8 @@ def relation(table: Table, xid: int | None = None) -> bytes:
     body = struct.pack(">I", table.oid) + b"public\0" + table.name.encode() + b"\0" + letter
     body += struct.pack(">H", len(table.columns))
     for name, oid in table.columns.items():
-        flagged = table.identity is Identity.FULL or (
-            name in table.key and table.identity is not Identity.NOTHING
+        flagged = table.identity is ReplicaIdentity.FULL or (
+            name in table.key and table.identity is not ReplicaIdentity.NOTHING
         )
         body += struct.pack(">B", flagged) + name.encode() + b"\0" + struct.pack(">Ii", oid, -1)
     return frame(b"R" + _xid(xid) + body)

@@ -1,4 +1,4 @@
-"""One source: its capture process, its change log, its slot and publication.
+"""One source: its capture process, its change log, and what we hold at it.
 
 * :mod:`.process` is the capture process itself; :mod:`.supervisor` starts and restarts it.
 * :mod:`.reconciler` makes what exists at the source equal to what its feeds need.

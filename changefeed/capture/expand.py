@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from changefeed.attachments import attachment
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, Code
@@ -13,7 +14,7 @@ from changefeed.plan.build import check_table, table_stages
 from changefeed.plan.sink_resolution import Sinking, job_options
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import Found, matching, parse_targets
-from changefeed.sources.base import ChecksTables, Source, Watch, database_of
+from changefeed.sources.base import Attachment, Source, Watch
 from grammar import nodes
 
 
@@ -35,11 +36,10 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     found = _fitting(catalog, job, source, {t.table for t in tables} - refused)
     if not found:
         return []
-    publication = catalog.source_state(job.source).publication
-    problems = _problems(list(found.values()), source, options, publication)
+    problems = _problems(list(found.values()), attachment(catalog, source), options)
     held = {t.table: t.topic for t in tables if t.table not in found}
     wanted = {name: None for name in found if name not in problems}
-    topics = topics_of(wanted, sink, options, database_of(source))
+    topics = topics_of(wanted, sink, options, source.database)
     problems |= clashes(topics, sink, options, held=held, catalog=catalog, job=job.id)
     fresh = [place for name, place in found.items() if name not in refused]
     _add(catalog, job, source, sink, options, fresh, problems)
@@ -91,15 +91,11 @@ def _fitting(
 
 
 def _problems(
-    found: Sequence[Found], source: Source, options: Options, publication: str
+    found: Sequence[Found], held: Attachment, options: Options
 ) -> dict[TableName, ChangefeedError]:
     """The first reason why a CREATE of this feed would refuse a table."""
-    checked: list[list[ChangefeedError]] = [[] for _ in found]
-    if isinstance(source, ChecksTables):
-        names = [place.schema.table for place in found]
-        diff = options.needs_before
-        watches = [Watch(n.name, n.schema, diff) for n in names]
-        checked = source.table_problems(watches, publication=publication or None)
+    names = [place.schema.table for place in found]
+    checked = held.check_tables([Watch(n.name, n.schema, options.needs_before) for n in names])
     problems: dict[TableName, ChangefeedError] = {}
     for place, errors in zip(found, checked, strict=True):
         errors = errors or check_table(place.schema, place.target, options)

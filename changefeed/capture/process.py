@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from changefeed.attachments import attachment
 from changefeed.catalog import Catalog
 from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
@@ -33,7 +34,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_TTL, Options
-from changefeed.sources.base import Source, Stream, StreamFallback
+from changefeed.sources.base import Attachment, Memo, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
 
 #: Names the state of a capture: a directory, or a URL that may have a password.
@@ -54,8 +55,8 @@ class Notice:
 
     ``kind`` is ``frontier`` (the log reaches ``at``/``position``), ``stalled`` (the log has no
     room: reading stopped), ``flowing`` (it goes on), ``moved`` (from ``at`` on the rows of
-    ``table``, which has the number ``oid``, come under the name ``now``), ``warning`` (something
-    for the node's log) or ``error``.
+    ``table``, which has the id ``table_id``, come under the name ``now``), ``warning``
+    (something for the node's log) or ``error``.
     """
 
     kind: str
@@ -67,7 +68,7 @@ class Notice:
     detail: str = ""
     table: tuple[str, ...] = ()
     now: tuple[str, ...] = ()
-    oid: int = 0
+    table_id: int = 0
 
     def line(self) -> bytes:
         """The notice as one line of JSON."""
@@ -275,7 +276,7 @@ def _moved(event: SchemaChange) -> Notice:
         at=str(event.at),
         table=(old.schema, old.name),
         now=(new.schema, new.name),
-        oid=event.old.oid,
+        table_id=event.old.table_id,
     )
 
 
@@ -296,9 +297,9 @@ def _end_with_parent(stop: Callable[[], None]) -> None:
 
 
 def _start_frontier(
-    writer: LogWriter, source: Source, slot: str, before: Timestamp | None = None
+    writer: LogWriter, held: Attachment, before: Timestamp | None = None
 ) -> Frontier:
-    """Where to go on: the log's own end, or the slot's first position for an empty log.
+    """Where to go on: the log's own end; for an empty log, where what we hold begins.
 
     An empty log gets that position as its first entry, stamped now: every later position has
     a timestamp then, and a ``cursor`` before the log is known to be one. ``before`` is where an
@@ -307,7 +308,8 @@ def _start_frontier(
     if writer.frontier is None:
         now = SystemClock().now()
         at = now if before is None else before.at_least(now.wall)
-        begin = Frontier(at=at, position=source.slot_position(slot))
+        position, history = held.start()
+        begin = Frontier(at=at, position=position, history=history)
         writer.append(Flush((), begin))
         return begin
     return writer.frontier
@@ -317,6 +319,23 @@ def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettin
     """How long and how much the log keeps: the longest ``gc_ttl`` of the source's feeds."""
     wishes = [Options.from_dict(job.options)[GC_TTL] for job in catalog.source_jobs(source_name)]
     return LogSettings(gc_ttl=max(wishes, default=GC_TTL.default), disk_budget=disk)
+
+
+class _SavedMemo:
+    """The memo as the state has it now; read again when the state has changed."""
+
+    def __init__(self, catalog: Catalog, source_name: str) -> None:
+        self._catalog = catalog
+        self._name = source_name
+        self._version = -1
+        self._memo: Memo = {}
+
+    def __call__(self) -> Memo:
+        version = self._catalog.version()
+        if version != self._version:
+            self._memo = self._catalog.source_state(self._name).memo
+            self._version = version
+        return self._memo
 
 
 def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -> None:
@@ -332,6 +351,9 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     source = open_source(source_name, connection.uri)
     known = catalog.source_state(source_name)
     layout = StateLayout(Path(catalog.directory))
+    held = attachment(catalog, source)
+    saved = _SavedMemo(catalog, source_name)
+    layout.beside_log(source_name).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def settings() -> LogSettings:
         return _settings(catalog, source_name, disk)
@@ -339,15 +361,17 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     writer = LogWriter(layout.log(source_name), settings())
 
     def worker() -> Capture:
-        start = _start_frontier(writer, source, known.slot, known.frontier)
-        stream = source.stream(
-            slot=known.slot,
-            publication=known.publication,
-            start=start,
-            system_id=known.system_id,
-            intern=catalog.intern_schema,
-            spool=layout.spool(source_name),
-            latest=catalog.announced_schema,
+        start = _start_frontier(writer, held, known.frontier)
+        stream = held.stream(
+            StreamRequest(
+                start=start,
+                identity=known.identity,
+                memo=saved,
+                intern=catalog.intern_schema,
+                latest=catalog.announced_schema,
+                spool=layout.spool(source_name),
+                folder=layout.beside_log(source_name),
+            )
         )
         tell(Notice("frontier", at=str(start.at), position=start.position))
         return Capture(

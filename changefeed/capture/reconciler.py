@@ -1,9 +1,9 @@
 """One thread a source: what the feeds of that source need of it is prepared there.
 
-A source may hang (a firewall that drops packets, a transaction that does not end while the slot
-is made); the node and the feeds of other sources must not notice. So the node only says
-what is wanted, and starts a feed once :meth:`SourceWatch.covers` says that its tables are seen
-to. The thread begins with the first feed of a source and ends when the last is gone and
+A source may hang (a firewall that drops packets, a transaction that has to end before the source
+can keep its log for us); the node and the feeds of other sources must not notice. So the node only
+says what is wanted, and starts a feed once :meth:`SourceWatch.covers` says that its tables are
+seen to. The thread begins with the first feed of a source and ends when the last is gone and
 nothing of ours is left there.
 """
 
@@ -50,7 +50,7 @@ class Wish:
         tables: set[Known] = set()
         for job, progress in feeds:
             jobs.add((job.id, job.generation))
-            tables.update((t.table, t.oid) for t in progress if not _given_up(t))
+            tables.update((t.table, t.table_id) for t in progress if not _given_up(t))
         return cls(frozenset(jobs), frozenset(tables))
 
 
@@ -216,7 +216,7 @@ class SourceWatch:
         if isinstance(error, OSError):
             error = ChangefeedError("CF3004", f"cannot remove the change log: {error.strerror}")
         if self.error is None or self.error.message != error.message:
-            doing = "cannot remove the slot yet: " if leaving else ""
+            doing = "cannot remove what it keeps for us yet: " if leaving else ""
             log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)
         self.error = error
         if not leaving:

@@ -1,19 +1,19 @@
 """A source as the node sees it: its tables under watch, its capture, its change log.
 
-One keeper a source, shared by all feeds that read it. It makes the slot and the publication,
+One keeper a source, shared by all feeds that read it. It makes the source keep its log for us,
 adds a table before a feed may rely on it, keeps the capture process alive, and tells waiting
 feeds when the log has grown.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from changefeed.attachments import attachment, begin_again, capture_tables, release
 from changefeed.capture.process import Notice
 from changefeed.capture.supervisor import CaptureSupervisor
 from changefeed.capture.table_identity import Known, Lost, capturable, missing, moved
@@ -26,7 +26,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.log import LogReader, Slice
-from changefeed.sources.base import NumbersTables, Sighting, Source, WatchesPublication
+from changefeed.sources.base import Located, Source
 from changefeed.sources.registry import open_source
 
 #: How often a keeper looks at the log by itself when another process runs the capture.
@@ -108,8 +108,8 @@ class SourceKeeper:
             supervisor.stop()
 
     def watch(self, wanted: Iterable[Known]) -> None:
-        """Look where the tables are, make slot and publication hold exactly those that are
-        there, and capture run.
+        """Look where the tables are, make the source send exactly those that are there, and
+        capture run.
 
         Returns when the source has agreed: every change committed after this call to one of
         the tables reaches the log. Those that it cannot send are in :attr:`problems`, those
@@ -124,7 +124,7 @@ class SourceKeeper:
             began = datetime.now(UTC)
             seen = self._look()
             tables = capturable(self._wanted, seen)
-            told = self._look_at_publication()
+            told = self._look_for_gaps()
             again = self.problems or told or self._unsafe(tables, seen)
             if tables != self._captured or again:
                 self._prepare(tables, told)
@@ -132,25 +132,22 @@ class SourceKeeper:
             self._start_capture()
 
     @staticmethod
-    def _unsafe(tables: Mapping[TableName, int], seen: Sighting | None) -> bool:
+    def _unsafe(tables: Mapping[TableName, int], seen: Located | None) -> bool:
         """A captured table lost what lets the source's users change its rows."""
         return seen is not None and not seen.unsafe.isdisjoint(tables.values())
 
-    def _look_at_publication(self) -> Collection[TableName]:
+    def _look_for_gaps(self) -> Collection[TableName]:
         """Tables that miss changes, because somebody else changed what makes the source send them.
         It is written down before it is undone, so that no crash forgets it.
 
         Raises:
-            ChangefeedError: CF2102 nothing makes it send them any longer.
+            ChangefeedError: CF2102 nothing makes the source send them any longer.
         """
-        source, state = self.source, self._catalog.source_state(self.name)
-        if not isinstance(source, WatchesPublication) or not state.publication:
+        if not self._catalog.source_state(self.name).identity:
             return ()
-        if not self._has_log():
-            return ()
-        oids = {oid: t for t, oid in self._catalog.captured_oids(self.name).items() if oid}
-        altered = source.altered(state.publication, oids)
-        reasons = {oids[oid]: reason for oid, reason in altered.items()}
+        ids = {i: table for table, i in self._catalog.captured_table_ids(self.name).items() if i}
+        altered = attachment(self._catalog, self.source).altered(ids)
+        reasons = {ids[table_id]: reason for table_id, reason in altered.items()}
         self._add_gaps(reasons)
         return reasons.keys()
 
@@ -165,7 +162,7 @@ class SourceKeeper:
             f"{why}"
             for table, why in reasons.items()
         }
-        numbers = self._catalog.captured_oids(self.name)
+        numbers = self._catalog.captured_table_ids(self.name)
         found = self._catalog.add_gaps(texts)
         for table, gap in found.items():
             log.warning("source %s: %s", self.name, gap.reason)
@@ -185,18 +182,15 @@ class SourceKeeper:
                 self._gaps, self._gaps_version = self._catalog.gaps(self.name), version
         return self._gaps
 
-    def _has_log(self) -> bool:
-        return self._layout.log(self.name).exists() and self._log().frontier is not None
-
-    def _look(self) -> Sighting | None:
-        """Where the wanted tables are now; None when the source has no numbers for them."""
+    def _look(self) -> Located | None:
+        """Where the wanted tables are now; None when the source has no ids for them."""
         source = self.source
-        if not isinstance(source, NumbersTables):
-            return None
         names = {table for table, _ in self._wanted}
-        seen = source.sight(sorted(names), sorted({oid for _, oid in self._wanted if oid}))
-        unknown = {table for table, oid in self._wanted if not oid}
-        self._catalog.adopt_oids({t: seen.numbers[t] for t in unknown & seen.numbers.keys()})
+        seen = source.locate(sorted(names), sorted({i for _, i in self._wanted if i}))
+        if seen is None:
+            return None
+        unknown = {table for table, table_id in self._wanted if not table_id}
+        self._catalog.adopt_table_ids({t: seen.ids[t] for t in unknown & seen.ids.keys()})
         gone = missing(self._wanted, seen)
         back = self._back(gone)
         with self._lock:
@@ -225,12 +219,12 @@ class SourceKeeper:
             for job in self._catalog.source_jobs(self.name):
                 for table in self._catalog.tables(job.id):
                     if table.state is TableState.RUNNING:
-                        again.discard((table.table, table.oid))
+                        again.discard((table.table, table.table_id))
         return back | again
 
-    def lost(self, table: TableName, oid: int) -> Lost | None:
+    def lost(self, table: TableName, table_id: int) -> Lost | None:
         """What became of a table that is not any more what a feed began with."""
-        return self._lost.get((table, oid))
+        return self._lost.get((table, table_id))
 
     def place_of(self, lost: Lost) -> Timestamp | None:
         """Where in the log the table's changes end; None while the log has not come so far."""
@@ -243,25 +237,12 @@ class SourceKeeper:
             return self._log().timestamp_at(lost.after) or self._log().oldest
 
     def _prepare(self, wanted: Mapping[TableName, int], told: Collection[TableName] = ()) -> None:
-        """Make slot and publication so; ``told``: feeds of these tables know of their gap."""
-        state = self._catalog.source_state(self.name)
-        slot = state.slot or self._catalog.slot_name(self.name)
-        prepared = self.source.prepare(
-            slot=slot,
-            publication=state.publication or slot,
-            tables=sorted(wanted),
-            expect_slot=self._has_log(),
-        )
-        self._catalog.save_source_state(
-            self.name,
-            slot=slot,
-            publication=state.publication or slot,
-            system_id=state.system_id or self.source.system_id(),
-        )
+        """Make the source send these tables; feeds of ``told`` know of their gap."""
+        prepared = capture_tables(self._catalog, self.source, sorted(wanted))
         self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
         since = self._since()
         self._leave_out(wanted, prepared.problems)
-        captured = {t: oid for t, oid in wanted.items() if t not in self.problems}
+        captured = {t: table_id for t, table_id in wanted.items() if t not in self.problems}
         self._catalog.set_captured(self.name, dict.fromkeys(captured, since), captured)
         self._captured = wanted
 
@@ -290,7 +271,7 @@ class SourceKeeper:
         return max(frontier.at, SystemClock().now()) if frontier else Timestamp.ZERO
 
     def forget(self) -> bool:
-        """No feed is left: stop the capture, remove slot and publication, drop the log.
+        """No feed is left: stop the capture, remove the log and what we hold at the source.
 
         False when a feed came meanwhile: nothing was removed, and the keeper stays good. Else,
         also after an error, it is closed for good.
@@ -301,13 +282,7 @@ class SourceKeeper:
             self._captured = {}
             return False
         self.close()
-        # The log before the slot: a log whose slot is gone would count as a slot that was lost.
-        _remove_tree(self._layout.log(self.name))
-        _remove_tree(self._layout.spool(self.name))
-        state = self._catalog.source_state(self.name)
-        if state.slot:
-            self.source.forget(slot=state.slot, publication=state.publication)
-        self._catalog.forget_source(self.name)
+        release(self._catalog, self.source)
         return True
 
     # -- a new log ------------------------------------------------------------------------
@@ -338,7 +313,7 @@ class SourceKeeper:
     def begin_again(self, lost: ChangefeedError) -> None:
         """Remove the log, which cannot go on because of ``lost``, and what we have at the source.
 
-        This keeper is closed for good; the next one makes a new slot and a new log, which begins
+        This keeper is closed for good; the next one makes a new log, which begins
         after everything that was delivered from this one. Feeds that still read this log end with
         the error.
         """
@@ -351,12 +326,7 @@ class SourceKeeper:
             self._catalog.save_source_state(self.name, frontier=frontier.at)
         self._error = lost
         self.close()
-        self._catalog.forget_log(self.name)
-        _remove_tree(self._layout.log(self.name))
-        _remove_tree(self._layout.spool(self.name))
-        state = self._catalog.source_state(self.name)
-        if state.slot:
-            self.source.forget(slot=state.slot, publication=state.publication)
+        begin_again(self._catalog, self.source)
 
     # -- capture --------------------------------------------------------------------------
 
@@ -426,7 +396,7 @@ class SourceKeeper:
     def _heard_moved(self, notice: Notice) -> None:
         """The log has rows of a table under a new name: a look may come too late to see it."""
         table, now = (TableName(self.name, *name) for name in (notice.table, notice.now))
-        known = (table, notice.oid)
+        known = (table, notice.table_id)
         if known in self._wanted and known not in self._lost:
             log.warning("source %s: %s is %s now", self.name, table, now)
             error = moved(table, now)
@@ -598,8 +568,3 @@ class SourceKeeper:
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
-
-
-def _remove_tree(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)

@@ -14,7 +14,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
-from changefeed.sources.base import Sighting
+from changefeed.sources.base import Located
 
 #: A name and the source's number of the table (0: not known) that a feed means by it.
 Known = tuple[TableName, int]
@@ -37,23 +37,23 @@ class Lost:
     at: Timestamp | None = None
 
 
-def missing(wanted: Collection[Known], seen: Sighting) -> dict[Known, ChangefeedError]:
+def missing(wanted: Collection[Known], seen: Located) -> dict[Known, ChangefeedError]:
     """The tables that their names do not stand for any more, and why.
 
     A name that stands for nothing and whose number is not known is no loss: nothing began
     with it, and the source says what it finds wrong with it.
     """
     return {
-        (table, oid): _reason(table, oid, seen)
-        for table, oid in wanted
-        if oid and seen.numbers.get(table) != oid
+        (table, table_id): _reason(table, table_id, seen)
+        for table, table_id in wanted
+        if table_id and seen.ids.get(table) != table_id
     }
 
 
-def _reason(table: TableName, oid: int, seen: Sighting) -> ChangefeedError:
+def _reason(table: TableName, table_id: int, seen: Located) -> ChangefeedError:
     name = f'table "{table.schema}.{table.name}"'
-    again = table in seen.numbers
-    now = seen.names.get(oid)
+    again = table in seen.ids
+    now = seen.names.get(table_id)
     if now is not None:
         return moved(table, now, "; another table has that name now" if again else "")
     if again:
@@ -75,13 +75,13 @@ def moved(table: TableName, now: TableName, more: str = "") -> ChangefeedError:
     )
 
 
-def capturable(wanted: Collection[Known], seen: Sighting | None) -> dict[TableName, int]:
+def capturable(wanted: Collection[Known], seen: Located | None) -> dict[TableName, int]:
     """The names to capture with the number each stands for (0: not known)."""
     if seen is None:
         return {table: 0 for table, _ in wanted}
-    numbers: Mapping[TableName, int] = seen.numbers
+    numbers: Mapping[TableName, int] = seen.ids
     return {
         table: numbers.get(table, 0)
-        for table, oid in wanted
-        if not oid or numbers.get(table) == oid
+        for table, table_id in wanted
+        if not table_id or numbers.get(table) == table_id
     }

@@ -80,7 +80,7 @@ class Catalog(Connections, Schemas, Sources, Gaps, Jobs, Progress, Leases, Histo
 
     @property
     def state_id(self) -> str:
-        """Six letters and digits made once with the state: part of slot names."""
+        """Six letters and digits made once with the state: part of names at sources."""
         return self._database.state_id
 
     @property

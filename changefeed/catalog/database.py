@@ -37,7 +37,7 @@ POLL_SECONDS = 0.1
 #: Advisory lock of the writers of a PostgreSQL state: any fixed number nobody else uses.
 _WRITERS = 0x6368616E67656665
 
-#: No letters that need quoting in a slot's name, no look-alikes.
+#: No letters that need quoting in a name at a source, no look-alikes.
 _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 

@@ -104,7 +104,7 @@ class Jobs(Store):
     def jobs(self, include_finished: bool = True) -> list[Job]:
         """Jobs by id. ``include_finished=False`` leaves out succeeded ones, except those to drop.
 
-        Failed ones stay: RESUME wants their slot and their log. Dropped ones are never here;
+        Failed ones stay: RESUME wants their log. Dropped ones are never here;
         see :meth:`dropped_jobs`.
         """
         query = select(_job).where(_job.c.status != Status.DROPPED.value)
@@ -128,7 +128,7 @@ class Jobs(Store):
             return [self._job(row) for row in rows]
 
     def source_jobs(self, source: str) -> list[Job]:
-        """Jobs that need the slot of a source: not dropped, not succeeded; by id."""
+        """Jobs that need what we hold at a source: not dropped, not succeeded; by id."""
         return [
             job
             for job in self.jobs()
@@ -277,8 +277,8 @@ class Jobs(Store):
             insert_tables(transaction, job_id, add, self._now())
             for table, topic in (topics or {}).items():
                 set_topic(transaction, job_id, table, topic)
-            for table, oid in (rescan or {}).items():
-                rescan_table(transaction, job_id, table, self._now(), job.high_water, oid)
+            for table, table_id in (rescan or {}).items():
+                rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
             _set(transaction, job_id, **values)
             return self._job(_get(transaction, job_id))
 

@@ -131,8 +131,8 @@ class TableProgress:
         partition: the one partition that is wanted, None for the whole table.
         joined: the table came by a SCHEMA or DATABASE target, not by its own name.
         added_at: ns.
-        oid: the source's number of the table (:attr:`~changefeed.core.schema.TableSchema.oid`): one
-            of another number under this name is another table. 0: not known.
+        table_id: see :attr:`changefeed.core.schema.TableSchema.table_id`: a table of another id
+            under this name is another table. 0: not known.
         rescan: the last ``RESCAN`` of the table, as ns when it was asked for; 0: none. It names
             the request: progress that was made before it is not saved any more.
         rescanned: the last ``RESCAN`` that was carried out.
@@ -159,7 +159,7 @@ class TableProgress:
     partition: Partition | None = None
     joined: bool = False
     added_at: int = 0
-    oid: int = 0
+    table_id: int = 0
     rescan: int = 0
     rescanned: int = 0
     gap: int = 0

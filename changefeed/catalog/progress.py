@@ -179,7 +179,7 @@ class Progress(Store):
             _raise_generation(transaction, job_id, self._now())
 
     def fail_idle_tables(
-        self, name: TableName, oid: int, error: ChangefeedError, gap: int = 0
+        self, name: TableName, table_id: int, error: ChangefeedError, gap: int = 0
     ) -> None:
         """Fail a table in the feeds that are paused or failed, each at the place it has.
 
@@ -190,7 +190,9 @@ class Progress(Store):
             jobs = transaction.execute(
                 select(_table.c.job_id)
                 .join(_job, _job.c.id == _table.c.job_id)
-                .where(_named(name), _table.c.oid.in_((0, oid)), _job.c.status.in_(stands))
+                .where(
+                    _named(name), _table.c.table_id.in_((0, table_id)), _job.c.status.in_(stands)
+                )
             ).scalars()
             idle = list(jobs)
         for job_id in idle:
@@ -211,14 +213,16 @@ class Progress(Store):
                     )
                 )
 
-    def adopt_oids(self, oids: Mapping[TableName, int]) -> None:
+    def adopt_table_ids(self, ids: Mapping[TableName, int]) -> None:
         """Write down which table each name stands for, where a feed does not know it yet."""
-        if not oids:
+        if not ids:
             return
         with self._database.write(notify=False) as transaction:
-            for name, oid in oids.items():
+            for name, table_id in ids.items():
                 transaction.execute(
-                    update(_table).where(_named(name), _table.c.oid == 0).values(oid=oid)
+                    update(_table)
+                    .where(_named(name), _table.c.table_id == 0)
+                    .values(table_id=table_id)
                 )
 
     def drop_tables(self, job_id: int, names: Iterable[TableName]) -> None:
@@ -258,7 +262,7 @@ def insert_tables(
                 "partition": table.partition.to_json() if table.partition else None,
                 "joined": table.joined,
                 "added_at": table.added_at or now,
-                "oid": table.oid,
+                "table_id": table.table_id,
                 **_moving(table),
             }
         )
@@ -282,17 +286,17 @@ def rescan_table(
     name: TableName,
     now: int,
     high_water: Timestamp | None,
-    oid: int = 0,
+    table_id: int = 0,
 ) -> None:
     """Owe a table of a job a scan, whatever state it is in; what it delivered it keeps.
 
-    ``high_water`` is the job's: a running table stands there or above. ``oid`` is the number of
+    ``high_water`` is the job's: a running table stands there or above. ``table_id`` is that of
     another table that has the name by now: the changes of the old one do not concern it.
     """
     row = transaction.execute(select(_table).where(_is(job_id, name))).one()
     table = _raised(_progress(row), high_water)
-    if oid:
-        table = replace(table, oid=oid, done_upto=None, scan_at=None)
+    if table_id:
+        table = replace(table, table_id=table_id, done_upto=None, scan_at=None)
     done = table.done_upto
     owed = replace(
         table,
@@ -307,7 +311,9 @@ def rescan_table(
     )
     asked = max(now, table.rescan + 1)
     transaction.execute(
-        update(_table).where(_is(job_id, name)).values(rescan=asked, oid=owed.oid, **_moving(owed))
+        update(_table)
+        .where(_is(job_id, name))
+        .values(rescan=asked, table_id=owed.table_id, **_moving(owed))
     )
 
 
@@ -447,7 +453,7 @@ def _progress(row: Row[Any]) -> TableProgress:
         partition=Partition.from_json(row.partition) if row.partition else None,
         joined=bool(row.joined),
         added_at=row.added_at,
-        oid=row.oid,
+        table_id=row.table_id,
         rescan=row.rescan,
         rescanned=row.rescanned,
         gap=row.gap,

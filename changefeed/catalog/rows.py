@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -27,8 +29,11 @@ class SourceState:
 
     Attributes:
         name: of the connection.
-        slot, publication: what we made at the source.
-        system_id: the source's own identity; another one later means another database.
+        memo: what the source's attachment needs to find again what we hold there; empty before
+            anything is held. JSON that only the source understands.
+        holds: the same for people; empty before anything is held.
+        identity: the source's own; another one later means another database. Empty until every
+            change reaches the log: until then nothing was promised to a feed.
         status: the capture's state in one word.
         error, error_code: why it does not move, if it does not.
         position, frontier: how far the change log is, as of ``updated`` (ns).
@@ -36,9 +41,9 @@ class SourceState:
     """
 
     name: str
-    slot: str = ""
-    publication: str = ""
-    system_id: str = ""
+    memo: Mapping[str, Any] = field(default_factory=dict)
+    holds: str = ""
+    identity: str = ""
     status: str = ""
     error: str = ""
     error_code: str = ""

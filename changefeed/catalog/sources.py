@@ -1,11 +1,10 @@
-"""What we hold at each source: slot, publication, identity, and how far its log is."""
+"""What we hold at each source, which database it is, and how far its log is."""
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
@@ -18,9 +17,6 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 
-#: PostgreSQL cuts names longer than this.
-_NAME_MAX = 63
-
 _table = tables.source_state
 _captured = tables.captured
 _progress = tables.job_table
@@ -29,18 +25,6 @@ _job = tables.job
 
 class Sources(Store):
     """Part of :class:`changefeed.catalog.Catalog`."""
-
-    def slot_name(self, source: str) -> str:
-        """The name of slot and publication of a source: ``changefeed_<state id>_<source>``.
-
-        Lower-case letters, digits and ``_``, at most 63; two sources never share one.
-        """
-        clean = re.sub(r"[^a-z0-9_]", "_", source.lower())
-        name = f"changefeed_{self._database.state_id}_{clean}"
-        if clean == source and len(name) <= _NAME_MAX:
-            return name
-        digest = sha256(source.encode()).hexdigest()[:8]
-        return f"{name[: _NAME_MAX - 9]}_{digest}"
 
     def source_state(self, name: str) -> SourceState:
         """The row of a source; an empty one when it never had feeds."""
@@ -58,9 +42,9 @@ class Sources(Store):
         self,
         name: str,
         *,
-        slot: str | None = None,
-        publication: str | None = None,
-        system_id: str | None = None,
+        memo: Mapping[str, Any] | None = None,
+        holds: str | None = None,
+        identity: str | None = None,
         status: str | None = None,
         error: str | None = None,
         error_code: str | None = None,
@@ -68,15 +52,15 @@ class Sources(Store):
         frontier: Timestamp | None = None,
         renewal: bool | None = None,
     ) -> SourceState:
-        """Change the fields that are given (None leaves one as it is, ``""`` empties it).
+        """Change the fields that are given (None leaves one as it is, an empty value empties it).
 
         Nothing is written when nothing differs; the change counter rises when anything but
         position and frontier does.
         """
         given: dict[str, Any] = {
-            "slot": slot,
-            "publication": publication,
-            "system_id": system_id,
+            "memo": memo,
+            "holds": holds,
+            "identity": identity,
             "status": status,
             "error": error,
             "error_code": error_code,
@@ -93,13 +77,16 @@ class Sources(Store):
         )
         new = replace(new, updated=self._now())
         with self._database.write(notify=not quiet) as transaction:
-            values = asdict(new) | {"frontier": stamp_text(new.frontier)}
+            values = asdict(new) | {
+                "memo": json.dumps(dict(new.memo), sort_keys=True) if new.memo else "",
+                "frontier": stamp_text(new.frontier),
+            }
             transaction.execute(delete(_table).where(_table.c.name == name))
             transaction.execute(insert(_table).values(**values))
         return new
 
     def forget_source(self, name: str) -> None:
-        """Forget what we hold at a source, once slot and publication are gone."""
+        """Forget what we held at a source, once nothing is left there."""
         with self._database.write() as transaction:
             transaction.execute(delete(_table).where(_table.c.name == name))
             transaction.execute(delete(_captured).where(_captured.c.source == name))
@@ -122,7 +109,7 @@ class Sources(Store):
             transaction.execute(delete(_captured).where(_captured.c.source == name))
             transaction.execute(update(_progress).where(waiting).values(done_upto=str(end)))
             transaction.execute(
-                update(_table).where(_table.c.name == name).values(system_id="", position="")
+                update(_table).where(_table.c.name == name).values(identity="", position="")
             )
 
     def captured(self, source: str) -> dict[TableName, Timestamp]:
@@ -137,27 +124,27 @@ class Sources(Store):
                 for row in rows
             }
 
-    def captured_oids(self, source: str) -> dict[TableName, int]:
+    def captured_table_ids(self, source: str) -> dict[TableName, int]:
         """Like :meth:`captured`: which table each name stood for, 0 where that is not known."""
         with self._database.read() as transaction:
             rows = transaction.execute(select(_captured).where(_captured.c.source == source))
-            return {TableName(row.source, row.schema, row.name): row.oid for row in rows}
+            return {TableName(row.source, row.schema, row.name): row.table_id for row in rows}
 
     def set_captured(
         self,
         source: str,
         tables: Mapping[TableName, Timestamp],
-        oids: Mapping[TableName, int] | None = None,
+        ids: Mapping[TableName, int] | None = None,
     ) -> None:
         """Make the captured tables exactly these; one that was captured keeps its time.
 
-        Another table under the same name (by ``oids``) is captured from the new time on.
+        Another table under the same name (by ``ids``) is captured from the new time on.
         """
-        wanted = {table: (oids or {}).get(table, 0) for table in tables}
-        known, before = self.captured(source), self.captured_oids(source)
+        wanted = {table: (ids or {}).get(table, 0) for table in tables}
+        known, before = self.captured(source), self.captured_table_ids(source)
         if before == wanted:
             return
-        kept = {table for table, oid in wanted.items() if before.get(table) in (0, oid)}
+        kept = {table for table, table_id in wanted.items() if before.get(table) in (0, table_id)}
         with self._database.write() as transaction:
             transaction.execute(delete(_captured).where(_captured.c.source == source))
             for table, since in tables.items():
@@ -167,7 +154,7 @@ class Sources(Store):
                         schema=table.schema,
                         name=table.name,
                         since=str(known[table] if table in kept else since),
-                        oid=wanted[table],
+                        table_id=wanted[table],
                     )
                 )
 
@@ -196,25 +183,13 @@ class Sources(Store):
             places = [_place(row) for row in rows]
         return min((place for place in places if place is not None), default=None)
 
-    def orphan_sources(self) -> list[SourceState]:
-        """Sources that hold a slot no feed needs: left by a crash between two steps."""
-        job = tables.job
-        needed = select(job.c.source).where(
-            job.c.status.not_in([Status.DROPPED.value, Status.SUCCEEDED.value])
-        )
-        with self._database.read() as transaction:
-            rows = transaction.execute(
-                select(_table).where(_table.c.name.not_in(needed)).order_by(_table.c.name)
-            )
-            return [_state(row) for row in rows]
-
 
 def _state(row: Row[Any]) -> SourceState:
     return SourceState(
         name=row.name,
-        slot=row.slot,
-        publication=row.publication,
-        system_id=row.system_id,
+        memo=json.loads(row.memo) if row.memo else {},
+        holds=row.holds,
+        identity=row.identity,
         status=row.status,
         error=row.error,
         error_code=row.error_code,

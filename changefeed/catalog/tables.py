@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 5
+FORMAT = 6
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -39,6 +39,19 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         " at BIGINT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (source, schema, name))",
     ),
     5: ("ALTER TABLE {schema}table_schema ADD COLUMN announced BOOLEAN NOT NULL DEFAULT TRUE",),
+    # What is held at a source is the source's business. Names of slots need no quoting in JSON.
+    6: (
+        "ALTER TABLE {schema}source_state ADD COLUMN memo TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE {schema}source_state ADD COLUMN holds TEXT NOT NULL DEFAULT ''",
+        'UPDATE {schema}source_state SET memo = \'{{"publication": "\' || publication'
+        ' || \'", "slot": "\' || slot || \'"}}\','
+        " holds = 'slot ' || slot || ', publication ' || publication WHERE slot <> ''",
+        "ALTER TABLE {schema}source_state RENAME COLUMN system_id TO identity",
+        "ALTER TABLE {schema}source_state DROP COLUMN slot",
+        "ALTER TABLE {schema}source_state DROP COLUMN publication",
+        "ALTER TABLE {schema}job_table RENAME COLUMN oid TO table_id",
+        "ALTER TABLE {schema}captured RENAME COLUMN oid TO table_id",
+    ),
 }
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
@@ -112,9 +125,9 @@ source_state = Table(
     "source_state",
     metadata,
     Column("name", Text, primary_key=True),
-    _text("slot"),
-    _text("publication"),
-    _text("system_id"),
+    _text("memo"),
+    _text("holds"),
+    _text("identity"),
     _text("status"),
     _text("error"),
     _text("error_code"),
@@ -133,7 +146,7 @@ captured = Table(
     Column("schema", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     _text("since"),
-    _count("oid"),
+    _count("table_id"),
 )
 
 #: Tables of which changes may be missing in the change log: when (ns) that was found, and why.
@@ -212,7 +225,7 @@ job_table = Table(
     _text("partition", null=True),
     _flag("joined"),
     _ns("added_at"),
-    _count("oid"),
+    _count("table_id"),
     _count("rescan"),
     _count("rescanned"),
     _count("gap"),

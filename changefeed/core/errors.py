@@ -121,21 +121,21 @@ class Code(StrEnum):
 
     # 21xx: the replication stream
     STREAM_BROKE = "CF2101", _RETRY, Scope.SOURCE, "replication stream broke"
-    SLOT_GONE = (
+    SOURCE_LOG_GONE = (
         "CF2102",
         _STOP,
         Scope.SOURCE,
-        "replication slot is gone",
+        "source no longer keeps the log that is needed",
         "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
-        "source, makes a new slot and reads the tables again.",
+        "source, begins a new change log and reads the tables again.",
     )
-    SLOT_RECREATED = (
+    SOURCE_LOG_REPLACED = (
         "CF2103",
         _STOP,
         Scope.SOURCE,
-        "replication slot was recreated",
+        "source's log is another than the one that was read",
         "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
-        "source, makes a new slot and reads the tables again.",
+        "source, begins a new change log and reads the tables again.",
     )
     SOURCE_IS_ANOTHER = (
         "CF2104",
@@ -309,7 +309,7 @@ _BY_NUMBER: dict[str, Code] = {code.number: code for code in Code}
 
 #: The change log cannot be continued from the source: only a new one can follow it.
 LOG_LOST = frozenset(
-    {Code.SLOT_GONE, Code.SLOT_RECREATED, Code.SOURCE_IS_ANOTHER, Code.LOG_DAMAGED}
+    {Code.SOURCE_LOG_GONE, Code.SOURCE_LOG_REPLACED, Code.SOURCE_IS_ANOTHER, Code.LOG_DAMAGED}
 )
 
 

@@ -4,8 +4,8 @@ The source publishes changes of a partitioned table as the table's own: a change
 which partition it fell into. Its bounds do, and a feed of ``PARTITION p`` keeps those it began
 with: a condition for each level between the table and the partition, all of which hold.
 
-Columns are named by the source's own numbers (:attr:`~changefeed.core.schema.Column.number`), so a
-rename of one changes nothing. Values are in the form of the log
+Columns are named by their ids (:attr:`~changefeed.core.schema.Column.column_id`), so a rename of
+one changes nothing. Values are in the form of the log
 (:class:`~changefeed.core.schema.Form`), as texts.
 """
 

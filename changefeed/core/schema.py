@@ -1,8 +1,8 @@
 """The shape of a table at one time, and how each value is kept in the change log.
 
 A value is kept *without loss*: what has a fixed width and one spelling
-(booleans, integers) as that Arrow type, everything else as text exactly as the
-source writes it. :class:`Form` says how that text becomes JSON:
+(booleans, integers) as that Arrow type, everything else as text in the neutral log form
+(:mod:`changefeed.core.log_form`). :class:`Form` says how that text becomes JSON:
 
 ============  ==================================  =========================
 form          log value                           JSON
@@ -36,13 +36,18 @@ class Form(StrEnum):
     TEXT = "text"
 
 
-class Identity(StrEnum):
-    """What the source sends as the old row (PostgreSQL's REPLICA IDENTITY)."""
+class BeforeImage(StrEnum):
+    """What the source sends of a row as it was before an update or a delete."""
 
-    DEFAULT = "default"
+    #: The columns of the key alone.
+    KEY = "key"
+    #: Every column.
     FULL = "full"
-    INDEX = "index"
-    NOTHING = "nothing"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"before images of {'all columns' if self is BeforeImage.FULL else 'the key'}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,7 +75,8 @@ class Column:
             decimal decimal(p,s) text bytes date time timetz timestamp timestamptz interval
             json uuid array<...> other``.
         nullable: may be NULL.
-        number: the source's stable number of the column (attnum); survives a rename.
+        column_id: the source's number of the column, which survives a rename and is never given
+            to another column of the table; 0 where the source has none.
     """
 
     name: str
@@ -79,7 +85,13 @@ class Column:
     form: Form
     logical: str
     nullable: bool = True
-    number: int = 0
+    column_id: int = 0
+
+    @property
+    def ref(self) -> int | str:
+        """What tells the column from the others in all versions of its table: its id, or its
+        name where it has none (a renamed column is then another column)."""
+        return self.column_id or self.name
 
     @property
     def arrow(self) -> pa.DataType:
@@ -103,21 +115,22 @@ class TableSchema:
     Attributes:
         table: which table.
         columns: in the source's order.
-        key: positions in ``columns`` that identify a row (the replica identity or primary
-            key); every position when the table has no key (``keyless``).
-        identity: what old rows carry. With ``FULL`` every column has a before value, else
+        key: positions in ``columns`` that identify a row; every position when the table has no
+            key (``keyless``).
+        before_image: what old rows carry. With ``FULL`` every column has a before value, else
             only the key columns.
         keyless: the table has no key: all columns stand in for it.
-        oid: the source's number of the table, 0 if it has none.
+        table_id: the source's number of the table, which survives a rename and is never given to
+            another table; 0 if it has none.
         version: number given by the catalog, 0 until it is stored.
     """
 
     table: TableName
     columns: tuple[Column, ...]
     key: tuple[int, ...]
-    identity: Identity = Identity.DEFAULT
+    before_image: BeforeImage = BeforeImage.KEY
     keyless: bool = False
-    oid: int = 0
+    table_id: int = 0
     version: int = field(default=0, compare=False)
 
     @property
@@ -128,7 +141,7 @@ class TableSchema:
     @property
     def before_ordinals(self) -> tuple[int, ...]:
         """Positions of the columns that have a before value in the log."""
-        if self.identity is Identity.FULL:
+        if self.before_image is BeforeImage.FULL:
             return tuple(range(len(self.columns)))
         return tuple(sorted(self.key))
 
@@ -141,9 +154,16 @@ class TableSchema:
         return replace(self, version=version)
 
     def to_json(self) -> str:
-        """A stable text form (without ``version``)."""
+        """A stable text form (without ``version``).
+
+        States and fingerprints hold it, so its names are those of the first format.
+        """
         fields = asdict(self)
         fields.pop("version")
+        fields["oid"] = fields.pop("table_id")
+        fields["identity"] = _STORED_IMAGE[fields.pop("before_image")]
+        for column in fields["columns"]:
+            column["number"] = column.pop("column_id")
         return json.dumps(fields, sort_keys=True)
 
     @classmethod
@@ -152,11 +172,11 @@ class TableSchema:
         data: dict[str, Any] = json.loads(text)
         return cls(
             table=TableName(**data["table"]),
-            columns=tuple(Column(**{**c, "form": Form(c["form"])}) for c in data["columns"]),
+            columns=tuple(_column(fields) for fields in data["columns"]),
             key=tuple(data["key"]),
-            identity=Identity(data["identity"]),
+            before_image=BeforeImage.FULL if data["identity"] == "full" else BeforeImage.KEY,
             keyless=data["keyless"],
-            oid=data["oid"],
+            table_id=data["oid"],
             version=version,
         )
 
@@ -170,6 +190,16 @@ class TableSchema:
         fields += [pa.field(f"a{i}", c.arrow) for i, c in enumerate(self.columns)]
         fields += [pa.field(f"b{i}", self.columns[i].arrow) for i in self.before_ordinals]
         return pa.schema(fields)
+
+
+#: How :meth:`TableSchema.to_json` spells an image.
+_STORED_IMAGE = {BeforeImage.KEY: "default", BeforeImage.FULL: "full"}
+
+
+def _column(fields: dict[str, Any]) -> Column:
+    """One column of :meth:`TableSchema.to_json`."""
+    known = {name: value for name, value in fields.items() if name not in ("form", "number")}
+    return Column(**known, form=Form(fields["form"]), column_id=fields["number"])
 
 
 #: What every change carries besides the row. One row of the log is one change.

@@ -4,6 +4,7 @@ DIR/state.db          the job table (SQLite)
 DIR/node.lock         held by the one node that runs this state
 DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
+DIR/source/<source>/  what a source keeps beside its change log (a history of schemas)
 DIR/work              folder of temporary files of running feeds; emptied at start. The sinks of
                       a feed stage in its folder feed-<id>
 DIR/node.log          what the node did
@@ -57,6 +58,10 @@ class StateLayout:
         """Where large transactions wait for their commit."""
         return self.root / "spool" / _safe(source)
 
+    def beside_log(self, source: str) -> Path:
+        """What a source itself keeps as long as its change log."""
+        return self.root / "source" / _safe(source)
+
     @property
     def work(self) -> Path:
         """Temporary files of running feeds."""
@@ -72,7 +77,7 @@ class StateLayout:
             OSError: they cannot be made.
         """
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for folder in (self.root / "log", self.root / "spool", self.work):
+        for folder in (*(self.root / name for name in ("log", "spool", "source")), self.work):
             folder.mkdir(exist_ok=True, mode=0o700)
             _close_to_others(folder, 0o700)
         for file in (self.node_log, self.spark_log, self.lock):

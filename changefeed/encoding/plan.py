@@ -128,7 +128,7 @@ class MessagePlan:
             ChangefeedError: CF1101 the table has none any more.
         """
         for i, column in enumerate(self.schema.columns):
-            if column.number == number:
+            if column.column_id == number:
                 return i
         raise ChangefeedError(
             "CF1101",

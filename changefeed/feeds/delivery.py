@@ -259,7 +259,7 @@ class Delivery:
         known, event = feed.tables.get(item.table), item.event
         if not isinstance(event, SchemaChange) or known is None or known.joined:
             return
-        if known.oid and event.old.oid not in (0, known.oid):
+        if known.table_id and event.old.table_id not in (0, known.table_id):
             return
         self._commit(feed, current, item)
         current.receipts.clear()

@@ -52,7 +52,7 @@ class Feed:
         #: a DROP taken them away.
         self.superseded: frozenset[TableName] = frozenset()
         self._living = catalog.living()
-        self._source_id = catalog.source_state(job.source).system_id
+        self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
@@ -126,7 +126,7 @@ class Feed:
             ChangefeedError: CF2106 another table has the name by now.
         """
         known = self.tables.get(schema.table)
-        if known is not None and known.oid and schema.oid not in (0, known.oid):
+        if known is not None and known.table_id and schema.table_id not in (0, known.table_id):
             raise ChangefeedError("CF2106", f"another table has the name {schema.table} now")
 
     def target(self, table: TableName) -> Target:

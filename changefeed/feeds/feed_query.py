@@ -9,7 +9,7 @@ import pyarrow as pa
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
 from changefeed.plan.queries import no_images
@@ -72,7 +72,7 @@ class FeedQuery:
             # Places are offsets into the job's own copy of the query, which nobody sees.
             error.span = None
             raise
-        if compiled.uses_prev and schema.identity is not Identity.FULL:
+        if compiled.uses_prev and schema.before_image is not BeforeImage.FULL:
             raise no_images(compiled)
         return compiled
 

@@ -35,7 +35,7 @@ class Leaving:
             TableError: one that the feed names is lost.
         """
         for table in list(feed.tables.values()):
-            lost = self._keeper.lost(table.table, table.oid)
+            lost = self._keeper.lost(table.table, table.table_id)
             if lost is not None and self._settled(table, lost):
                 self._leave(feed, table, lost)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
-from changefeed.core.schema import Form, Identity, TableSchema
+from changefeed.core.schema import BeforeImage, Form, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.options import (
     KEY_COLUMN,
@@ -88,7 +88,7 @@ def check_images(schema: TableSchema, options: Options) -> None:
     Raises:
         TableError: CF2003 the replica identity was lowered after the feed was created.
     """
-    if not options.needs_before or schema.identity is Identity.FULL:
+    if not options.needs_before or schema.before_image is BeforeImage.FULL:
         return
     table = schema.table
     raise TableError(
@@ -104,31 +104,31 @@ def check_images(schema: TableSchema, options: Options) -> None:
     )
 
 
-def _columns(schema: TableSchema) -> list[tuple[int, str, str]]:
-    return [(column.number, column.name, column.type_name) for column in schema.columns]
+def _columns(schema: TableSchema) -> list[tuple[int | str, str, str]]:
+    return [(column.ref, column.name, column.type_name) for column in schema.columns]
 
 
 #: Types whose values are the same text.
 _SAME_TEXT = {"int16": "int64", "int32": "int64"}
 
 
-def _key(schema: TableSchema) -> list[tuple[int, Form, str]]:
+def _key(schema: TableSchema) -> list[tuple[int | str, Form, str]]:
     """The key's columns, and what decides how their values are written."""
-    return [(c.number, c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
+    return [(c.ref, c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
 
 
 def _counts(event: SchemaChange, options: Options) -> bool:
     """Whether this is a schema change by ``schema_change_events``."""
     if options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES:
         return True
-    dropped = {c.number for c in event.old.columns} - {c.number for c in event.new.columns}
+    dropped = {c.ref for c in event.old.columns} - {c.ref for c in event.new.columns}
     return event.rewritten or bool(dropped)
 
 
 def difference(event: SchemaChange) -> str:
     """What changed, for people: ``column "x" added (text)``."""
-    old = {c.number: c for c in event.old.columns}
-    new = {c.number: c for c in event.new.columns}
+    old = {c.ref: c for c in event.old.columns}
+    new = {c.ref: c for c in event.new.columns}
     parts = [f'column "{new[n].name}" added ({new[n].type_name})' for n in new.keys() - old.keys()]
     parts += [f'column "{old[n].name}" dropped' for n in old.keys() - new.keys()]
     for number in old.keys() & new.keys():
@@ -139,9 +139,10 @@ def difference(event: SchemaChange) -> str:
             parts.append(f'type of "{after.name}" changed to {after.type_name}')
     if _names(event.old) != _names(event.new):
         parts.append(f"key changed from {_names(event.old)} to {_names(event.new)}")
-    if event.old.identity is not event.new.identity:
-        parts.append(f"replica identity changed to {event.new.identity.upper()}")
-    return "; ".join(sorted(parts)) or "replica identity or key changed"
+    if event.old.before_image is not event.new.before_image:
+        whole = event.new.before_image is BeforeImage.FULL
+        parts.append(f"old rows hold {'every column' if whole else 'only the key'} now")
+    return "; ".join(sorted(parts)) or "old rows or key changed"
 
 
 def _names(schema: TableSchema) -> str:

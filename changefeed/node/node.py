@@ -448,12 +448,12 @@ class Node:
         Raises:
             ChangefeedError: it refuses to, or does not get there in time.
         """
-        tables = {t.table: t.oid for t in self.catalog.tables(job.id)}
+        tables = {t.table: t.table_id for t in self.catalog.tables(job.id)}
 
         def ready() -> bool:
             return (
                 self._covered(job)
-                or tables.items() <= self.catalog.captured_oids(job.source).items()
+                or tables.items() <= self.catalog.captured_table_ids(job.source).items()
             )
 
         deadline = time.monotonic() + CAPTURE_SECONDS

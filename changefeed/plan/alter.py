@@ -10,6 +10,7 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from changefeed.attachments import attachment
 from changefeed.catalog import Job
 from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, Code, raise_all
@@ -44,7 +45,7 @@ from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink, job_
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import Found, matching, parse_targets, target_text
-from changefeed.sources.base import Source, Watch, database_of
+from changefeed.sources.base import Source, Watch
 from grammar import nodes
 from sinks import registry
 
@@ -228,7 +229,7 @@ class _Alteration:
             if isinstance(target, nodes.TableTarget)
         }
         wanted = {t: named.get((t.schema, t.name)) for t in self.tables}
-        new = topics_of(wanted, sink, options, database_of(self.source))
+        new = topics_of(wanted, sink, options, self.source.database)
         return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
 
     def _check_moved(self, sink: Sinking, options: Options) -> None:
@@ -318,14 +319,11 @@ class _Alteration:
             self.problems.append(problem)
 
     def _check_source(self, fresh: Sequence[Found], *, diff: bool) -> None:
-        state = self.around.catalog.source_state(self.job.source)
         watches = [
             Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
             for f in fresh
         ]
-        self.problems += self.source.check(
-            watches, slot=state.slot or None, publication=state.publication or None
-        )
+        self.problems += attachment(self.around.catalog, self.source).check(watches)
 
     def _drop(self, target: nodes.Target) -> None:
         if not isinstance(target, nodes.TableTarget):
@@ -457,11 +455,11 @@ class _Alteration:
         if known.state is not TableState.FAILED or known.error_code != Code.TABLE_REPLACED:
             return 0
         try:
-            present = self.source.describe(table.schema, table.name).oid
+            present = self.source.describe(table.schema, table.name).table_id
         except ChangefeedError as error:
             self.problems.append(error)
             return 0
-        return present if present != known.oid else 0
+        return present if present != known.table_id else 0
 
     def _rescan_notices(self, sink: Sinking) -> list[str]:
         """What a consumer of messages cannot be told."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from changefeed.catalog import Catalog, Connection, SourceState
+from changefeed.attachments import attachment
+from changefeed.catalog import Catalog, Connection
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
@@ -42,7 +43,7 @@ from changefeed.plan.targets import (
     wishes,
 )
 from changefeed.query.model import CompiledQuery
-from changefeed.sources.base import ChecksRanges, KeyRange, Source, TableInfo, Watch, database_of
+from changefeed.sources.base import Attachment, KeyRange, Source, TableInfo, Watch
 from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
 from grammar.printer import to_sql
@@ -132,13 +133,13 @@ class Planner:
         if connection is None or source is None:
             self._probe(sink, looked, [], "")
             return None
-        state = self._state(connection)
-        found = self._attempt(lambda: self._found(source, state, options, sink))
-        self._probe(sink, looked, found or [], database_of(source))
+        held = attachment(self.catalog, source)
+        found = self._attempt(lambda: self._found(source, held, options, sink))
+        self._probe(sink, looked, found or [], source.database)
         if sink is None or options is None or self.problems:
             return None
         return self._attempt(
-            lambda: self._assemble(connection, state, source, sink, options, found or [])
+            lambda: self._assemble(connection, held, source, sink, options, found or [])
         )
 
     def _attempt(self, step: Callable[[], T]) -> T | None:
@@ -220,13 +221,8 @@ class Planner:
     def _open(self, connection: Connection) -> Source:
         return self.around.open_source(connection.name, connection.uri)
 
-    def _state(self, connection: Connection) -> SourceState:
-        state = self.catalog.source_state(connection.name)
-        slot = state.slot or self.catalog.slot_name(connection.name)
-        return replace(state, slot=slot, publication=state.publication or slot)
-
     def _found(
-        self, source: Source, state: SourceState, options: Options | None, sink: Sinking | None
+        self, source: Source, held: Attachment, options: Options | None, sink: Sinking | None
     ) -> list[Found]:
         """The tables, after every check the source makes of itself and of them."""
         diff = bool(options and options.needs_before)
@@ -236,7 +232,7 @@ class Planner:
             Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
             for f in found
         ]
-        self.problems += source.check(watches, slot=state.slot, publication=state.publication)
+        self.problems += held.check(watches)
         if self.statement.query is not None:
             found = self._with_query(found, options, sink)
         for place in found:
@@ -268,7 +264,7 @@ class Planner:
     def _assemble(
         self,
         connection: Connection,
-        state: SourceState,
+        held: Attachment,
         source: Source,
         sink: Sinking,
         options: Options,
@@ -296,9 +292,8 @@ class Planner:
             source=SourceStage(
                 connection.name,
                 connection.redacted,
-                state.slot,
-                state.publication,
-                fresh=not state.updated,
+                held.holds,
+                fresh=not self.catalog.source_state(connection.name).updated,
             ),
             tables=tuple(tables),
             sink=SinkStage(
@@ -416,7 +411,7 @@ def table_stages(
     sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
     stages = []
     named = {f.schema.table: named_topic(f.target) for f in found}
-    topics = topics_of(named, sink, options, database_of(source))
+    topics = topics_of(named, sink, options, source.database)
     for place in found:
         table = place.schema.table
         target = place.target
@@ -433,7 +428,7 @@ def table_stages(
             values_to=tuple(v.text for v in own.values_to) if own else (),
             partition=place.partition.partition if place.partition else None,
             joined=place.joined,
-            oid=place.schema.oid,
+            table_id=place.schema.table_id,
         )
         stages.append(
             TableStage(
@@ -495,7 +490,7 @@ def check_table(
 def check_range(place: Found, source: Source) -> list[ChangefeedError]:
     """Whether a row can be in the range of keys that the target names."""
     own = place.target
-    if not isinstance(own, nodes.TableTarget) or not isinstance(source, ChecksRanges):
+    if not isinstance(own, nodes.TableTarget):
         return []
     low, high = (tuple(v.text for v in bound) for bound in (own.values_from, own.values_to))
     if not (low or high) or place.schema.keyless:

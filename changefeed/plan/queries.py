@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope, Format
 from changefeed.options import DIFF, ENVELOPE, FORMAT, KEY_COLUMN, Options, to_span
 from changefeed.plan.sink_resolution import Sinking
@@ -52,7 +52,7 @@ def query_problems(
     problems = []
     table = compiled.source.table
     span = to_span(target.span)
-    if compiled.uses_prev and compiled.source.identity is not Identity.FULL:
+    if compiled.uses_prev and compiled.source.before_image is not BeforeImage.FULL:
         problems.append(no_images(compiled))
         problems[-1].span = to_span(target.name.span)
     needs_before = options is not None and options.needs_before

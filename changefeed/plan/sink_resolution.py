@@ -106,12 +106,12 @@ def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
 def _identity(catalog: Catalog, source: str) -> str:
     """The source's own identity; asked of it before its first feed. Empty where it does not say:
     the feed asks again."""
-    known = catalog.source_state(source).system_id
+    known = catalog.source_state(source).identity
     if known:
         return known
     try:
         connection = catalog.connection(source)
-        return open_source(connection.name, connection.uri).system_id()
+        return open_source(connection.name, connection.uri).identity()
     except ChangefeedError:
         return ""
 

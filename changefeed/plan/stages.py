@@ -62,19 +62,19 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceStage:
-    """Where rows come from. ``fresh``: slot and publication are made by this statement."""
+    """Where rows come from. ``holds``: what we hold at the source, for people; ``fresh``: it is
+    made by this statement."""
 
     source: str
     shown_uri: str
-    slot: str
-    publication: str
+    holds: str
     fresh: bool
     name: str = "source"
 
     def lines(self) -> Iterator[str]:
         yield f"{self.source}: {self.shown_uri}"
         made = "will be made" if self.fresh else "shared with the other feeds of this source"
-        yield f"slot {self.slot}, publication {self.publication} ({made})"
+        yield f"{self.holds} ({made})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class TableStage:
         key = names_text(c.name for c in schema.key_columns)
         key = "no key: all columns stand in" if schema.keyless else f"key ({key})"
         size = f"about {self.rows_estimate} rows, {size_text(self.bytes_estimate)}"
-        yield f"{self.shown}: {key}, replica identity {schema.identity}, {size}"
+        yield f"{self.shown}: {key}, {schema.before_image.words}, {size}"
         if progress.joined:
             yield f"{self.shown}: by {self.target}"
 

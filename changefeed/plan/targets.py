@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
 from changefeed.query.model import CompiledQuery
-from changefeed.sources.base import PartitionInfo, Partitions, Source, Watch
+from changefeed.sources.base import PartitionInfo, Source, Watch
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
@@ -192,8 +192,6 @@ def _partition(wish: Wish, schema: TableSchema, source: Source) -> PartitionInfo
     name = wish.target.partition if isinstance(wish.target, nodes.TableTarget) else None
     if name is None:
         return None
-    if not isinstance(source, Partitions):
-        raise ChangefeedError("CF1303", f"source {source.name} has no partitions to watch")
     return source.partition(schema, name)
 
 

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import METADATA, Column, Identity
+from changefeed.core.schema import METADATA, BeforeImage, Column
 from changefeed.query.compile import batch_fields, prev_type
 from changefeed.query.model import CompiledQuery
 from changefeed.query.types import input_values, log_text
@@ -91,7 +91,7 @@ class _Changes:
         self._existed = (self._op == _UPDATE) | self._deletes
         #: Images with the row before the change, by the query's WHERE.
         self._compares = query.filtered and not query.of_changes and query.sees_leaving
-        full = query.source.identity is Identity.FULL
+        full = query.source.before_image is BeforeImage.FULL
         self._shows_before = before and full and not query.tells_change and bool(query.computed)
 
     # -- images -----------------------------------------------------------------------------

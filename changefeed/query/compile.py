@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Span
-from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.query.model import CompiledQuery, Output
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
@@ -283,9 +283,9 @@ class _Compiler:
             self._schema,
             columns=tuple(columns),
             key=tuple(key),
-            identity=Identity.FULL
-            if tells or self._schema.identity is Identity.FULL
-            else Identity.DEFAULT,
+            before_image=BeforeImage.FULL
+            if tells or self._schema.before_image is BeforeImage.FULL
+            else BeforeImage.KEY,
         )
         return CompiledQuery(
             text=to_sql(target),
@@ -307,6 +307,7 @@ class _Compiler:
         columns: list[Column] = []
         outputs: list[Output] = []
         taken: set[int] = set()
+        whole: set[int] = set()
         names: dict[str, int] = {}
         if len(found.columns) != len(self._sql.items) + 1:
             raise ChangefeedError(
@@ -325,11 +326,12 @@ class _Compiler:
             names[name.lower()] = i
             attribute = _plain(found.expressions[i])
             ordinal = ordinals.get(self._true_name(attribute)) if attribute is not None else None
-            if ordinal is not None and self._schema.columns[ordinal].number not in taken:
+            if ordinal is not None and ordinal not in whole:
                 column = self._schema.columns[ordinal]
                 if column.name.lower() != name.lower():
                     column = replace(column, name=name)
-                taken.add(column.number)
+                whole.add(ordinal)
+                taken.add(column.column_id)
                 columns.append(column)
                 outputs.append(Output(ordinal, None, kind))
             else:

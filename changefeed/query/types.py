@@ -120,7 +120,7 @@ def output_column(name: str, spark_type: str, taken: set[int]) -> Column:
     while number in taken:
         number += 1
     taken.add(number)
-    return Column(name, spark_type, physical, form, logical, number=number)
+    return Column(name, spark_type, physical, form, logical, column_id=number)
 
 
 def _log_form(spark_type: str) -> tuple[str, Form, str]:

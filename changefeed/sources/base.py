@@ -1,35 +1,46 @@
-"""What a source is: the protocol, and the types that cross it.
+"""What a source is: the protocol between the engine and a kind of database.
 
-A source names tables, says what hinders a changefeed, makes what it needs at the database,
-reads a consistent image of tables in parts (:class:`Snapshot`) and follows the log
-(:class:`Stream`). It owns no progress: the change log does.
+Two classes. A :class:`Source` is the database: it names and describes tables, finds problems, and
+gives a consistent image of tables (:class:`Snapshot`). An :class:`Attachment` is what one state
+holds at that database so that no change is lost (PostgreSQL: a replication slot and a publication;
+MySQL: a start position and a list of tables), and reads the database's log (:class:`Stream`). What
+it holds is its own business: the engine stores the attachment's *memo*, some JSON, and never looks
+inside.
 
 The order of calls for a feed is
 
-    check -> describe -> prepare -> [snapshot -> parts -> read_part*] and stream, at once
+    describe -> attach -> check -> capture -> [snapshot -> parts -> read*] and stream, at once
 
-* Every change that commits after :meth:`Source.prepare` returned reaches the stream.
-* A snapshot that is opened after ``prepare`` shows exactly what committed at or below its
+* Every change that commits after :meth:`Attachment.capture` returned, and its memo was saved,
+  reaches the stream.
+* A snapshot that is opened after ``capture`` shows exactly what committed at or below its
   ``position``; the stream carries the rest.
+
+A source owns no progress: the change log does. Methods with a body are optional: the body is what
+a source does that has nothing better.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.partition import Partition
-from changefeed.core.schema import Identity, TableName, TableSchema
+from changefeed.core.schema import TableName, TableSchema
 
 #: How many bytes of table one scan part should hold.
 DEFAULT_PART_BYTES = 64 << 20
+
+#: What an attachment must know again after a restart: JSON, a few kilobytes at most, no secrets.
+Memo = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,84 +70,79 @@ class TableInfo:
     Attributes:
         name: the table.
         key: names of the key columns; empty when the table has no key.
-        identity: what old rows carry.
+        identity: what old rows carry, in the source's own words.
         rows_estimate: rows by the source's statistics, never counted.
         bytes: size on disk with large values, without indexes.
-        in_publication: its changes are being captured by the asker.
         kind: ``table`` or ``partitioned table``.
+        note: what CREATE CHANGEFEED would refuse, and the statement that changes that; empty
+            where nothing is wrong.
     """
 
     name: TableName
     key: tuple[str, ...]
-    identity: Identity
+    identity: str
     rows_estimate: int
     bytes: int
-    in_publication: bool
     kind: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What :meth:`Source.prepare` did.
+class Captured:
+    """What :meth:`Attachment.capture` did.
 
-    ``problems`` names the wanted tables that could not be captured, each with its reason;
-    the others are captured all the same. ``altered`` names tables of which changes may be missing,
-    because somebody else had changed what makes the source send them, and what was changed.
+    Attributes:
+        problems: the tables that could not be captured, each with its reason; the others are
+            captured all the same.
+        altered: tables of which changes may be missing, because somebody else had changed what
+            makes the source send them, and what was changed.
     """
 
-    slot_created: bool = False
-    added: tuple[TableName, ...] = ()
-    removed: tuple[TableName, ...] = ()
     problems: Mapping[TableName, ChangefeedError] = field(default_factory=dict)
     altered: Mapping[TableName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Located:
     """Where tables are at one moment.
 
     Attributes:
-        numbers: what each name asked for stands for now; one that stands for nothing is absent.
-        names: the present name of each number asked for; one that is gone is absent.
-        unsafe: numbers of tables whose users could not change rows while they are captured.
+        ids: the present table id of each name asked for; a name that stands for nothing is absent.
+        names: the present name of each table id asked for; a table that is gone is absent.
+        unsafe: ids of tables whose users could not change rows while they are captured.
     """
 
-    numbers: Mapping[TableName, int]
+    ids: Mapping[TableName, int]
     names: Mapping[int, TableName]
     unsafe: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class SlotState:
-    """What the source says about our place in its log.
+class StreamRequest:
+    """What a stream is given.
 
     Attributes:
-        exists: false when there is none (all else is empty then).
-        confirmed: everything up to here was acknowledged by us.
-        restart: the oldest part of its log that the source keeps for us.
-        status: ``reserved``, ``extended``, ``unreserved`` (in danger) or ``lost``; empty when
-            the source does not say.
-        active_pid: the server process that serves it now.
-        retained_bytes: how much log the source keeps because of us.
-        safe_bytes: how much more may be written before the slot can be lost; None: no limit.
-        reason: why it was invalidated, in the source's words.
+        start: the stream carries every change after ``start.position``. ``start.history`` is what
+            the source wrote into the frontier of the flush before (empty at the begin of a log).
+            Sequence numbers go on from ``start.seq``, log timestamps are above ``start.at``.
+        identity: what :meth:`Source.identity` said when the log began; empty: not known.
+        memo: gives the memo as it is saved now; cheap. A source that filters tables by itself
+            keeps them in its memo, and asks *after* it received what it is about to decode:
+            capture() may have returned between.
+        intern: gives a schema its version number.
+        latest: the last shape of a table that all its feeds know; None when it was never seen.
+        spool: a folder for large transactions; what an earlier process left there is rubbish.
+        folder: a folder that lives as long as the change log, for what must outlive a restart
+            (a history of schemas). Its writes must be durable before the flush that needs them.
     """
 
-    exists: bool
-    plugin: str = ""
-    database: str = ""
-    confirmed: Position = ""
-    restart: Position = ""
-    status: str = ""
-    active_pid: int | None = None
-    retained_bytes: int = 0
-    safe_bytes: int | None = None
-    reason: str = ""
-
-    @property
-    def lost(self) -> bool:
-        """The source threw away log that we still need."""
-        return self.status == "lost"
+    start: Frontier
+    identity: str
+    memo: Callable[[], Memo]
+    intern: Callable[[TableSchema], TableSchema]
+    latest: Callable[[TableName], TableSchema | None]
+    spool: Path
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +219,6 @@ class Snapshot(Protocol):
         """
         ...
 
-    def rows_estimate(self, table: TableSchema) -> int:
-        """About how many rows the table has."""
-        ...
-
-    def alive(self) -> bool:
-        """False once the source has dropped the image: parts not yet begun will fail."""
-        ...
-
     def close(self) -> None:
         """Let go of the image at the source. Idempotent."""
         ...
@@ -236,7 +234,12 @@ class Snapshot(Protocol):
 
 
 class Stream(Protocol):
-    """The source's log from a frontier on, decoded."""
+    """The source's log from a frontier on, decoded.
+
+    An idle source gives an empty flush with a rising frontier about every second. A flush that
+    completes a transaction has a frontier; a transaction too large for memory comes in several
+    flushes of which the last alone has one.
+    """
 
     def __iter__(self) -> Iterator[Flush]: ...
 
@@ -252,206 +255,175 @@ class Stream(Protocol):
 class StreamFallback(ChangefeedError):
     """A stream broke, but its source knows another way to read the same changes.
 
-    A stream of the same source from the last durable frontier takes that way.
+    A stream of the same attachment from the last durable frontier takes that way.
     """
 
 
-@runtime_checkable
-class NumbersTables(Protocol):
-    """Optional: a source whose tables have numbers that outlive a rename and are never reused."""
-
-    def sight(self, tables: Sequence[TableName], numbers: Sequence[int]) -> Sighting:
-        """Look where tables are, by name and by number
-        (:attr:`~changefeed.core.schema.TableSchema.oid`). Cheap: asked every few seconds.
-        """
-        ...
-
-
-@runtime_checkable
-class DescribesTables(Protocol):
-    """Optional: a source that can describe many tables in one go."""
-
-    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
-        """The present shapes; a table that is gone or cannot be watched is left out."""
-        ...
-
-
-@runtime_checkable
-class ChecksTables(Protocol):
-    """Optional: a source that can check tables one by one, without looking at the server."""
-
-    def table_problems(
-        self, watches: Sequence[Watch], *, publication: str | None = None
-    ) -> list[list[ChangefeedError]]:
-        """The problems of each table that :meth:`Source.check` would find, in order."""
-        ...
-
-
-@runtime_checkable
-class NamesDatabase(Protocol):
-    """Optional: a source that is one database with a name of its own."""
+class Attachment(ABC):
+    """What one state holds at one source. Thread-safe. Connects when first needed."""
 
     @property
-    def database(self) -> str:
-        """The name of the database, whatever the connection to it is called."""
-        ...
+    @abstractmethod
+    def memo(self) -> Memo:
+        """What :meth:`Source.attach` needs to find again what is held. The engine saves it after
+        each :meth:`capture`, before anything relies on it."""
 
+    @property
+    @abstractmethod
+    def holds(self) -> str:
+        """What is (or will be) held, for people: ``slot X, publication X``. No secrets."""
 
-def database_of(source: Source) -> str:
-    """What ``full_table_name`` calls the database; the connection's name where it has none."""
-    return source.database if isinstance(source, NamesDatabase) else source.name
+    @abstractmethod
+    def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
+        """Every problem of the server and of these tables at once, nothing changed; an empty list
+        means that :meth:`capture` would work."""
 
+    def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
+        """The problems of each table that :meth:`check` would find, in order, without those of
+        the server. A source that does not tell them apart finds none: ``capture`` will."""
+        return [[] for _ in watches]
 
-@runtime_checkable
-class ChecksRanges(Protocol):
-    """Optional: a source that can tell whether a key range can hold a row."""
+    @abstractmethod
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+        """Make the source keep its log for us, for exactly ``tables``. Idempotent.
 
-    def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
-        """Why no row can be in the range: a bound that is no value of its column, or bounds in
-        the wrong order."""
-        ...
+        Args:
+            tables: all tables of all feeds of the state at this source.
+            resume: a change log exists: what we hold must be there already.
 
+        Raises:
+            ChangefeedError: CF2102 on ``resume`` the source no longer keeps the log for us.
+        """
 
-@runtime_checkable
-class WatchesPublication(Protocol):
-    """Optional: a source where somebody else can change what makes it send our tables."""
-
-    def altered(self, publication: str, tables: Collection[int]) -> Mapping[int, str]:
-        """Which of ``tables`` (by number, sent by :meth:`Source.prepare`'s word) may have missed
-        changes since, and why. Cheap: asked every few seconds.
+    def altered(self, tables: Collection[int]) -> Mapping[int, str]:
+        """Which of ``tables`` (by table id) may have missed changes because somebody else changed
+        what makes the source send them, and why. Cheap: asked every few seconds.
 
         Raises:
             ChangefeedError: CF2102 nothing makes the source send them any longer.
         """
-        ...
+        return {}
 
-
-@runtime_checkable
-class Partitions(Protocol):
-    """Optional: a source whose tables have partitions that a feed may watch by themselves."""
-
-    def partitions(self, table: TableSchema) -> list[str]:
-        """The names of a table's partitions, at every level; none of a plain table."""
-        ...
-
-    def partition(self, table: TableSchema, name: str) -> PartitionInfo:
-        """One partition of a table, at any level.
+    @abstractmethod
+    def start(self) -> tuple[Position, str]:
+        """Where a new change log begins, and its :attr:`Frontier.history`: at or before what was
+        committed when the first :meth:`capture` returned.
 
         Raises:
-            ChangefeedError: CF1101 there is none of that name, CF1303 its rows cannot be told
-                from those of others.
+            ChangefeedError: CF2102 nothing is held.
         """
-        ...
+
+    @abstractmethod
+    def stream(self, request: StreamRequest) -> Stream:
+        """The changes after ``request.start``.
+
+        Raises:
+            ChangefeedError: CF2104 this is another database than ``request.identity``.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Remove everything that :meth:`capture` made at the source. Idempotent."""
 
 
-@runtime_checkable
-class Warns(Protocol):
-    """Optional: a source with something to say about a feed that can be made all the same."""
+class Source(ABC):
+    """A database that changes can be read from. Thread-safe; connects when first needed.
 
-    def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
-        """Sentences for the person who makes the feed."""
-        ...
-
-
-@runtime_checkable
-class Source(Protocol):
-    """A database that changes can be read from. Thread-safe."""
+    A subclass is made with ``(name, uri)``: the name of the external connection and its URI.
+    """
 
     name: str
 
-    def check(
-        self,
-        watches: Sequence[Watch],
-        *,
-        slot: str | None = None,
-        publication: str | None = None,
-    ) -> list[ChangefeedError]:
-        """Every problem at once, nothing changed; an empty list means a feed can be made."""
-        ...
+    # -- what every source has ------------------------------------------------------------
 
-    def tables(self, publication: str | None = None) -> list[TableInfo]:
+    @abstractmethod
+    def identity(self) -> str:
+        """Which database this is: another value later means that it was replaced. A copy that is
+        promoted in its place and goes on with its log has the same."""
+
+    @abstractmethod
+    def attach(self, owner: str, memo: Memo | None) -> Attachment:
+        """What a state holds here, or will hold. Does not connect, changes nothing.
+
+        Args:
+            owner: six letters and digits of the state: part of the names of what we make.
+            memo: as saved; None when nothing is held yet.
+        """
+
+    @abstractmethod
+    def tables(self) -> list[TableInfo]:
         """The tables that can be watched, by name."""
-        ...
 
+    @abstractmethod
     def describe(self, schema: str | None, name: str) -> TableSchema:
         """The present shape of one table, version 0.
 
         Raises:
             ChangefeedError: CF1101 no such table (with a suggestion), CF1302 not watchable.
         """
-        ...
 
+    @abstractmethod
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
-        """The watchable tables of a schema (None: of the database), narrowed by globs."""
-        ...
-
-    def prepare(
-        self,
-        *,
-        slot: str,
-        publication: str,
-        tables: Sequence[TableName],
-        expect_slot: bool = False,
-    ) -> Prepared:
-        """Make the source keep its log for us, for exactly ``tables``. Idempotent.
+        """The watchable tables of a schema (None: of the database), narrowed by globs.
 
         Raises:
-            ChangefeedError: CF2102 when ``expect_slot`` and the slot is gone or lost.
+            ChangefeedError: CF1101 no such schema.
         """
-        ...
 
-    def forget(self, *, slot: str, publication: str) -> None:
-        """Remove everything that :meth:`prepare` made. Idempotent."""
-        ...
-
-    def system_id(self) -> str:
-        """Which database this is: another one later means it was replaced."""
-        ...
-
+    @abstractmethod
     def current_position(self) -> Position:
-        """A place in the log above everything that had committed when this was called."""
-        ...
+        """A place in the log above everything that had committed when this was called, and that
+        the stream's frontier reaches soon, on an idle source too."""
 
-    def slot_state(self, slot: str) -> SlotState:
-        """What the source keeps for us."""
-        ...
-
-    def slot_position(self, slot: str) -> Position:
-        """Where a stream from the slot starts.
-
-        Raises:
-            ChangefeedError: CF2102 when there is no such slot.
-        """
-        ...
-
+    @abstractmethod
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
         """A consistent image. ``tables``: what will be read, where a source must know before.
 
         Raises:
             ChangefeedError: CF2005 when the source could not give one now.
         """
-        ...
 
-    def stream(
-        self,
-        *,
-        slot: str,
-        publication: str,
-        start: Frontier,
-        system_id: str,
-        intern: Callable[[TableSchema], TableSchema],
-        spool: Path,
-        latest: Callable[[TableName], TableSchema | None] | None = None,
-    ) -> Stream:
-        """The changes after ``start``.
+    # -- what a source may have -----------------------------------------------------------
 
-        Args:
-            system_id: what :meth:`system_id` said when the slot was made; empty: not known.
-            intern: gives a schema its version number.
-            spool: a folder of its own for large transactions.
-            latest: the last shape that all feeds of a table know, to see what changed since.
+    @property
+    def database(self) -> str:
+        """What ``full_table_name`` calls the database, whatever the connection is called."""
+        return self.name
+
+    def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> Located | None:
+        """Where tables are now, by name and by :attr:`TableSchema.table_id`. Cheap: asked every
+        few seconds. None: the tables of this source have no ids that outlive a rename."""
+        return None
+
+    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
+        """The present shapes; a table that is gone or cannot be watched is left out."""
+        found = {}
+        for table in tables:
+            try:
+                found[table] = self.describe(table.schema, table.name)
+            except ChangefeedError as error:
+                if error.code not in (Code.NAME_UNKNOWN, Code.TARGET_NOT_WATCHABLE):
+                    raise
+        return found
+
+    def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
+        """Sentences for the person who makes a feed: what does not hinder it, but matters."""
+        return []
+
+    def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+        """Why no row can be in the range: a bound that is no value of its column, or bounds in
+        the wrong order."""
+        return None
+
+    def partitions(self, table: TableSchema) -> list[str]:
+        """The names of a table's partitions, at every level; none of a plain table."""
+        return []
+
+    def partition(self, table: TableSchema, name: str) -> PartitionInfo:
+        """One partition of a table, at any level.
 
         Raises:
-            ChangefeedError: CF2104 this is another database than ``system_id``.
+            ChangefeedError: CF1101 there is none of that name, CF1303 its rows cannot be told
+                from those of others, or no partition can be watched at this source.
         """
-        ...
+        raise ChangefeedError("CF1303", f"source {self.name} has no partitions to watch")

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
-from changefeed.core.schema import Identity, TableName
+from changefeed.core.schema import TableName
 from changefeed.sources.base import TableInfo
 from changefeed.statements.health import DEGRADED, TROUBLE, Health
 from changefeed.statements.times import ago
 from changefeed.statements.values import Cell, Estimate, Names, Rate, Size
-from grammar.printer import name as sql_name
 
 #: Tables that are named in a row; more are counted.
 _NAMED = 3
@@ -121,11 +120,7 @@ def source_tables(infos: Iterable[TableInfo], watched: Mapping[TableName, Sequen
 
 def _table_note(info: TableInfo) -> str | None:
     notes = [] if info.kind == "table" else [info.kind]
-    nothing = info.identity is Identity.NOTHING
-    if nothing or (info.identity is Identity.DEFAULT and not info.key):
-        why = "replica identity nothing" if nothing else "no primary key"
-        name = f"{sql_name(info.name.schema)}.{sql_name(info.name.name)}"
-        notes.append(f"{why}: ALTER TABLE {name} REPLICA IDENTITY FULL; first")
+    notes += [info.note] if info.note else []
     return "; ".join(notes) or None
 
 

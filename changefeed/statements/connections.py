@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from changefeed.attachments import remove_log
 from changefeed.catalog import external_name
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.options import Options, to_span
@@ -11,7 +12,7 @@ from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import brief
 from changefeed.statements.context import Context, Result
-from changefeed.statements.feeds import forget_here, forget_source
+from changefeed.statements.feeds import forget_source
 from changefeed.statements.times import date
 from changefeed.statements.values import Estimate, Names, Size
 from grammar import nodes
@@ -77,11 +78,9 @@ def _leave_source(name: str, context: Context) -> list[str]:
         return []
     if not forget_source(name, context):
         return []
-    forget_here(name, context)
-    return [
-        f"slot and publication {state.slot} are still at source {name} and keep its log: "
-        "remove them there"
-    ]
+    remove_log(context.catalog, name)
+    context.catalog.forget_source(name)
+    return [f"source {name} still keeps its log for {state.holds}: remove it there"]
 
 
 def show_connections(statement: nodes.ShowConnections, context: Context) -> Result:
@@ -106,14 +105,13 @@ def use(statement: nodes.Use, context: Context) -> Result:
 def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
     """SHOW TABLES: what can be watched at a source, asked now."""
     name = _source_name(statement, context)
-    state = context.catalog.source_state(name)
     watched = context.catalog.watched(name)
-    infos = context.source(name).tables(state.publication or None)
+    infos = context.source(name).tables()
     rows = [
         (
             f"{info.name.schema}.{info.name.name}",
             Names(info.key),
-            str(info.identity),
+            info.identity,
             Estimate(info.rows_estimate),
             Size(info.bytes),
             info.kind,

@@ -7,15 +7,13 @@ without one, and says what waits.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
+from changefeed.attachments import capture_tables, release
 from changefeed.catalog import Job, SourceState, Status, Wanted
 from changefeed.core.errors import LOG_LOST, ChangefeedError, Code, raise_all
 from changefeed.core.schema import TableName
-from changefeed.core.state import StateLayout
 from changefeed.options import to_span
 from changefeed.plan import cdc
 from changefeed.plan.alter import plan_alter
@@ -25,7 +23,7 @@ from changefeed.plan.check import problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
 from changefeed.plan.stages import FeedPlan, TableStage
-from changefeed.sources.base import Warns, Watch
+from changefeed.sources.base import Watch
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -100,7 +98,7 @@ def _store(
         error.span = error.span or to_span(statement.name_span)
         raise
     if not context.host.node_running() and plan.start is not None:
-        # Nobody will make the slot soon, and this feed owes every change from now on.
+        # Nobody will make the source send them soon, and this feed owes every change from now on.
         try:
             _prepare_here(plan, context)
         except BaseException:
@@ -113,23 +111,15 @@ def _store(
 
 
 def _prepare_here(plan: FeedPlan, context: Context) -> None:
-    """Make slot and publication without a node.
+    """Make the source send the tables without a node.
 
     Raises:
         ChangefeedError: the source refuses, be it one of the tables.
     """
-    catalog, stage = context.catalog, plan.source
-    state = catalog.source_state(stage.source)
+    catalog, source = context.catalog, context.source(plan.source.source)
     mine = {table.schema.table for table in plan.tables}
-    watched = set(catalog.watched(stage.source)) | mine
-    source = context.source(stage.source)
-    catalog.save_source_state(stage.source, slot=stage.slot, publication=stage.publication)
-    prepared = source.prepare(
-        slot=stage.slot,
-        publication=stage.publication,
-        tables=sorted(watched),
-        expect_slot=bool(state.system_id),
-    )
+    watched = set(catalog.watched(source.name)) | mine
+    prepared = capture_tables(catalog, source, sorted(watched))
     catalog.add_gaps(
         {
             t: f'changes to table "{t.schema}.{t.name}" may be missing: {why}'
@@ -137,7 +127,6 @@ def _prepare_here(plan: FeedPlan, context: Context) -> None:
         }
     )
     raise_all([prepared.problems[t] for t in sorted(prepared.problems) if t in mine])
-    catalog.save_source_state(stage.source, system_id=source.system_id())
 
 
 def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
@@ -148,7 +137,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
             would miss changes; the job is gone again.
     """
     catalog = context.catalog
-    tables = {table.schema.table: table.schema.oid for table in plan.tables}
+    tables = {table.schema.table: table.schema.table_id for table in plan.tables}
 
     def settled() -> bool:
         captured = _captured(job, tables, context)
@@ -184,10 +173,10 @@ def _source_waits(job: Job, context: Context) -> bool:
 
 def _captured(job: Job, tables: Mapping[TableName, int], context: Context) -> bool:
     """The source sends the tables: these, not others of their names."""
-    captured = context.catalog.captured_oids(job.source)
+    captured = context.catalog.captured_table_ids(job.source)
     return all(
-        table in captured and (0 in (oid, captured[table]) or captured[table] == oid)
-        for table, oid in tables.items()
+        table in captured and (0 in (table_id, captured[table]) or captured[table] == table_id)
+        for table, table_id in tables.items()
     )
 
 
@@ -218,7 +207,7 @@ def _texts(
     """The rows of a sinkless feed as text.
 
     Closing this closes the feed, then calls ``afterwards``: where it was the last feed of its
-    source, no slot may stay behind and hold the source's log.
+    source, nothing of ours may stay behind and hold the source's log.
     """
     try:
         for table, key, value in rows:
@@ -292,8 +281,6 @@ def _source_warnings(
     ``server`` is false where what it says of itself was said before, with its first feed.
     """
     source = context.source(name)
-    if not isinstance(source, Warns):
-        return []
     tables = [stage.schema.table for stage in stages]
     words = source.warnings([Watch(table.name, table.schema) for table in tables])
     said = set() if server else set(source.warnings())
@@ -324,7 +311,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     context.host.wake()
     late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():
-        added = {stage.schema.table: stage.schema.oid for stage in plan.add}
+        added = {stage.schema.table: stage.schema.table_id for stage in plan.add}
 
         def settled() -> bool:
             return _captured(job, added, context) or _source_waits(job, context)
@@ -491,7 +478,7 @@ def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
 
 
 def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
-    """DROP: end feeds for good; with its last feed a source loses slot and publication."""
+    """DROP: end feeds for good; with its last feed, what we hold at a source goes too."""
     refs = statement.feeds
     notices = []
     if statement.if_exists:
@@ -544,27 +531,19 @@ def forget_source(name: str, context: Context) -> list[str]:
         return []
     state = catalog.source_state(name)
     try:
-        if state.slot:
-            context.source(name).forget(slot=state.slot, publication=state.publication)
+        release(catalog, context.source(name))
     except ChangefeedError as error:
         catalog.save_source_state(name, error=error.message, error_code=error.code.number)
         return [f"{_left_behind(state)}: {error.message}"]
-    forget_here(name, context)
+    except OSError as error:
+        return [f"cannot remove the change log of {name}: {error.strerror}"]
     return []
-
-
-def forget_here(name: str, context: Context) -> None:
-    """Forget what we hold at a source, and its change log."""
-    context.catalog.forget_source(name)
-    layout = StateLayout(Path(context.catalog.directory))
-    for folder in (layout.log(name), layout.spool(name)):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _left_behind(state: SourceState) -> str:
     return (
-        f"slot and publication {state.slot} are still at source {state.name} and keep its log; "
-        "the next node removes them as soon as it can reach the source"
+        f"source {state.name} still keeps its log for {state.holds}; "
+        "the next node removes it as soon as it can reach the source"
     )
 
 

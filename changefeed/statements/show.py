@@ -46,7 +46,7 @@ def _detail(job: Job, context: Context) -> Result:
         "options": Names(_option_texts(job)),
         "cursor": instant(job.cursor, now),
         "end_time": instant(job.end_time, now),
-        "slot": state.slot or None,
+        "source_holds": state.holds or None,
         "source_error": state.error or None,
         "node": context.catalog.lease_holder(job.id),
         "generation": job.generation,

@@ -12,7 +12,6 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
-from changefeed.sources.base import DescribesTables
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Seconds
 from grammar import nodes
@@ -67,8 +66,6 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
 def _present_shapes(job: Job, context: Context) -> dict[TableName, TableSchema]:
     """How the tables of a feed are at the source now."""
     source = context.source(job.source)
-    if not isinstance(source, DescribesTables):
-        return {}
     return source.describe_tables([table.table for table in context.catalog.tables(job.id)])
 
 
@@ -83,7 +80,11 @@ def _shapes_to_come(
         known = context.catalog.announced_schema(table)
         if known is not None and known.version < scanned.get(table, 0):
             known = context.catalog.schema(scanned[table])
-        if known is None or known.oid not in (0, now.oid) or _columns(known) == _columns(now):
+        if (
+            known is None
+            or known.table_id not in (0, now.table_id)
+            or _columns(known) == _columns(now)
+        ):
             continue
         notices.append(
             f"the columns of {table.schema}.{table.name} changed at the source: the feed follows "
@@ -92,8 +93,8 @@ def _shapes_to_come(
     return notices
 
 
-def _columns(schema: TableSchema) -> list[tuple[int, str, str]]:
-    return [(column.number, column.name, column.type_name) for column in schema.columns]
+def _columns(schema: TableSchema) -> list[tuple[int | str, str, str]]:
+    return [(column.ref, column.name, column.type_name) for column in schema.columns]
 
 
 class _Waiting:

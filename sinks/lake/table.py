@@ -210,8 +210,8 @@ class LakeTable(ABC):
             )
         if not self.exists():
             return
-        before = {c.number: c.name for c in old.columns if c.number}
-        after = {c.number: c.name for c in new.columns}
+        before = {c.column_id: c.name for c in old.columns if c.column_id}
+        after = {c.column_id: c.name for c in new.columns}
         live = {name.lower() for number, name in before.items() if number in after}
         moves = [(before[n], name) for n, name in after.items() if before.get(n, name) != name]
         for name in [name for n, name in after.items() if before.get(n) != name]:
@@ -308,8 +308,8 @@ def known_as(own: Owner, marks: Sequence[Owner]) -> list[Owner]:
     return [own if not mark.state and mark.table == own.table else mark for mark in marks]
 
 
-def _key(schema: TableSchema) -> list[int]:
-    return [] if schema.keyless else [schema.columns[i].number for i in schema.key]
+def _key(schema: TableSchema) -> list[int | str]:
+    return [] if schema.keyless else [schema.columns[i].ref for i in schema.key]
 
 
 def split_columns(text: str) -> list[str]:

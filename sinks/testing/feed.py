@@ -52,9 +52,9 @@ def delete(key: int, step: int, table: str = "t") -> Write:
 def table_schema(table: str, version: int = 1) -> TableSchema:
     """``table(a int primary key, b text)``; version 2 has a column ``c`` more."""
     columns = [
-        Column("a", "integer", "int32", Form.NATIVE, "int32", nullable=False, number=1),
-        Column("b", "text", "string", Form.TEXT, "text", number=2),
-        Column("c", "text", "string", Form.TEXT, "text", number=3),
+        Column("a", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1),
+        Column("b", "text", "string", Form.TEXT, "text", column_id=2),
+        Column("c", "text", "string", Form.TEXT, "text", column_id=3),
     ]
     name = TableName("shop", "public", table)
     return TableSchema(name, tuple(columns[: 1 + version]), (0,), version=version)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange, Truncate
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from sinks.base import (
     Batch,
     Delivery,
@@ -69,9 +69,9 @@ def table_of(name: str, /, *, key: Sequence[str] = (), **columns: str) -> TableS
         table=TableName("shop", "public", name),
         columns=tuple(made),
         key=places or tuple(range(len(made))),
-        identity=Identity.DEFAULT if key else Identity.FULL,
+        before_image=BeforeImage.KEY if key else BeforeImage.FULL,
         keyless=not key,
-        oid=sum(map(ord, name)),
+        table_id=sum(map(ord, name)),
         version=1,
     )
 
@@ -161,10 +161,10 @@ class Source:
         """The table gets another shape: columns are matched by number, new ones are NULL."""
         self._step += 1
         old = self.schemas[table]
-        new = replace(new, version=old.version + 1, oid=old.oid, table=old.table)
-        was = {c.number: c.name for c in old.columns}
+        new = replace(new, version=old.version + 1, table_id=old.table_id, table=old.table)
+        was = {c.column_id: c.name for c in old.columns}
         self._rows[table] = [
-            {c.name: row.get(was.get(c.number, "")) for c in new.columns}
+            {c.name: row.get(was.get(c.column_id, "")) for c in new.columns}
             for row in self._rows[table]
         ]
         self.schemas[table] = new

@@ -367,7 +367,7 @@ def _can_follow(table: Table, event: SchemaChange) -> None:
     d, old, new = table.d, event.old, event.new
 
     def told(columns: Sequence[Column]) -> list[tuple[object, str, str]]:
-        return [(c.number or c.name, c.name, d.rule(c).sql) for c in columns]
+        return [(c.ref, c.name, d.rule(c).sql) for c in columns]
 
     if old.keyless and new.keyless and told(old.columns) != told(new.columns):
         why = "a table without a key cannot change its columns in ClickHouse"

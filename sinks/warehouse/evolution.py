@@ -86,7 +86,7 @@ def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> li
 
 
 def _identity(column: Column) -> object:
-    return column.number or column.name
+    return column.ref
 
 
 def _dropped(old: TableSchema, new: TableSchema) -> set[str]:
@@ -106,7 +106,7 @@ def _same_key(table: Table, old: TableSchema, new: TableSchema) -> None:
 
 def aside_name(table: Table, column: Column) -> str:
     """What a column is called that made room for this one."""
-    return table.d.fit(f"{_DROPPED}{column.number}_{column.name}")
+    return table.d.fit(f"{_DROPPED}{column.column_id}_{column.name}")
 
 
 def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -> list[Change]:

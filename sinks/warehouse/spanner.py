@@ -325,9 +325,9 @@ class SpannerSink(WarehouseSink):
 
     def _keeps_digests(self, table: Table, event: SchemaChange) -> None:
         """A row without a key is found by its values: those that it has may not change."""
-        new = {c.number or c.name: c for c in event.new.columns}
+        new = {c.ref: c for c in event.new.columns}
         for column in event.old.columns:
-            found = new.get(column.number or column.name)
+            found = new.get(column.ref)
             if found is None or _written(found) != _written(column):
                 why = f"a table without a key cannot lose or change column {column.name} in Spanner"
                 raise evolution.refused(table, event.new, why)

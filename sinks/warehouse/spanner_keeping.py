@@ -164,8 +164,8 @@ def refuse_exchange(table: Table, event: SchemaChange) -> None:
     Raises:
         ChangefeedError: CF5006.
     """
-    old = {c.number or c.name: c.name for c in event.old.columns}
-    new = {c.number or c.name: c.name for c in event.new.columns}
+    old = {c.ref: c.name for c in event.old.columns}
+    new = {c.ref: c.name for c in event.new.columns}
     taken = {
         name.casefold(): name
         for number, name in new.items()

@@ -131,7 +131,7 @@ def digests(columns: Sequence[Column], values: Sequence[Sequence[Value]]) -> lis
     NULLs have no part in it and columns go by their number at the source, so that the digest of a
     row outlives a new column and a new name.
     """
-    marks = [f"{c.number or c.name}:".encode() for c in columns]
+    marks = [f"{c.ref}:".encode() for c in columns]
     found = []
     for row in zip(*values, strict=True):
         made = hashlib.blake2b(digest_size=16)

@@ -136,7 +136,7 @@ def test_two_feeds_share_one_slot(bench: Bench) -> None:
     feeds = bench.feeds
     feeds.execute("CREATE CHANGEFEED a FOR orders INTO 'null://'")
     feeds.execute("CREATE CHANGEFEED b FOR items INTO 'null://' WITH initial_scan = 'no'")
-    assert bench.database.slots() == [feeds.catalog.slot_name("shop")]
+    assert bench.database.slots() == [feeds.catalog.source_state("shop").memo["slot"]]
     feeds.sync("a")
     feeds.sync("b")
     feeds.execute("DROP CHANGEFEED a")

@@ -83,7 +83,7 @@ def test_every_problem_at_once(client: Client) -> None:
 
 def test_a_feed_that_owes_changes_has_its_slot_when_create_returns(client: Client) -> None:
     client.run("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
-    slot = client.catalog.slot_name("shop")
+    slot = client.catalog.source_state("shop").memo["slot"]
     assert client.database.slots() == [slot] and client.publications() == [slot]
     (table,) = client.catalog.tables(1)
     assert table.start is not None and len(table.start) == 16

@@ -74,7 +74,7 @@ def spec(name: str | None = "f", *tables: TableName, sink: str | None = "null://
 
 def shape(*columns: str, table: TableName = ORDERS) -> TableSchema:
     made = tuple(
-        Column(name, "integer", "int32", Form.NATIVE, "int32", number=number)
+        Column(name, "integer", "int32", Form.NATIVE, "int32", column_id=number)
         for number, name in enumerate(columns, 1)
     )
     return TableSchema(table, made, key=(0,))
@@ -293,30 +293,22 @@ def test_a_feed_without_a_scan_knows_what_was_announced(catalog: Catalog) -> Non
 
 
 def test_source_state_changes_only_what_is_given(catalog: Catalog) -> None:
-    assert catalog.source_state("shop").slot == ""
-    catalog.save_source_state("shop", slot="s", publication="p", system_id="77")
+    assert catalog.source_state("shop").memo == {}
+    catalog.save_source_state("shop", memo={"slot": "s"}, holds="slot s", identity="77")
     seen = catalog.version()
     catalog.save_source_state("shop", position="0A", frontier=Timestamp(7, 1))
     assert catalog.version() == seen
     catalog.save_source_state("shop", error="down", error_code="CF2001", status="retrying")
     assert catalog.version() > seen
     state = catalog.source_state("shop")
-    assert (state.slot, state.position, state.frontier) == ("s", "0A", Timestamp(7, 1))
+    assert (state.memo, state.holds, state.identity) == ({"slot": "s"}, "slot s", "77")
+    assert (state.position, state.frontier) == ("0A", Timestamp(7, 1))
     assert (state.error, state.error_code) == ("down", "CF2001")
     catalog.save_source_state("shop", error="", error_code="")
     assert catalog.source_state("shop").error == ""
     assert [s.name for s in catalog.source_states()] == ["shop"]
     catalog.forget_source("shop")
     assert catalog.source_states() == []
-
-
-def test_slot_names_fit_and_differ(catalog: Catalog) -> None:
-    names = ["shop", "Shop", "sh-op", "sh.op", "x" * 80, "x" * 81]
-    slots = [catalog.slot_name(name) for name in names]
-    assert slots[0] == f"changefeed_{catalog.state_id}_shop"
-    assert len(set(slots)) == len(slots)
-    for slot in slots:
-        assert len(slot) <= 63 and slot.replace("_", "").isalnum() and slot == slot.lower()
 
 
 def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
@@ -329,7 +321,7 @@ def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
     for oid, since in ((7, 9), (7, 9), (8, 22)):  # another table under the name begins anew
         catalog.set_captured("shop", {ITEMS: Timestamp(22)}, {ITEMS: oid})
         assert catalog.captured("shop") == {ITEMS: Timestamp(since)}
-        assert catalog.captured_oids("shop") == {ITEMS: oid}
+        assert catalog.captured_table_ids("shop") == {ITEMS: oid}
     catalog.set_captured("shop", {})
     catalog.set_captured("shop", {ITEMS: Timestamp(9)})
     catalog.forget_source("shop")
@@ -346,17 +338,6 @@ def test_leases_are_renewed_together(catalog: Catalog) -> None:
     assert catalog.lease_holder(jobs[1].id) == "n2"
     assert catalog.acquire_lease(jobs[0].id, "n2", 10) is None
     assert catalog.renew_leases([], 10) == set()
-
-
-def test_a_slot_without_feeds_is_found(catalog: Catalog) -> None:
-    catalog.save_source_state("shop", slot="s")
-    assert [s.name for s in catalog.orphan_sources()] == ["shop"]
-    job = catalog.create_job(spec())
-    assert catalog.orphan_sources() == []
-    catalog.transition(job.id, Status.FAILED, reason="x")
-    assert catalog.orphan_sources() == []  # RESUME needs it
-    catalog.delete_job(job.id)
-    assert [s.name for s in catalog.orphan_sources()] == ["shop"]
 
 
 def test_what_the_log_must_keep(catalog: Catalog) -> None:
@@ -822,7 +803,7 @@ def test_a_rescan_is_not_undone_by_progress_made_before_it(catalog: Catalog) -> 
 
 def test_a_rescan_takes_another_table_of_the_name(catalog: Catalog) -> None:
     job = catalog.create_job(spec("f", ORDERS))
-    catalog.adopt_oids({ORDERS: 7})
+    catalog.adopt_table_ids({ORDERS: 7})
     lease = catalog.acquire_lease(job.id, "n", 60)
     assert lease is not None
     [table] = catalog.tables(job.id)
@@ -830,7 +811,7 @@ def test_a_rescan_takes_another_table_of_the_name(catalog: Catalog) -> None:
     catalog.save_progress(job.id, {ORDERS: failed}, lease=lease)
     catalog.alter_job(job.id, rescan={ORDERS: 8})
     [table] = catalog.tables(job.id)
-    assert (table.oid, table.done_upto, table.scan_at) == (8, None, None)
+    assert (table.table_id, table.done_upto, table.scan_at) == (8, None, None)
 
 
 def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
@@ -840,13 +821,23 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
 
     catalog = state.open()
     job = catalog.create_job(spec("f", ORDERS))
+    catalog.save_source_state("shop", identity="77")
     prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
     with catalog._database.write() as transaction:
         transaction.execute(text(f"DROP TABLE {prefix}gap"))
         columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
-        for column in (*columns, "job_table.gap", "table_schema.announced"):
+        later = ("source_state.memo", "source_state.holds")
+        for column in (*columns, "job_table.gap", "table_schema.announced", *later):
             table_name, name = column.split(".")
             transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
+        for changed in (
+            "source_state RENAME COLUMN identity TO system_id",
+            "source_state ADD COLUMN slot TEXT NOT NULL DEFAULT 's'",
+            "source_state ADD COLUMN publication TEXT NOT NULL DEFAULT 'p'",
+            "job_table RENAME COLUMN table_id TO oid",
+            "captured RENAME COLUMN table_id TO oid",
+        ):
+            transaction.execute(text(f"ALTER TABLE {prefix}{changed}"))
         transaction.execute(
             update(tables.meta).where(tables.meta.c.key == "format").values(value="2")
         )
@@ -855,3 +846,6 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     assert (table.rescan, table.rescanned, table.gap) == (0, 0, 0)
     upgraded.add_gaps({ORDERS: "changes may be missing"})
     assert upgraded.gaps("shop")[ORDERS].reason == "changes may be missing"
+    source = upgraded.source_state("shop")
+    assert (source.memo, source.identity) == ({"slot": "s", "publication": "p"}, "77")
+    assert source.holds == "slot s, publication p"

@@ -12,7 +12,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, Identity
+from changefeed.core.schema import BeforeImage, Column, Form
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
@@ -20,7 +20,7 @@ from changefeed.encoding.plan import MessagePlan, mark_payload
 from changefeed.encoding.unsent import UNSENT
 from tests.message_model import change, column, log_table, messages, table
 
-T = table([column("a", "int4", nullable=False), column("b", "text")], identity=Identity.FULL)
+T = table([column("a", "int4", nullable=False), column("b", "text")], before_image=BeforeImage.FULL)
 AT = "1536242855577149065.0000000000"
 UPDATE = change("u", [1, "y"], {"0": 1, "1": "x"})
 DELETE = change("d", None, {"0": 1, "1": "y"})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from changefeed.catalog.model import TableProgress
-from changefeed.core.schema import Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.encoding.compile import source_members, table_messages
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
@@ -69,7 +69,7 @@ def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> Mess
     return table_messages(typed, progress, schema, source_members("shop", 1, "kafka"))
 
 
-@pytest.mark.parametrize("identity", [Identity.DEFAULT, Identity.FULL])
+@pytest.mark.parametrize("identity", [BeforeImage.KEY, BeforeImage.FULL])
 @pytest.mark.parametrize("columns", [(), ("n",)])
 @pytest.mark.parametrize(
     "options",
@@ -85,7 +85,7 @@ def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> Mess
         "key_column = 'b', unordered",
     ],
 )
-def test_example(options: str, columns: tuple[str, ...], identity: Identity) -> None:
+def test_example(options: str, columns: tuple[str, ...], identity: BeforeImage) -> None:
     schema = shape(TABLE, COLUMNS, ["a"], identity)
     plan = plan_of(options, schema, columns)
     (real,) = encode_messages(update_of(schema), plan, now_ns=WHEN[0]).to_pylist()

@@ -34,7 +34,7 @@ def problems(uri: str, *watches: Watch | str, **made: str) -> list[ChangefeedErr
     source = PostgresSource("shop", uri)
     try:
         asked = [w if isinstance(w, Watch) else Watch(w) for w in watches]
-        return source.check(asked, **made)
+        return source.attach("tests", made).check(asked)
     finally:
         source.close()
 
@@ -161,9 +161,9 @@ def test_a_bare_role_learns_all_it_lacks_at_once(postgres: Database) -> None:
         assert messages(uri, *watches) == []
         source = PostgresSource("shop", uri)
         tables = [t.table for t in source.describe_all([Watch("other", "app"), Watch("good")])]
-        slot = f"changefeed_{postgres.name}"
-        assert source.prepare(slot=slot, publication=slot, tables=tables).problems == {}
-        source.forget(slot=slot, publication=slot)
+        held = source.attach(postgres.name, None)
+        assert held.capture(tables, resume=False).problems == {}
+        held.release()
         source.close()
 
 
@@ -222,13 +222,12 @@ def test_a_slot_that_is_there_needs_only_one_more(
     with server.database() as db:
         db.execute("create table good (id int primary key)")
         source = PostgresSource("shop", db.uri)
-        source.prepare(
-            slot="ours", publication="ours", tables=[source.describe(None, "good").table]
-        )
+        held = source.attach("tests", {"slot": "ours", "publication": "ours"})
+        held.capture([source.describe(None, "good").table], resume=False)
         assert messages(db.uri, "good", slot="ours", publication="ours") == []
         (problem,) = problems(db.uri, "good", slot="another")
         assert "max_replication_slots is 2 and 1 are free" in problem.message
-        source.forget(slot="ours", publication="ours")
+        held.release()
         source.close()
 
 

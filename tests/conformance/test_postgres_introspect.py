@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.schema import Identity, TableName
+from changefeed.core.schema import BeforeImage, TableName
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource
 from tests.conformance.conftest import ALL
@@ -35,7 +35,7 @@ def test_a_table_is_described_as_it_is(postgres: Database, source: PostgresSourc
     )
     schema = source.describe(None, "Orders")
     assert schema.table == TableName("shop", "public", "Orders")
-    assert [(c.name, c.number, c.type_name, c.logical) for c in schema.columns] == [
+    assert [(c.name, c.column_id, c.type_name, c.logical) for c in schema.columns] == [
         ("region", 2, "text", "text"),
         ("id", 3, "bigint", "int64"),
         ("note", 4, "character varying(20)", "text"),
@@ -47,7 +47,7 @@ def test_a_table_is_described_as_it_is(postgres: Database, source: PostgresSourc
     ]
     assert [c.name for c in schema.key_columns] == ["id", "region"]
     assert [c.nullable for c in schema.columns[:3]] == [False, False, True]
-    assert schema.identity is Identity.DEFAULT
+    assert schema.before_image is BeforeImage.KEY
     assert not schema.keyless
 
 
@@ -55,24 +55,24 @@ def test_a_table_is_described_as_it_is(postgres: Database, source: PostgresSourc
 @pytest.mark.parametrize(
     ("ddl", "identity", "key", "keyless"),
     [
-        ("create table t (a int primary key, b int)", Identity.DEFAULT, ["a"], False),
-        ("create table t (a int, b int)", Identity.DEFAULT, ["a", "b"], True),
+        ("create table t (a int primary key, b int)", BeforeImage.KEY, ["a"], False),
+        ("create table t (a int, b int)", BeforeImage.KEY, ["a", "b"], True),
         (
             "create table t (a int, b int); alter table t replica identity full",
-            Identity.FULL,
+            BeforeImage.FULL,
             ["a", "b"],
             True,
         ),
         (
             "create table t (a int primary key, b int); alter table t replica identity full",
-            Identity.FULL,
+            BeforeImage.FULL,
             ["a"],
             False,
         ),
         (
             "create table t (a int not null, b int not null, c int);"
             "create unique index u on t (b, a); alter table t replica identity using index u",
-            Identity.INDEX,
+            BeforeImage.KEY,
             ["b", "a"],
             False,
         ),
@@ -82,13 +82,13 @@ def test_the_key_follows_the_replica_identity(
     postgres: Database,
     source: PostgresSource,
     ddl: str,
-    identity: Identity,
+    identity: BeforeImage,
     key: list[str],
     keyless: bool,
 ) -> None:
     postgres.execute(ddl)
     schema = source.describe("public", "t")
-    assert schema.identity is identity
+    assert schema.before_image is identity
     assert [c.name for c in schema.key_columns] == key
     assert schema.keyless is keyless
 
@@ -184,16 +184,14 @@ def test_the_list_has_key_size_and_kind(postgres: Database, source: PostgresSour
         insert into parts select i, i from generate_series(1, 1000) i;
         analyze parts;
         create view v as select 1;
-        create publication ours for table big;
         """
     )
-    tables = {info.name.name: info for info in source.tables("ours")}
+    tables = {info.name.name: info for info in source.tables()}
     assert list(tables) == ["big", "fresh", "parts"]
     assert tables["big"].rows_estimate == 20_000
-    assert tables["big"].in_publication and not tables["fresh"].in_publication
     assert (tables["big"].key, tables["big"].kind) == (("a",), "table")
     assert tables["fresh"].key == ()
-    assert tables["fresh"].identity is Identity.FULL
+    assert (tables["fresh"].identity, tables["fresh"].note) == ("full", "")
     assert 2_000 < tables["fresh"].rows_estimate < 50_000
     assert tables["parts"].kind == "partitioned table"
     assert tables["parts"].rows_estimate == 1_000
@@ -227,7 +225,7 @@ def test_details_by_number_leave_out_what_is_gone(
     postgres: Database, source: PostgresSource
 ) -> None:
     postgres.execute("create table t (a int primary key, b text default 'x')")
-    oid = source.describe(None, "t").oid
+    oid = source.describe(None, "t").table_id
     details = source.describe_oids([oid, 4_000_000_000])
     assert list(details) == [oid]
     assert details[oid].primary_key == ("a",)
@@ -253,7 +251,7 @@ def test_a_server_that_is_not_there_is_a_retry(source: PostgresSource) -> None:
     with pytest.raises(ChangefeedError) as caught:
         gone.tables()
     assert caught.value.code.number == "CF2001"
-    missing = PostgresSource("shop", source._uri.rpartition("/")[0] + "/no_such_database")
+    missing = PostgresSource("shop", source.uri.rpartition("/")[0] + "/no_such_database")
     with pytest.raises(ChangefeedError) as caught:
         missing.tables()
     assert caught.value.code.number == "CF2002"

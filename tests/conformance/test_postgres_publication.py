@@ -26,11 +26,12 @@ class Publication:
         self.database = database
         self.source = source
         self.name = f"changefeed_{database.name}"
+        self.held = source.attach("tests", {"slot": self.name, "publication": self.name})
         self.prepare(A, B)
 
     def prepare(self, *tables: TableName) -> dict[TableName, str]:
         """Make it so; what was found to be altered."""
-        prepared = self.source.prepare(slot=self.name, publication=self.name, tables=tables)
+        prepared = self.held.capture(tables, resume=False)
         assert not prepared.problems
         return dict(prepared.altered)
 
@@ -43,7 +44,7 @@ class Publication:
     def altered(self) -> dict[str, str]:
         """What was done, by table."""
         numbers = self.numbers()
-        found = self.source.altered(self.name, numbers)
+        found = self.held.altered(numbers)
         return {numbers[oid]: why for oid, why in found.items()}
 
     def change(self, sql: str) -> None:
@@ -158,9 +159,7 @@ def test_it_is_gone(publication: Publication) -> None:
         publication.altered()
     assert caught.value.code.number == "CF2102"
     with pytest.raises(ChangefeedError, match="was dropped"):
-        publication.source.prepare(
-            slot=publication.name, publication=publication.name, tables=[A], expect_slot=True
-        )
+        publication.held.capture([A], resume=True)
 
 
 @pytest.mark.parametrize(

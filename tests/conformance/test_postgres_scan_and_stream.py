@@ -14,7 +14,9 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Frontier, Position
 from changefeed.core.schema import TableSchema
+from changefeed.sources.base import StreamRequest
 from changefeed.sources.postgres import PostgresSource
+from changefeed.sources.postgres.attachment import PostgresAttachment
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 
@@ -56,7 +58,7 @@ class Writer(threading.Thread):
 
 def apply_stream(
     source: PostgresSource,
-    slot: str,
+    held: PostgresAttachment,
     spool: Path,
     rows: dict[int, str],
     *,
@@ -69,13 +71,16 @@ def apply_stream(
     def intern(schema: TableSchema) -> TableSchema:
         return schema.with_version(next(versions))
 
-    stream = source.stream(
-        slot=slot,
-        publication=slot,
-        start=Frontier(Timestamp.ZERO, ""),
-        system_id=source.system_id(),
-        intern=intern,
-        spool=spool,
+    stream = held.stream(
+        StreamRequest(
+            start=Frontier(Timestamp.ZERO, ""),
+            identity=source.identity(),
+            memo=lambda: held.memo,
+            intern=intern,
+            latest=lambda table: None,
+            spool=spool,
+            folder=spool,
+        )
     )
     for flush in stream:
         commits = flush.commits
@@ -113,15 +118,15 @@ def test_scan_and_stream_are_the_table(
     postgres.execute("create table t (id int primary key, v text)")
     postgres.execute("create table other (id int primary key)")
     postgres.execute("insert into t select i, 'start' from generate_series(1, 500) i")
-    slot = f"changefeed_{postgres.name}"
+    held = source.attach(postgres.name, None)
     table = source.describe(None, "t")
     writers = [Writer(postgres, seed) for seed in (1, 2)]
     try:
-        source.prepare(slot=slot, publication=slot, tables=[source.describe(None, "other").table])
+        held.capture([source.describe(None, "other").table], resume=False)
         for writer in writers:
             writer.start()
         both = [table.table, source.describe(None, "other").table]
-        assert source.prepare(slot=slot, publication=slot, tables=both).added == (table.table,)
+        assert held.capture(both, resume=True).problems == {}
         rows: dict[int, str] = {}
         with source.snapshot() as snapshot:
             for part in snapshot.parts(table, 8192):
@@ -138,6 +143,6 @@ def test_scan_and_stream_are_the_table(
             if writer.ident:
                 writer.join(30)
     upto = source.current_position()
-    apply_stream(source, slot, tmp_path, rows, after=snapshot.position, upto=upto)
+    apply_stream(source, held, tmp_path, rows, after=snapshot.position, upto=upto)
     assert rows == dict(postgres.execute("select id, v from t"))
-    source.forget(slot=slot, publication=slot)
+    held.release()

@@ -12,7 +12,9 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
+from changefeed.sources.base import Captured
 from changefeed.sources.postgres import PostgresSource, setup
+from changefeed.sources.postgres.attachment import PostgresAttachment, object_name
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database, PostgresCluster
@@ -38,6 +40,16 @@ def name(postgres: Database) -> str:
     return f"changefeed_{postgres.name}"
 
 
+@pytest.fixture
+def held(source: PostgresSource, name: str) -> PostgresAttachment:
+    return attachment(source, name)
+
+
+def attachment(source: PostgresSource, name: str) -> PostgresAttachment:
+    """Slot and publication of this name."""
+    return source.attach("tests", {"slot": name, "publication": name})
+
+
 def published(postgres: Database, name: str) -> list[str]:
     rows = postgres.execute(
         "select tablename from pg_publication_tables where pubname = %s order by 1", [name]
@@ -47,39 +59,39 @@ def published(postgres: Database, name: str) -> list[str]:
 
 @ALL
 def test_prepare_makes_grows_shrinks_and_repeats(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, held: PostgresAttachment, name: str
 ) -> None:
-    first = source.prepare(slot=name, publication=name, tables=[A])
-    assert (first.slot_created, first.added, first.removed) == (True, (A,), ())
-    again = source.prepare(slot=name, publication=name, tables=[A], expect_slot=True)
-    assert (again.slot_created, again.added, again.removed) == (False, (), ())
-    swapped = source.prepare(slot=name, publication=name, tables=[B])
-    assert (swapped.added, swapped.removed) == ((B,), (A,))
+    assert held.capture([A], resume=False).problems == {}
+    assert published(postgres, name) == ["a"]
+    place = held.start()
+    held.capture([A], resume=True)
+    assert (published(postgres, name), held.start()) == (["a"], place)
+    held.capture([B], resume=True)
     assert published(postgres, name) == ["b"]
-    assert source.prepare(slot=name, publication=name, tables=[]).removed == (B,)
+    held.capture([], resume=True)
     assert published(postgres, name) == []
     ((*actions, via_root),) = postgres.execute(
         "select pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot from pg_publication"
     )
     assert all(actions) and via_root
-    state = source.slot_state(name)
+    state = held.state()
     assert (state.exists, state.plugin, state.database) == (True, "pgoutput", postgres.name)
-    assert state.status == "reserved" and not state.lost
-    assert source.slot_position(name) == state.confirmed >= state.restart
-    source.forget(slot=name, publication=name)
-    source.forget(slot=name, publication=name)
-    assert not source.slot_state(name).exists
+    assert not state.lost
+    assert held.start() == (state.confirmed, "") and len(state.confirmed) == 16
+    held.release()
+    held.release()
+    assert not held.state().exists
     assert postgres.execute("select * from pg_publication") == []
 
 
 @ALL
 def test_a_bad_table_does_not_keep_the_others_out(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, held: PostgresAttachment, name: str
 ) -> None:
     postgres.execute("create view v as select 1")
     bad, view = TableName("shop", "public", "zzz"), TableName("shop", "public", "v")
-    done = source.prepare(slot=name, publication=name, tables=[A, bad, view])
-    assert done.added == (A,)
+    done = held.capture([A, bad, view], resume=False)
+    assert published(postgres, name) == ["a"]
     assert {t.name: e.code.number for t, e in done.problems.items()} == {
         "zzz": "CF1101",
         "v": "CF1302",
@@ -88,7 +100,7 @@ def test_a_bad_table_does_not_keep_the_others_out(
 
 @ALL
 def test_what_would_break_updates_is_not_published(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, source: PostgresSource, held: PostgresAttachment, name: str
 ) -> None:
     postgres.execute(
         "create table bare (id int); insert into bare values (1);"
@@ -101,39 +113,39 @@ def test_what_would_break_updates_is_not_published(
         "create table part2 partition of part default; insert into part values (20, 1)"
     )
     bad = [TableName("shop", "public", n) for n in ("bare", "late", "none", "part")]
-    done = source.prepare(slot=name, publication=name, tables=[A, *bad])
-    assert done.added == (A,)
+    done = held.capture([A, *bad], resume=False)
+    assert published(postgres, name) == ["a"]
     assert {t.name: e.code.number for t, e in done.problems.items()} == dict.fromkeys(
         ("bare", "late", "none", "part"), "CF2003"
     )
     postgres.execute("update bare set id = 2; update part set v = 2; delete from part")
-    assert source.sight(bad, []).unsafe == set(source.sight(bad, []).numbers.values())
+    assert source.locate(bad, []).unsafe == set(source.locate(bad, []).ids.values())
     postgres.execute("alter table bare replica identity full")
     postgres.execute("alter table part2 replica identity full")
     mended = [bad[0], bad[3]]
-    assert source.sight(mended, []).unsafe == set()
-    assert source.prepare(slot=name, publication=name, tables=[A, *mended]).problems == {}
+    assert source.locate(mended, []).unsafe == set()
+    assert held.capture([A, *mended], resume=False).problems == {}
     assert published(postgres, name) == ["a", "bare", "part"]
 
 
 @ALL
 def test_a_published_table_that_loses_its_identity_is_taken_out(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, source: PostgresSource, held: PostgresAttachment, name: str
 ) -> None:
-    source.prepare(slot=name, publication=name, tables=[A, B])
+    held.capture([A, B], resume=False)
     postgres.execute("insert into a values (1, 'x'); alter table a drop constraint a_pkey")
     with pytest.raises(psycopg.Error, match="does not have a replica identity"):
         postgres.execute("update a set v = 'y'")
-    assert source.sight([A, B], []).unsafe == {source.describe(None, "a").oid}
-    done = source.prepare(slot=name, publication=name, tables=[A, B])
-    assert (done.removed, list(done.problems)) == ((A,), [A])
+    assert source.locate([A, B], []).unsafe == {source.describe(None, "a").table_id}
+    done = held.capture([A, B], resume=False)
+    assert (published(postgres, name), list(done.problems)) == (["b"], [A])
     postgres.execute("update a set v = 'y'")
 
 
 def test_an_identity_that_goes_while_the_table_is_added_is_seen(
     postgres: Database, source: PostgresSource, name: str
 ) -> None:
-    member = setup.Member(source.describe(None, "a").oid, "public", "a")
+    member = setup.Member(source.describe(None, "a").table_id, "public", "a")
     with connect(postgres.uri) as ours:
         # Somebody drops the key after our checks, before our lock: only the last look sees it.
         change = setup.set_tables(ours, name, [member], lambda oids: list(oids))
@@ -143,15 +155,15 @@ def test_an_identity_that_goes_while_the_table_is_added_is_seen(
 
 @ALL
 def test_children_by_inheritance_are_not_taken_along(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, held: PostgresAttachment, name: str
 ) -> None:
     postgres.execute("create table child () inherits (a)")
     postgres.execute("create table p (id int primary key) partition by range (id)")
     postgres.execute("create table p1 partition of p default")
     p = TableName("shop", "public", "p")
-    source.prepare(slot=name, publication=name, tables=[A, p])
+    held.capture([A, p], resume=False)
     assert published(postgres, name) == ["a", "p"]
-    assert source.prepare(slot=name, publication=name, tables=[p]).removed == (A,)
+    held.capture([p], resume=True)
     assert published(postgres, name) == ["p"]
 
 
@@ -159,32 +171,33 @@ def test_many_at_once_agree(postgres: Database, source: PostgresSource, name: st
     sources = [PostgresSource("shop", postgres.uri) for _ in range(6)]
     gate = threading.Barrier(len(sources))
 
-    def go(one: PostgresSource) -> bool:
+    def go(one: PostgresSource) -> Captured:
         gate.wait()
-        return one.prepare(slot=name, publication=name, tables=[A, B]).slot_created
+        return attachment(one, name).capture([A, B], resume=False)
 
     with ThreadPoolExecutor(len(sources)) as pool:
-        created = list(pool.map(go, sources))
+        made = list(pool.map(go, sources))
     for one in sources:
         one.close()
-    assert created.count(True) == 1
+    assert all(captured == Captured() for captured in made)
+    assert attachment(source, name).state().exists
     assert published(postgres, name) == ["a", "b"]
 
 
 def test_prepare_waits_for_those_who_were_writing(
-    postgres: Database, source: PostgresSource, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, held: PostgresAttachment, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "SETTLE_SECONDS", 60.0)
     with postgres.connect(autocommit=False) as writer, ThreadPoolExecutor(1) as pool:
-        source.prepare(slot=name, publication=name, tables=[B])
+        held.capture([B], resume=False)
         writer.execute("insert into a values (1, 'before')")
-        waiting = pool.submit(source.prepare, slot=name, publication=name, tables=[A, B])
+        waiting = pool.submit(held.capture, [A, B], resume=True)
         until(lambda: published(postgres, name) == ["a", "b"])
         # Others may write and commit meanwhile; only the old writer is waited for.
         postgres.execute("insert into a values (2, 'meanwhile')")
         assert not waiting.done()
         writer.commit()
-        assert waiting.result(20).added == (A,)
+        assert waiting.result(20) == Captured()
     with connect(postgres.uri) as connection:
         assert setup.settling(connection, name) == set()
 
@@ -192,7 +205,7 @@ def test_prepare_waits_for_those_who_were_writing(
 def test_who_gave_up_waiting_is_not_forgotten(
     postgres: Database, source: PostgresSource, name: str
 ) -> None:
-    oid = source.describe(None, "a").oid
+    oid = source.describe(None, "a").table_id
     with postgres.connect(autocommit=False) as writer, connect(postgres.uri) as ours:
         writer.execute("insert into a values (1, 'before')")
         setup.set_tables(ours, name, [setup.Member(oid, "public", "a")])
@@ -211,24 +224,24 @@ def test_who_gave_up_waiting_is_not_forgotten(
 
 @ALL
 def test_a_slot_that_waits_names_those_it_waits_for(
-    postgres: Database, source: PostgresSource, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, held: PostgresAttachment, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "LONGEST_SLOT_SECONDS", 2.0)
     with postgres.connect(autocommit=False) as writer:
         writer.execute("insert into a values (1, 'before')")
         with pytest.raises(ChangefeedError) as caught:
-            source.prepare(slot=name, publication=name, tables=[B])
+            held.capture([B], resume=False)
         assert caught.value.code.number == "CF2005"
         assert f"pid {writer.info.backend_pid}" in caught.value.message
         writer.rollback()
-    until(lambda: made(source, name))
-    assert source.prepare(slot=name, publication=name, tables=[A]).problems == {}
+    until(lambda: made(held))
+    assert held.capture([A], resume=False).problems == {}
 
 
-def made(source: PostgresSource, name: str) -> bool:
+def made(held: PostgresAttachment) -> bool:
     """Another attempt: other tests of the server may be writing, too."""
     try:
-        source.prepare(slot=name, publication=name, tables=[B])
+        held.capture([B], resume=False)
     except ChangefeedError as error:
         assert error.code.number == "CF2005"
         return False
@@ -236,30 +249,31 @@ def made(source: PostgresSource, name: str) -> bool:
 
 
 def test_a_locked_table_is_named_and_its_writers_go_on(
-    postgres: Database, source: PostgresSource, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, held: PostgresAttachment, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "LOCK_SECONDS", 0.5)
-    source.prepare(slot=name, publication=name, tables=[B])
+    held.capture([B], resume=False)
     with postgres.connect(autocommit=False) as builder, ThreadPoolExecutor(1) as pool:
         builder.execute("lock table a in share update exclusive mode")
-        waiting = pool.submit(source.prepare, slot=name, publication=name, tables=[A, B])
+        waiting = pool.submit(held.capture, [A, B], resume=True)
         while not waiting.done():
             postgres.execute("set lock_timeout = '100ms'; insert into a values (1, 'x')")
             postgres.execute("delete from a")
         error = waiting.exception()
         assert isinstance(error, ChangefeedError) and error.code.number == "CF2005"
         assert f"pid {builder.info.backend_pid}" in error.message
-    assert source.prepare(slot=name, publication=name, tables=[A, B]).added == (A,)
+    assert held.capture([A, B], resume=True) == Captured()
+    assert published(postgres, name) == ["a", "b"]
 
 
 def test_the_rows_of_a_table_that_joins_under_fire_all_come(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, held: PostgresAttachment, name: str
 ) -> None:
     """The case that older minor releases lose: a decoder that learned "not published"."""
-    source.prepare(slot=name, publication=name, tables=[B])
+    held.capture([B], resume=False)
     with postgres.connect(autocommit=False) as old, ThreadPoolExecutor(1) as pool:
         old.execute("insert into a values (1, 'before')")
-        joining = pool.submit(source.prepare, slot=name, publication=name, tables=[A, B])
+        joining = pool.submit(held.capture, [A, B], resume=True)
         until(lambda: published(postgres, name) == ["a", "b"])
         old.execute("insert into a values (2, 'after')")
         old.commit()
@@ -277,18 +291,18 @@ def test_the_rows_of_a_table_that_joins_under_fire_all_come(
 
 
 def test_a_slot_that_is_gone_or_not_ours_is_an_error(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, held: PostgresAttachment, name: str
 ) -> None:
     with pytest.raises(ChangefeedError) as caught:
-        source.prepare(slot=name, publication=name, tables=[A], expect_slot=True)
+        held.capture([A], resume=True)
     assert caught.value.code.number == "CF2102"
     assert postgres.execute("select * from pg_publication") == []
     with pytest.raises(ChangefeedError) as caught:
-        source.slot_position(name)
+        held.start()
     assert caught.value.code.number == "CF2102"
     postgres.execute("select pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
     with pytest.raises(ChangefeedError) as caught:
-        source.prepare(slot=name, publication=name, tables=[A])
+        held.capture([A], resume=False)
     assert caught.value.code.number == "CF2003"
     assert "test_decoding" in caught.value.detail
 
@@ -301,33 +315,34 @@ def test_a_slot_whose_log_was_removed_is_lost(own_postgres: PostgresCluster) -> 
     with own_postgres.database() as db:
         db.execute("create table a (id int primary key, v text)")
         source = PostgresSource("shop", db.uri)
-        source.prepare(slot="lost", publication="lost", tables=[A])
+        held = attachment(source, "lost")
+        held.capture([A], resume=False)
         for _ in range(5):
             db.execute("insert into a select i, repeat('x', 500) from generate_series(1, 9000) i")
             db.execute("delete from a")
             db.execute("select pg_switch_wal()")
             db.execute("checkpoint")
-        state = source.slot_state("lost")
+        state = held.state()
         assert state.lost
         with pytest.raises(ChangefeedError) as caught:
-            source.prepare(slot="lost", publication="lost", tables=[A], expect_slot=True)
+            held.capture([A], resume=True)
         assert caught.value.code.number == "CF2102"
-        source.forget(slot="lost", publication="lost")
-        assert not source.slot_state("lost").exists
+        held.release()
+        assert not held.state().exists
         source.close()
 
 
 def test_a_dead_reader_is_ended_before_the_slot_is_dropped(
-    postgres: Database, source: PostgresSource, name: str
+    postgres: Database, held: PostgresAttachment, name: str
 ) -> None:
-    source.prepare(slot=name, publication=name, tables=[A])
+    held.capture([A], resume=False)
     with closing(psycopg.connect(postgres.uri, replication="database", autocommit=True)) as reader:
         # Starts the stream and never reads it again: a client that hangs.
         reader.pgconn.send_query(
             f"START_REPLICATION SLOT {name} LOGICAL 0/0"
             f" (proto_version '1', publication_names '{name}')".encode()
         )
-        until(lambda: source.slot_state(name).active_pid is not None)
+        until(lambda: held.state().active_pid is not None)
         with connect(postgres.uri) as connection:
             assert setup.drop_slot(connection, name, seconds=0.2)
             assert not setup.drop_slot(connection, name)
@@ -348,6 +363,16 @@ def test_positions_rise_above_every_commit(postgres: Database, source: PostgresS
 
 def test_the_identity_is_of_server_and_database(postgres: Database, source: PostgresSource) -> None:
     other = PostgresSource("shop", postgres.server.uri("postgres"))
-    assert source.system_id() == source.system_id() != other.system_id()
-    assert source.system_id().partition("/")[0] == other.system_id().partition("/")[0]
+    assert source.identity() == source.identity() != other.identity()
+    assert source.identity().partition("/")[0] == other.identity().partition("/")[0]
     other.close()
+
+
+def test_names_fit_and_differ(source: PostgresSource) -> None:
+    names = ["shop", "Shop", "sh-op", "sh.op", "x" * 80, "x" * 81]
+    found = [object_name("abcdef", name) for name in names]
+    assert found[0] == "changefeed_abcdef_shop"
+    assert len(set(found)) == len(found)
+    for name in found:
+        assert len(name) <= 63 and name.replace("_", "").isalnum() and name == name.lower()
+    assert source.attach("abcdef", None).memo == {"slot": found[0], "publication": found[0]}

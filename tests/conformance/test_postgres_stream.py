@@ -14,7 +14,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import Identity
+from changefeed.core.schema import BeforeImage
 from changefeed.sources.base import StreamFallback
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.wire import ReplicationConnection
@@ -101,7 +101,7 @@ def test_identity_index_and_nothing(postgres: Database, tmp_path: Path) -> None:
     schema = tail.batches("i")[0].schema
     assert [c.name for c in schema.key_columns] == ["kind", "code"]
     assert _brief(tail, "n") == [("c", None, {"id": 5, "a": "x"})]
-    assert tail.batches("n")[0].schema.identity is Identity.NOTHING
+    assert tail.batches("n")[0].schema.before_image is BeforeImage.KEY
 
 
 def test_table_without_a_key_counts_equal_rows(postgres: Database, tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_schema_changes_in_mid_stream(postgres: Database, tmp_path: Path) -> Non
         ["id", "a", "bb", "c"], ["id", "bb", "c"], ["id", "bb", "c"],
     ]  # fmt: skip
     renamed = changes[4]
-    assert renamed.old.columns[2].number == renamed.new.columns[2].number
-    assert changes[6].new.identity is Identity.FULL
+    assert renamed.old.columns[2].column_id == renamed.new.columns[2].column_id
+    assert changes[6].new.before_image is BeforeImage.FULL
     versions = [b.schema.version for b in tail.batches("t")]
     assert versions == sorted(versions) and len(set(versions)) == 8
     seqs = [e.seq for e in changes] + [c.seq for c in tail.changes()]
@@ -343,7 +343,7 @@ def test_publication_with_a_column_list(postgres: Database, tmp_path: Path) -> N
         postgres.execute("insert into t values (1, 'x', 'hidden')")
         tail.catch_up()
     assert _brief(tail) == [("c", None, {"id": 1, "a": "x"})]
-    assert [c.number for c in tail.batches("t")[0].schema.columns] == [1, 2]
+    assert [c.column_id for c in tail.batches("t")[0].schema.columns] == [1, 2]
 
 
 def test_generated_columns_stay_out(postgres: Database, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def column(name: str, logical: str, form: Form = Form.TEXT) -> Column:
     return Column(name, logical, "string", form, logical)
 
 
-ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, number=1)
+ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1)
 
 
 class Table:

@@ -13,7 +13,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_rows import scan_rows
-from changefeed.core.schema import Identity
+from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.plan import MessagePlan
 from changefeed.scan.spark import run_scan
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.spark
 
 T = model.table([model.column("id", "int4", nullable=False), model.column("b", "text")])
 FULL = model.table(
-    [model.column("id", "int4", nullable=False), model.column("b", "text")], identity=Identity.FULL
+    [model.column("id", "int4", nullable=False), model.column("b", "text")],
+    before_image=BeforeImage.FULL,
 )
 AT = Timestamp(1_700_000_000_000_000_000, 3)
 PLANS = [

@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, Identity, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
@@ -47,14 +47,16 @@ KEYS: dict[str, tuple[Column, list[object], list[str]]] = {
 }
 
 
-def shape(key: Column, identity: Identity = Identity.DEFAULT) -> TableSchema:
+def shape(key: Column, identity: BeforeImage = BeforeImage.KEY) -> TableSchema:
     """A table of the key, a second key column and two more."""
     others = [
         model.column("x", "text"),
         model.column("n", "int4", False),
         model.column("y", "int4"),
     ]
-    return replace(model.table([others[0], key, others[1], others[2]], (1, 2)), identity=identity)
+    return replace(
+        model.table([others[0], key, others[1], others[2]], (1, 2)), before_image=identity
+    )
 
 
 def log_of(schema: TableSchema, values: list[object], count: int, seed: int) -> pa.Table:
@@ -64,7 +66,7 @@ def log_of(schema: TableSchema, values: list[object], count: int, seed: int) -> 
     for seq in range(count):
         op, key, n = chance.choice("cud"), chance.choice(values), chance.randint(0, 3)
         before = {"1": key, "2": n}
-        if schema.identity is Identity.FULL:
+        if schema.before_image is BeforeImage.FULL:
             before |= {"0": "old", "3": 1}
         after = None if op == "d" else [f"x{seq}", key, n, seq]
         row = model.change(op, after, before if op != "c" else None, seq=seq)
@@ -89,8 +91,8 @@ def test_the_same_rows_as_the_messages(kind: str, deletes: Deletes) -> None:
         assert 0 < len(told) < table.num_rows
 
 
-@pytest.mark.parametrize("identity", [Identity.DEFAULT, Identity.FULL])
-def test_only_the_wanted_columns(identity: Identity) -> None:
+@pytest.mark.parametrize("identity", [BeforeImage.KEY, BeforeImage.FULL])
+def test_only_the_wanted_columns(identity: BeforeImage) -> None:
     key, values, _ = KEYS["int"]
     schema = shape(key, identity)
     table = log_of(schema, values, 40, seed=1)
@@ -104,7 +106,7 @@ def test_only_the_wanted_columns(identity: Identity) -> None:
     assert whole.schema == schema.log_schema()
     for new, old in [("a0", "a1"), ("a1", "a2"), ("a2", "a3"), ("b0", "b1"), ("b1", "b2")]:
         assert rows[new].to_pylist() == whole[old].to_pylist()
-    if identity is Identity.FULL:
+    if identity is BeforeImage.FULL:
         assert rows["b2"].to_pylist() == whole["b3"].to_pylist()
 
 

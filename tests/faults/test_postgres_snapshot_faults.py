@@ -56,9 +56,7 @@ def test_a_lost_exporter_is_noticed(postgres: Database, source: PostgresSource) 
     schema = source.describe(None, "t")
     with source.snapshot() as snapshot:
         (part,) = snapshot.parts(schema)
-        assert snapshot.alive()
         assert end_sessions(postgres) == 1
-        assert not snapshot.alive()
         for use in (lambda: count(part), lambda: snapshot.parts(schema)):
             with pytest.raises(ChangefeedError) as caught:
                 use()

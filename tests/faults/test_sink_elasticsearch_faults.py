@@ -35,8 +35,8 @@ _NAME = TableName("shop", "public", "t")
 SCHEMA = TableSchema(
     _NAME,
     (
-        Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, number=1),
-        Column("v", "jsonb", "string", Form.RAW, "json", number=2),
+        Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1),
+        Column("v", "jsonb", "string", Form.RAW, "json", column_id=2),
     ),
     (0,),
     version=1,

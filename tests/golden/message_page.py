@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import ManualClock, Timestamp
-from changefeed.core.schema import Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.compile import source_members, table_messages
 from changefeed.encoding.encode import encode_messages
@@ -37,7 +37,7 @@ SCHEMA = TableSchema(
         column("note", "text"),
     ),
     (0,),
-    Identity.FULL,
+    BeforeImage.FULL,
 )
 
 

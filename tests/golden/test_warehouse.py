@@ -122,7 +122,7 @@ def _round(d: Dialect) -> list[str]:
 def _evolve(d: Dialect) -> list[str]:
     old = table_of("t", key=("id",), id="int32", name="text")
     columns = (old.columns[0], column_of("label", "text", 2), column_of("added", "date", 3))
-    new = TableSchema(old.table, columns, old.key, old.identity, oid=old.oid)
+    new = TableSchema(old.table, columns, old.key, old.before_image, table_id=old.table_id)
     event = SchemaChange(old, new, Timestamp(1), 1)
     present = {"id": "", "name": "", "_sequence_num": ""}
     return _strategy(d).evolve(_table(d, Keeping()), event, present)

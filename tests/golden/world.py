@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,18 +12,21 @@ from changefeed.api import Engine, FeedPlan, Result, Session
 from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.events import ClientRow, Frontier, Position
+from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import Interval, Partition
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import Sinking
 from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import (
+    Attachment,
+    Captured,
+    Memo,
     PartitionInfo,
-    Prepared,
-    SlotState,
     Snapshot,
+    Source,
     Stream,
+    StreamRequest,
     TableInfo,
     Watch,
 )
@@ -53,15 +56,15 @@ def shape(
     table: TableName,
     columns: dict[str, str],
     key: Sequence[str] = (),
-    identity: Identity = Identity.DEFAULT,
+    before_image: BeforeImage = BeforeImage.KEY,
 ) -> TableSchema:
     """A table's shape from column names and type names."""
     made = tuple(
-        Column(name, kind, *_KINDS[kind], nullable=name not in key, number=number)
+        Column(name, kind, *_KINDS[kind], nullable=name not in key, column_id=number)
         for number, (name, kind) in enumerate(columns.items(), 1)
     )
     places = tuple(i for i, name in enumerate(columns) if name in key) or tuple(range(len(made)))
-    return TableSchema(table, made, places, identity, keyless=not key)
+    return TableSchema(table, made, places, before_image, keyless=not key)
 
 
 def shop(source: str) -> dict[TableName, TableSchema]:
@@ -98,7 +101,7 @@ def shop(source: str) -> dict[TableName, TableSchema]:
 
 
 @dataclass
-class FakeSource:
+class FakeSource(Source):
     """Tables in a dict; remembers what was asked of it."""
 
     name: str
@@ -107,41 +110,27 @@ class FakeSource:
     problems: list[ChangefeedError] = field(default_factory=list)
     down: ChangefeedError | None = None
     position: int = 0x100
-    prepared: list[tuple[str, tuple[TableName, ...]]] = field(default_factory=list)
-    forgotten: list[str] = field(default_factory=list)
+    captured: list[tuple[TableName, ...]] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     heirs: tuple[str, ...] = ()
     refused: dict[TableName, ChangefeedError] = field(default_factory=dict)
 
-    def _reach(self) -> None:
+    def reach(self) -> None:
         if self.down is not None:
             raise ChangefeedError(self.down.code.number, self.down.message)
 
-    def check(
-        self,
-        watches: Sequence[Watch],
-        *,
-        slot: str | None = None,
-        publication: str | None = None,
-    ) -> list[ChangefeedError]:
-        self._reach()
-        watched = {str(w): w for w in watches}
-        for problem in self.problems:
-            mine = watched.get(problem.detail)
-            problem.span = mine.span if mine else None
-        return [p for p in self.problems if not p.detail or p.detail in watched]
-
-    def tables(self, publication: str | None = None) -> list[TableInfo]:
-        self._reach()
+    def tables(self) -> list[TableInfo]:
+        self.reach()
         return [
             TableInfo(
                 name,
                 () if schema.keyless else tuple(c.name for c in schema.key_columns),
-                schema.identity,
+                "full" if schema.before_image is BeforeImage.FULL else "default",
                 1000 * len(schema.columns),
                 65_536 * len(schema.columns),
-                False,
                 "table",
+                _note(schema),
             )
             for name, schema in self.schemas.items()
         ]
@@ -151,7 +140,7 @@ class FakeSource:
         return [*self.words, *about]
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
-        self._reach()
+        self.reach()
         if name == "a_view":
             raise ChangefeedError("CF1302", f"CHANGEFEED cannot target views: {name}")
         found = self.schemas.get(TableName(self.name, schema or "public", name))
@@ -166,11 +155,11 @@ class FakeSource:
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
         if name != "p_2026":
             raise ChangefeedError("CF1101", f'table {table.table.name} has no partition "{name}"')
-        number = table.columns[0].number
+        number = table.columns[0].column_id
         return PartitionInfo(Partition(name, (Interval((number,), ("1",), ("9",)),)), 10, 8192)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
-        self._reach()
+        self.reach()
         if schema is not None and schema not in {name.schema for name in self.schemas}:
             raise ChangefeedError("CF1101", f'schema "{schema}" does not exist')
 
@@ -184,51 +173,69 @@ class FakeSource:
             if schema in (None, name.schema) and (not patterns or fits(name))
         ]
 
-    def prepare(
-        self,
-        *,
-        slot: str,
-        publication: str,
-        tables: Sequence[TableName],
-        expect_slot: bool = False,
-    ) -> Prepared:
-        self._reach()
-        self.prepared.append((slot, tuple(tables)))
-        problems = {table: self.refused[table] for table in tables if table in self.refused}
-        return Prepared(slot_created=True, added=tuple(tables), problems=problems)
-
-    def forget(self, *, slot: str, publication: str) -> None:
-        self._reach()
-        self.forgotten.append(slot)
-
-    def system_id(self) -> str:
+    def identity(self) -> str:
         return "7001/shop"
 
     def current_position(self) -> Position:
-        self._reach()
+        self.reach()
         return f"{self.position:016X}"
 
-    def slot_state(self, slot: str) -> SlotState:
-        return SlotState(exists=False)
-
-    def slot_position(self, slot: str) -> Position:
-        raise AssertionError("statements do not follow the slot")
+    def attach(self, owner: str, memo: Memo | None) -> FakeAttachment:
+        return FakeAttachment(
+            self, str((memo or {}).get("slot", f"changefeed_{owner}_{self.name}"))
+        )
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
         raise AssertionError("statements do not scan")
 
-    def stream(
-        self,
-        *,
-        slot: str,
-        publication: str,
-        start: Frontier,
-        system_id: str,
-        intern: Callable[[TableSchema], TableSchema],
-        spool: Path,
-        latest: Callable[[TableName], TableSchema | None] | None = None,
-    ) -> Stream:
+
+@dataclass
+class FakeAttachment(Attachment):
+    """What a state holds at a fake source: a slot of a name."""
+
+    source: FakeSource
+    slot: str
+
+    @property
+    def memo(self) -> Memo:
+        return {"slot": self.slot}
+
+    @property
+    def holds(self) -> str:
+        return f"slot {self.slot}"
+
+    def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
+        self.source.reach()
+        watched = {str(w): w for w in watches}
+        for problem in self.source.problems:
+            mine = watched.get(problem.detail)
+            problem.span = mine.span if mine else None
+        return [p for p in self.source.problems if not p.detail or p.detail in watched]
+
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+        self.source.reach()
+        self.source.captured.append(tuple(tables))
+        refused = self.source.refused
+        return Captured(problems={table: refused[table] for table in tables if table in refused})
+
+    def start(self) -> tuple[Position, str]:
+        raise AssertionError("statements do not read the log")
+
+    def stream(self, request: StreamRequest) -> Stream:
         raise AssertionError("statements do not stream")
+
+    def release(self) -> None:
+        self.source.reach()
+        self.source.released.append(self.slot)
+
+
+def _note(schema: TableSchema) -> str:
+    name = schema.table
+    shown = (
+        f"{name.schema}.{name.name}" if name.name.isidentifier() else f'{name.schema}."{name.name}"'
+    )
+    alter = f"no primary key: ALTER TABLE {shown} REPLICA IDENTITY FULL; first"
+    return alter if schema.keyless and schema.before_image is BeforeImage.KEY else ""
 
 
 class FakeNode:
@@ -279,8 +286,10 @@ class FakeNode:
         lease = self.catalog.acquire_lease(job_id, "node1", 1e9)
         assert lease
         self._leases[job_id] = lease
-        slot = self.catalog.slot_name(job.source)
-        self.catalog.save_source_state(job.source, slot=slot, publication=slot, system_id="7001")
+        slot = f"changefeed_{self.catalog.state_id}_{job.source}"
+        self.catalog.save_source_state(
+            job.source, memo={"slot": slot}, holds=f"slot {slot}", identity="7001"
+        )
         self._capture(job.source)
         self.catalog.transition(job_id, Status.RUNNING, reason="running", lease=lease)
         return lease

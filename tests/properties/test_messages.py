@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Deletes, Envelope
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
@@ -63,7 +63,7 @@ def schemas(draw: st.DrawFn) -> TableSchema:
     keyless = draw(st.booleans()) and draw(st.booleans())
     order = draw(st.permutations(range(len(columns))))
     key = range(len(columns)) if keyless else order[: draw(st.integers(1, min(3, len(order))))]
-    identity = Identity.FULL if keyless else draw(st.sampled_from([*Identity][:2]))
+    identity = BeforeImage.FULL if keyless else draw(st.sampled_from([*BeforeImage]))
     return table(columns, tuple(key), identity, keyless)
 
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.encoding.arrow_schema import parquet_rows
 from changefeed.encoding.avro.schema import key_schema, value_schema
@@ -124,7 +124,7 @@ def schemas(draw: st.DrawFn) -> TableSchema:
     columns = [column(name, draw(st.sampled_from(sorted(KINDS)))) for name in names]
     keyless = draw(st.booleans()) and draw(st.booleans())
     key = range(len(columns)) if keyless else [draw(st.integers(0, len(columns) - 1))]
-    identity = Identity.FULL if keyless else draw(st.sampled_from([*Identity][:2]))
+    identity = BeforeImage.FULL if keyless else draw(st.sampled_from([*BeforeImage]))
     return table(columns, tuple(key), identity, keyless)
 
 

@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[MessagePlan, list[Row]]:
 def _numbered(draw: st.DrawFn, schema: TableSchema) -> TableSchema:
     count = len(schema.columns)
     numbers = draw(st.lists(st.integers(1, 1600), min_size=count, max_size=count, unique=True))
-    columns = [replace(c, number=n) for c, n in zip(schema.columns, numbers, strict=True)]
+    columns = [replace(c, column_id=n) for c, n in zip(schema.columns, numbers, strict=True)]
     return replace(schema, columns=tuple(columns))
 
 
@@ -107,7 +107,7 @@ def _members(plan: MessagePlan, value: Any) -> Any:
 def _columns(plan: MessagePlan, row: dict[str, Any]) -> dict[int, Any]:
     """The columns of a row by their numbers."""
     columns = plan.schema.columns
-    numbers = {c.name: c.number or n for n, c in enumerate(columns, 1)}
+    numbers = {c.name: c.column_id or n for n, c in enumerate(columns, 1)}
     return {numbers[name]: value for name, value in row.items() if value is not None}
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
-from changefeed.sources.postgres.types import TableDetails, schema_of
+from changefeed.sources.postgres.types import ReplicaIdentity, TableDetails, schema_of
 from changefeed.sources.postgres.values import text_value
 from tests.postgres_messages import (
     UNCHANGED,
@@ -89,9 +89,9 @@ def tables(draw: st.DrawFn, oid: int = 1) -> Table:
     columns = {f"c{place}": types[place] for place in places}
     key = tuple(f"c{i}" for i in range(len(keys)))
     if not key:
-        identity = draw(st.sampled_from([Identity.FULL, Identity.NOTHING]))
+        identity = draw(st.sampled_from([ReplicaIdentity.FULL, ReplicaIdentity.NOTHING]))
     else:
-        identity = draw(st.sampled_from([Identity.DEFAULT, Identity.FULL]))
+        identity = draw(st.sampled_from([ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL]))
     return Table(oid, f"t{oid}", columns, key, identity)
 
 
@@ -110,9 +110,9 @@ def _cells(draw: st.DrawFn, table: Table, only: tuple[str, ...] | None = None) -
 
 @st.composite
 def operations(draw: st.DrawFn, table: Table) -> Op:
-    inserts_only = table.identity is Identity.NOTHING
+    inserts_only = table.identity is ReplicaIdentity.NOTHING
     kind = "I" if inserts_only else draw(st.sampled_from("IUUD"))
-    full = table.identity is Identity.FULL
+    full = table.identity is ReplicaIdentity.FULL
     old: list[Any] | None = None
     if kind == "D" or (kind == "U" and (full or draw(st.booleans()))):
         old = _cells(draw, table, None if full else table.key)
@@ -331,7 +331,7 @@ def _relations(known: Sequence[Table]) -> Relations:
         return {oid: details[oid] for oid in oids}
 
     def intern(schema: TableSchema) -> TableSchema:
-        return schema.with_version(schema.oid)
+        return schema.with_version(schema.table_id)
 
     return Relations("src", describe, intern)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +19,9 @@ from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import mask_statement
-from changefeed.sources.base import Prepared
+from changefeed.sources.base import Captured
 from grammar import nodes
-from tests.golden.world import NOW, World, shape
+from tests.golden.world import NOW, FakeAttachment, World, shape
 
 ORDERS = TableName("shop", "public", "orders")
 CUSTOMERS = TableName("shop", "public", "customers")
@@ -137,26 +136,28 @@ def test_sinkless_needs_a_node_in_this_process(world: World) -> None:
 def test_without_a_node_a_feed_that_owes_changes_makes_its_slot_at_once(alone: World) -> None:
     alone.run("CREATE CHANGEFEED a FOR orders INTO 'null://'")
     source = alone.sources["shop"]
-    assert source.prepared == []  # a scan can wait for the node, and the slot with it
+    assert source.captured == []  # a scan can wait for the node, and the slot with it
     alone.run("CREATE CHANGEFEED b FOR customers INTO 'null://' WITH initial_scan = 'no'")
-    slot = alone.catalog.slot_name("shop")
-    assert source.prepared == [(slot, (CUSTOMERS, ORDERS))]
-    assert alone.catalog.source_state("shop").slot == slot
+    assert source.captured == [(CUSTOMERS, ORDERS)]
+    state = alone.catalog.source_state("shop")
+    assert state.memo == {"slot": "changefeed_k3x9qa_shop"} and state.identity == "7001/shop"
 
 
-def test_the_job_is_there_before_anything_is_made_at_the_source(alone: World) -> None:
+def test_the_job_is_there_before_anything_is_made_at_the_source(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that begins just then removes the slot of a source that no job needs."""
-    seen: list[list[str]] = []
+    seen: list[tuple[list[str], str]] = []
     source = alone.open_source("shop", "")
-    prepare = source.prepare
 
-    def looking(**given: Any) -> Prepared:
-        seen.append([state.name for state in alone.catalog.orphan_sources()])
-        return prepare(**given)
+    def looking(self: FakeAttachment, tables: Sequence[TableName], *, resume: bool) -> Captured:
+        jobs = [job.name for job in alone.catalog.source_jobs(source.name)]
+        seen.append((jobs, alone.catalog.source_state(source.name).holds))
+        return Captured()
 
-    source.prepare = looking  # type: ignore[method-assign]
+    monkeypatch.setattr(FakeAttachment, "capture", looking)
     alone.run("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
-    assert seen == [[]]
+    assert seen == [(["f"], "slot changefeed_k3x9qa_shop")]
 
 
 def test_without_a_node_what_the_source_refuses_leaves_nothing(alone: World) -> None:
@@ -165,7 +166,7 @@ def test_without_a_node_what_the_source_refuses_leaves_nothing(alone: World) -> 
     text = "CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'"
     refused(alone, text, "CF2004")
     assert alone.catalog.jobs() == [] and alone.catalog.source_states() == []
-    assert source.forgotten == [alone.catalog.slot_name("shop")]
+    assert source.released == ["changefeed_k3x9qa_shop"]
 
 
 def test_create_and_alter_pass_on_what_the_source_has_to_say(world: World) -> None:
@@ -219,9 +220,9 @@ def test_the_last_drop_leaves_nothing_at_the_source(alone: World) -> None:
     log.mkdir(parents=True)
     source = alone.sources["shop"]
     alone.run("DROP CHANGEFEED a")
-    assert source.forgotten == [] and log.exists()
+    assert source.released == [] and log.exists()
     alone.run("DROP CHANGEFEED b")
-    assert source.forgotten == [alone.catalog.slot_name("shop")]
+    assert source.released == ["changefeed_k3x9qa_shop"]
     assert alone.catalog.source_states() == [] and not log.exists()
     alone.run("DROP EXTERNAL CONNECTION shop")
 
@@ -231,8 +232,8 @@ def test_a_source_that_cannot_be_reached_does_not_hold_up_a_drop(alone: World) -
     alone.sources["shop"].down = ChangefeedError("CF2001", "cannot reach the source")
     result = alone.run("DROP CHANGEFEED a")
     assert alone.catalog.jobs() == []
-    assert "still at source shop" in result.notices[0]
-    assert [state.name for state in alone.catalog.orphan_sources()] == ["shop"]
+    assert "source shop still keeps its log for slot changefeed_k3x9qa_shop" in result.notices[0]
+    assert [state.name for state in alone.catalog.source_states()] == ["shop"]
 
 
 def test_drop_waits_for_the_node(world: World) -> None:

@@ -18,7 +18,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import MESSAGE_SCHEMA
-from changefeed.core.schema import Identity
+from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.arrow_schema import (
     AVRO_CODECS,
@@ -41,7 +41,9 @@ from tests.avro_model import column
 from tests.message_model import table
 from tests.services.registry import FakeRegistry, cannot_read
 
-T = table([column("a", "bigint", nullable=False), column("b", "text")], identity=Identity.FULL)
+T = table(
+    [column("a", "bigint", nullable=False), column("b", "text")], before_image=BeforeImage.FULL
+)
 PLAN = MessagePlan(T, "t", format=Format.AVRO)
 AT = Timestamp(1, 2)
 
@@ -273,12 +275,12 @@ def refusal(feed: FeedSchemas, plan: MessagePlan = PLAN) -> ChangefeedError:
 def test_an_incompatible_schema_is_an_error_of_its_table(fake_registry: FakeRegistry) -> None:
     feed = schemas(fake_registry)
     feed.registered(PLAN)
-    changed = table([T.columns[0], column("b", "bigint")], identity=Identity.FULL)
+    changed = table([T.columns[0], column("b", "bigint")], before_image=BeforeImage.FULL)
     error = refusal(feed, replace(PLAN, schema=changed))
     assert (error.code.number, error.action) == ("CF5003", Action.STOP)
     assert "shop.public.t is not compatible with an earlier version" in error.message
     assert "t-value" in error.detail
-    grown = table([*T.columns, column("c", "date")], identity=Identity.FULL)
+    grown = table([*T.columns, column("c", "date")], before_image=BeforeImage.FULL)
     assert feed.registered(replace(PLAN, schema=grown)).registered is not None
 
 

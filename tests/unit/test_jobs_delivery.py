@@ -311,8 +311,8 @@ def test_a_round_does_not_claim_what_comes_after_a_mark(bench: Bench) -> None:
 
 
 def renamed(table: TableName, now: str, when: int) -> SchemaChange:
-    new = replace(shape(TableName(table.source, table.schema, now)), oid=7)
-    return SchemaChange(replace(shape(table), oid=7), new, at(when), when, rewritten=False)
+    new = replace(shape(TableName(table.source, table.schema, now)), table_id=7)
+    return SchemaChange(replace(shape(table), table_id=7), new, at(when), when, rewritten=False)
 
 
 def test_a_renamed_table_fails_after_its_last_row_and_no_other_does(bench: Bench) -> None:
@@ -334,7 +334,7 @@ def test_a_renamed_table_that_a_pattern_brought_leaves_in_its_own_time(bench: Be
 
 
 def test_a_mark_of_another_table_that_had_the_name_means_nothing(bench: Bench) -> None:
-    bench.feed.update(A, oid=9)
+    bench.feed.update(A, table_id=9)
     assert bench.deliver((5, [renamed(A, "x", 3), rows_of(B, 4)])) == 1
 
 

@@ -17,7 +17,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import Leaving
-from changefeed.sources.base import Sighting
+from changefeed.sources.base import Located
 
 T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")
 
@@ -39,7 +39,7 @@ T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")
 def test_why_a_table_is_lost(
     numbers: dict[TableName, int], names: dict[int, TableName], reason: str
 ) -> None:
-    seen = Sighting(numbers, names)
+    seen = Located(numbers, names)
     gone = missing({(T, 1)}, seen)
     assert [error.message for error in gone.values()] == ([reason] if reason else [])
     assert all(error.code.number == "CF2106" and error.hint for error in gone.values())
@@ -48,15 +48,15 @@ def test_why_a_table_is_lost(
 
 def test_two_feeds_that_mean_two_tables_by_one_name() -> None:
     """One began before the table was made anew, one after."""
-    seen = Sighting({T: 2}, {2: T})
+    seen = Located({T: 2}, {2: T})
     assert missing({(T, 1), (T, 2)}, seen).keys() == {(T, 1)}
     assert capturable({(T, 1), (T, 2)}, seen) == {T: 2}
 
 
 def test_a_source_without_numbers_and_a_table_nobody_saw_yet() -> None:
     assert capturable({(T, 0), (U, 5)}, None) == {T: 0, U: 0}
-    assert missing({(T, 0)}, Sighting({}, {})) == {}
-    assert capturable({(T, 0)}, Sighting({}, {})) == {T: 0}, "the source says what is wrong"
+    assert missing({(T, 0)}, Located({}, {})) == {}
+    assert capturable({(T, 0)}, Located({}, {})) == {T: 0}, "the source says what is wrong"
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Bench:
 
     def __init__(self, catalog: Catalog, *, joined: bool) -> None:
         self.catalog = catalog
-        progress = TableProgress(T, "t", oid=1, joined=joined)
+        progress = TableProgress(T, "t", table_id=1, joined=joined)
         targets = ("SCHEMA public",) if joined else ("TABLE t",)
         self.job = catalog.create_job(JobSpec("shop", targets, (progress,), sink_uri="null://"))
         lease = catalog.acquire_lease(self.job.id, "n", 60)
@@ -136,11 +136,11 @@ def test_a_joined_table_whose_scan_failed_over_it_leaves_too(catalog: Catalog) -
 def test_rows_of_another_table_are_not_taken(catalog: Catalog) -> None:
     bench = Bench(catalog, joined=False)
     for oid in (0, 1):  # a source without numbers; the table itself
-        bench.feed.recognise(TableSchema(T, (), (), oid=oid))
+        bench.feed.recognise(TableSchema(T, (), (), table_id=oid))
     with pytest.raises(ChangefeedError) as caught:
-        bench.feed.recognise(TableSchema(T, (), (), oid=2))
+        bench.feed.recognise(TableSchema(T, (), (), table_id=2))
     assert caught.value.code.number == "CF2106"
-    bench.feed.recognise(TableSchema(U, (), (), oid=2))  # no table of the feed
+    bench.feed.recognise(TableSchema(U, (), (), table_id=2))  # no table of the feed
 
 
 def test_resume_scans_what_was_missed_while_the_table_was_away(catalog: Catalog) -> None:

@@ -14,7 +14,7 @@ from changefeed.catalog import TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.chunks import Chunk
 from changefeed.feeds.message_cache import SharedMessages
@@ -172,7 +172,7 @@ class TestSchemaChanges:
             "dropped": replace(SCHEMA, columns=(first,)),
             "renamed": replace(SCHEMA, columns=(first, replace(second, name="z"))),
             "retyped": replace(SCHEMA, columns=(first, replace(second, type_name="varchar(9)"))),
-            "identity": replace(SCHEMA, identity=Identity.FULL),
+            "identity": replace(SCHEMA, before_image=BeforeImage.FULL),
         }[change]
         wishes = options(schema_change_events="column_changes")
         assert needs_backfill(changed(new), wishes) is (change != "identity")  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class TestSchemaChanges:
         check_message_key(SchemaChange(old, grown, Timestamp(9), 1), options())  # type: ignore[arg-type]
 
     def test_thin_images_are_refused_where_whole_ones_are_needed(self) -> None:
-        whole = replace(SCHEMA, identity=Identity.FULL)
+        whole = replace(SCHEMA, before_image=BeforeImage.FULL)
         for given in ({"diff": ""}, {"envelope": "changed"}):
             check_images(whole, options(**given))  # type: ignore[arg-type]
             with pytest.raises(TableError, match="logs only its key now") as caught:
@@ -467,12 +467,15 @@ class TestCapture:
         ]
 
     def test_a_table_under_a_new_name_is_told_before_its_frontier(self) -> None:
-        old, new = replace(SCHEMA, oid=7), replace(SCHEMA, table=TableName("shop", "s", "u"), oid=7)
+        old, new = (
+            replace(SCHEMA, table_id=7),
+            replace(SCHEMA, table=TableName("shop", "s", "u"), table_id=7),
+        )
         event = SchemaChange(old, new, Timestamp(5), 9, False)
         _, told = self.run([Flush((event,), Frontier(Timestamp(6), "0" * 16, 1))])
         assert [notice.kind for notice in told] == ["moved", "frontier"]
         moved = told[0]
-        assert (moved.table, moved.now, moved.oid) == (("public", "t"), ("s", "u"), 7)
+        assert (moved.table, moved.now, moved.table_id) == (("public", "t"), ("s", "u"), 7)
         assert Timestamp.parse(moved.at) == Timestamp(5)
         assert Notice.parse(moved.line()) == moved
 

@@ -64,7 +64,7 @@ class Bench:
         self.changes += 1
 
     def job(self, name: str) -> Job:
-        spec = JobSpec("shop", ("TABLE t",), (TableProgress(TABLE, "t", oid=7),), name=name)
+        spec = JobSpec("shop", ("TABLE t",), (TableProgress(TABLE, "t", table_id=7),), name=name)
         return self.catalog.create_job(spec)
 
     def want(self, *jobs: Job) -> bool:
@@ -155,10 +155,10 @@ def test_what_was_wanted_while_it_was_leaving_is_not_lost(bench: Bench) -> None:
 
 
 def test_a_table_that_was_lost_is_wanted_again_after_resume() -> None:
-    lost = TableProgress(TABLE, "t", oid=7, state=TableState.FAILED, error_code="CF2106")
-    refused = TableProgress(TABLE, "t", oid=8, state=TableState.FAILED, error_code="CF5003")
+    lost = TableProgress(TABLE, "t", table_id=7, state=TableState.FAILED, error_code="CF2106")
+    refused = TableProgress(TABLE, "t", table_id=8, state=TableState.FAILED, error_code="CF5003")
     joined = TableProgress(
-        TABLE, "t", oid=9, state=TableState.FAILED, error_code="CF2106", joined=True
+        TABLE, "t", table_id=9, state=TableState.FAILED, error_code="CF2106", joined=True
     )
     assert Wish.of([(_job(), [lost, refused, joined])]).tables == {(TABLE, 8), (TABLE, 9)}
 

@@ -11,13 +11,13 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import Members
-from changefeed.core.schema import Identity
+from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.encoding.plan import MessagePlan, QueryShape, Registered
 from tests.message_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
-FULL = replace(T, identity=Identity.FULL)
+FULL = replace(T, before_image=BeforeImage.FULL)
 
 DIFFERENT: dict[str, object] = {
     "query": QueryShape("SELECT a FROM t"),

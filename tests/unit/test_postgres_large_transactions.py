@@ -15,14 +15,14 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Change, ChangeBatch, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import Identity, TableSchema
+from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.repeats import EXISTED, NEW, ONCE, SUPERSEDED, KeyHashes, Repeats
 from changefeed.sources.postgres.spool import Spool
-from changefeed.sources.postgres.types import TableDetails
+from changefeed.sources.postgres.types import ReplicaIdentity, TableDetails
 from tests.postgres_messages import (
     Table,
     begin,
@@ -36,7 +36,7 @@ from tests.postgres_messages import (
 )
 
 START = Frontier(Timestamp(5), "0000000000000001", 0)
-T = Table(1, "t", {"k": 25, "v": 25}, ("k",), Identity.FULL)
+T = Table(1, "t", {"k": 25, "v": 25}, ("k",), ReplicaIdentity.FULL)
 U = Table(2, "u", {"k": 25, "v": 25}, ("k",))
 #: A chunk of the spool holds about one message, or all of them.
 SIZES = [80, 1 << 20]
@@ -49,13 +49,13 @@ def insert(table: Table, *values: str) -> Message:
 
 
 def update(table: Table, old: Sequence[str], new: Sequence[str]) -> Message:
-    if table.identity is Identity.FULL:
+    if table.identity is ReplicaIdentity.FULL:
         return lambda xid: row("U", table, new, old, old_kind="O", xid=xid)
     return lambda xid: row("U", table, new, xid=xid)
 
 
 def delete(table: Table, *old: str) -> Message:
-    if table.identity is Identity.FULL:
+    if table.identity is ReplicaIdentity.FULL:
         return lambda xid: row("D", table, None, old, old_kind="O", xid=xid)
     key = [v if name in table.key else None for name, v in zip(table.columns, old, strict=True)]
     return lambda xid: row("D", table, None, key, xid=xid)

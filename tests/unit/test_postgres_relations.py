@@ -10,11 +10,11 @@ import pytest
 
 from changefeed.catalog import Catalog, JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import Identity, TableName, TableSchema
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.postgres import relations
 from changefeed.sources.postgres.pgoutput import read_relation
 from changefeed.sources.postgres.relations import Relations, build_schema
-from changefeed.sources.postgres.types import ColumnInfo, TableDetails
+from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails
 
 OID, INT4 = 7, 23
 Columns = tuple[str, ...]
@@ -41,13 +41,13 @@ def catalog(
             ColumnInfo(name, number, INT4, -1, "integer")
             for number, name in enumerate(names, start=1)
         )
-        return {OID: TableDetails(OID, "public", "t", columns, ("a",), Identity.DEFAULT)}
+        return {OID: TableDetails(OID, "public", "t", columns, ("a",), ReplicaIdentity.DEFAULT)}
 
     return describe, shown
 
 
 def numbers(schema: TableSchema) -> dict[str, int]:
-    return {column.name: column.number for column in schema.columns}
+    return {column.name: column.column_id for column in schema.columns}
 
 
 def intern(schema: TableSchema) -> TableSchema:

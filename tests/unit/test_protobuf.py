@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import MESSAGE_SCHEMA
-from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.arrow_schema import message_schema
 from changefeed.encoding.encode import encode_messages
@@ -36,11 +36,11 @@ from tests.services.registry import FakeRegistry
 
 
 def numbered(number: int, name: str, kind: str, nullable: bool = True) -> Column:
-    return replace(column(name, kind, nullable), number=number)
+    return replace(column(name, kind, nullable), column_id=number)
 
 
 A, B = numbered(1, "a", "bigint", nullable=False), numbered(3, "b", "text")
-T = table([A, B], identity=Identity.FULL)
+T = table([A, B], before_image=BeforeImage.FULL)
 PLAN = MessagePlan(T, "t", format=Format.PROTOBUF)
 AT = Timestamp(1, 2)
 
@@ -389,12 +389,14 @@ def test_marks_have_a_subject_of_their_own(fake_registry: FakeRegistry) -> None:
 def test_an_incompatible_type_is_an_error_of_its_table(fake_registry: FakeRegistry) -> None:
     feed = schemas(fake_registry)
     feed.registered(PLAN)
-    changed = table([A, numbered(3, "b", "bigint")], identity=Identity.FULL)
+    changed = table([A, numbered(3, "b", "bigint")], before_image=BeforeImage.FULL)
     with pytest.raises(ChangefeedError) as caught:
         feed.registered(replace(PLAN, schema=changed))
     assert (caught.value.code.number, caught.value.action) == ("CF5003", Action.STOP)
     assert "shop.public.t is not compatible with an earlier version" in caught.value.message
-    grown = table([A, numbered(3, "c", "text"), numbered(4, "d", "date")], identity=Identity.FULL)
+    grown = table(
+        [A, numbered(3, "c", "text"), numbered(4, "d", "date")], before_image=BeforeImage.FULL
+    )
     assert feed.registered(replace(PLAN, schema=grown)).registered is not None
 
 

@@ -108,8 +108,8 @@ def column_number(schema: TableSchema, ordinal: int) -> int:
         ChangefeedError: CF1302, the number is beyond those that columns may have.
     """
     column = schema.columns[ordinal]
-    numbered = all(other.number > 0 for other in schema.columns)
-    number = column.number if numbered else ordinal + 1
+    numbered = all(other.column_id > 0 for other in schema.columns)
+    number = column.column_id if numbered else ordinal + 1
     if number >= NUMBERS[META]:
         raise ChangefeedError(
             "CF1302",

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code, Span
-from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange, Watch
 from changefeed.sources.postgres import introspect, setup
 from changefeed.sources.postgres.connect import (
@@ -24,7 +24,8 @@ from changefeed.sources.postgres.connect import (
     source_errors,
 )
 from changefeed.sources.postgres.details import identity_of
-from changefeed.sources.postgres.introspect import Relation
+from changefeed.sources.postgres.introspect import Relation, quoted
+from changefeed.sources.postgres.types import ReplicaIdentity
 
 #: Oldest server that works.
 OLDEST = 120_000
@@ -238,11 +239,11 @@ class TableFacts:
     owned: bool
     usable_schema: bool
     unreadable: tuple[str, ...]
-    identity: Identity
+    identity: ReplicaIdentity
     has_identity_key: bool
     generated_key: tuple[str, ...]
     policies: bool
-    leaves: tuple[tuple[str, Identity, bool], ...]
+    leaves: tuple[tuple[str, ReplicaIdentity, bool], ...]
 
     @property
     def name(self) -> str:
@@ -472,7 +473,7 @@ def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
         name
         for name, identity in [(table.name, table.identity)]
         + [(name, leaf) for name, leaf, _ in table.leaves]
-        if identity is not Identity.FULL
+        if identity is not ReplicaIdentity.FULL
     ]
     if watch.diff and short:
         yield _problem(
@@ -482,7 +483,7 @@ def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
             f"{table.name} logs only its key",
             _full(short),
         )
-    elif table.identity is Identity.FULL and short:
+    elif table.identity is ReplicaIdentity.FULL and short:
         yield _problem(
             "CF2003",
             watch,
@@ -493,11 +494,11 @@ def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
 
 
 def _no_identity(
-    table: TableFacts, watch: Watch, weak: Sequence[tuple[str, Identity]]
+    table: TableFacts, watch: Watch, weak: Sequence[tuple[str, ReplicaIdentity]]
 ) -> ChangefeedError:
     why = {
-        Identity.NOTHING: "its replica identity is NOTHING",
-        Identity.INDEX: "the index of its replica identity is gone",
+        ReplicaIdentity.NOTHING: "its replica identity is NOTHING",
+        ReplicaIdentity.INDEX: "the index of its replica identity is gone",
     }.get(weak[0][1], "it has no primary key (a deferrable one does not count)")
     return _problem(
         "CF2003",
@@ -608,12 +609,6 @@ def _has_children(connection: Connection, relation: Relation) -> bool:
 
 
 # ------------------------------------------------------------------------- small things
-
-
-def quoted(name: str) -> str:
-    """An identifier as SQL wants it; plain when it needs no quotes (keywords get none)."""
-    plain = name.isidentifier() and name.isascii() and name == name.lower()
-    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
 def _value(connection: Connection, query: str, parameters: Sequence[object] = ()) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from changefeed.core.schema import Identity
-from changefeed.sources.postgres.types import ColumnInfo, TableDetails, TypeInfo
+from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails, TypeInfo
 
 
 class Executes(Protocol):
@@ -60,14 +59,14 @@ from wanted w join pg_type t on t.oid = w.oid join pg_namespace n on n.oid = t.t
 """
 
 _IDENTITIES = {
-    "d": Identity.DEFAULT,
-    "f": Identity.FULL,
-    "i": Identity.INDEX,
-    "n": Identity.NOTHING,
+    "d": ReplicaIdentity.DEFAULT,
+    "f": ReplicaIdentity.FULL,
+    "i": ReplicaIdentity.INDEX,
+    "n": ReplicaIdentity.NOTHING,
 }
 
 
-def identity_of(letter: str | bytes) -> Identity:
+def identity_of(letter: str | bytes) -> ReplicaIdentity:
     """``relreplident`` as our word."""
     return _IDENTITIES[letter.decode() if isinstance(letter, bytes) else letter]
 

@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import Sighting, TableInfo, Watch
+from changefeed.sources.base import Located, TableInfo, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
 from changefeed.sources.postgres.details import identity_of, read_details
 from changefeed.sources.postgres.setup import Member
-from changefeed.sources.postgres.types import schema_of
+from changefeed.sources.postgres.types import ReplicaIdentity, schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def look_up(connection: Connection, watches: Sequence[Watch]) -> list[Relation |
 
 
 # An index look-up a table; a condition with OR would read the whole catalog.
-_SIGHT = """
+_LOCATE = """
     SELECT c.oid::int8, n.nspname, c.relname
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = ANY (%s::oid[])
@@ -111,20 +111,20 @@ _SIGHT = """
 """
 
 
-def sight(
-    connection: Connection, source: str, tables: Sequence[TableName], numbers: Sequence[int]
-) -> Sighting:
+def locate(
+    connection: Connection, source: str, tables: Sequence[TableName], oids: Sequence[int]
+) -> Located:
     """Where the tables are now, by name and by oid, in one statement: one moment."""
     asked = set(tables)
     names = {
         oid: TableName(source, schema, name)
         for oid, schema, name in connection.execute(
-            _SIGHT, [list(numbers), [t.schema for t in tables], [t.name for t in tables]]
+            _LOCATE, [list(oids), [t.schema for t in tables], [t.name for t in tables]]
         )
     }
-    return Sighting(
+    return Located(
         {name: oid for oid, name in names.items() if name in asked},
-        {oid: names[oid] for oid in numbers if oid in names},
+        {oid: names[oid] for oid in oids if oid in names},
     )
 
 
@@ -286,10 +286,7 @@ def _fits(schema: str, name: str, glob: str) -> bool:
 # full pages. Statistics are of the last ANALYZE; the size is of now.
 _TABLES = f"""
     SELECT n.nspname, c.relname, c.relkind = 'p', c.relreplident::text,
-           coalesce(key.names, '{{}}'), coalesce(size.rows, 0)::int8, coalesce(size.bytes, 0)::int8,
-           EXISTS (SELECT 1 FROM pg_catalog.pg_publication_rel r
-                   JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
-                   WHERE r.prrelid = c.oid AND p.pubname = %(publication)s)
+           coalesce(key.names, '{{}}'), coalesce(size.rows, 0)::int8, coalesce(size.bytes, 0)::int8
     FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN LATERAL (
@@ -318,28 +315,38 @@ _TABLES = f"""
             FROM pg_catalog.pg_attribute a
             WHERE a.attrelid = l.oid AND a.attnum > 0 AND NOT a.attisdropped) width
     ) size ON true
-    WHERE {_WATCHABLE} AND (%(oids)s::oid[] IS NULL OR c.oid = ANY (%(oids)s::oid[]))
+    WHERE {_WATCHABLE}
     ORDER BY 1, 2
 """
 
 
-def table_list(
-    connection: Connection,
-    source: str,
-    publication: str | None = None,
-    oids: Sequence[int] | None = None,
-) -> list[TableInfo]:
-    """The rows of SHOW TABLES; only the tables ``oids`` when given."""
-    rows = connection.execute(_TABLES, {"publication": publication, "oids": oids})
+def table_list(connection: Connection, source: str) -> list[TableInfo]:
+    """The rows of SHOW TABLES."""
+    rows = connection.execute(_TABLES)
     return [
         TableInfo(
             name=TableName(source, schema, name),
             key=tuple(key),
-            identity=identity_of(letter),
+            identity=str(identity_of(letter)),
             rows_estimate=count,
             bytes=size,
-            in_publication=watched,
             kind="partitioned table" if partitioned else "table",
+            note=_note(schema, name, identity_of(letter), bool(key)),
         )
-        for schema, name, partitioned, letter, key, count, size, watched in rows
+        for schema, name, partitioned, letter, key, count, size in rows
     ]
+
+
+def quoted(name: str) -> str:
+    """An identifier as SQL wants it; plain when it needs no quotes (keywords get none)."""
+    plain = name.isidentifier() and name.isascii() and name == name.lower()
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def _note(schema: str, name: str, identity: ReplicaIdentity, has_key: bool) -> str:
+    """What CREATE CHANGEFEED would refuse of a table in SHOW TABLES."""
+    nothing = identity is ReplicaIdentity.NOTHING
+    if not nothing and (identity is not ReplicaIdentity.DEFAULT or has_key):
+        return ""
+    why = "replica identity nothing" if nothing else "no primary key"
+    return f"{why}: ALTER TABLE {quoted(schema)}.{quoted(name)} REPLICA IDENTITY FULL; first"

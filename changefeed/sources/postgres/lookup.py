@@ -73,7 +73,7 @@ class Lookup:
         """
         count = len(keys[0]) if keys else 0
         with self._sessions.session(f"look up values of table {table.table}") as connection:
-            details = read_details(connection, [table.oid]).get(table.oid)
+            details = read_details(connection, [table.table_id]).get(table.table_id)
             names = _present_names(table, details)
             if details is None or table.keyless or any(names[i] is None for i in table.key):
                 return _nothing(table, columns, count)
@@ -95,8 +95,8 @@ def _present_names(table: TableSchema, details: TableDetails | None) -> list[str
     """What each column is called now; None where it is gone or of another kind."""
     if details is None:
         return [None] * len(table.columns)
-    now = {c.number: c for c in schema_of(details, table.table.source).columns}
-    return [_name_now(column, now.get(column.number)) for column in table.columns]
+    now = {c.column_id: c for c in schema_of(details, table.table.source).columns}
+    return [_name_now(column, now.get(column.column_id)) for column in table.columns]
 
 
 def _name_now(column: Column, now: Column | None) -> str | None:
@@ -124,7 +124,7 @@ _OPERATORS = """
 
 
 def _equality(connection: Connection, table: TableSchema) -> dict[int, tuple[str, str]]:
-    rows = connection.execute(_OPERATORS, [table.oid])
+    rows = connection.execute(_OPERATORS, [table.table_id])
     return {number: (schema, name) for number, schema, name in rows}
 
 
@@ -171,7 +171,7 @@ class _Query:
 
     def _match(self, place: int) -> sql.Composed:
         column = self.table.key_columns[place]
-        schema, name = self.operators.get(column.number, ("pg_catalog", "="))
+        schema, name = self.operators.get(column.column_id, ("pg_catalog", "="))
         return sql.SQL("t.{} OPERATOR({}.{}) k.{}::{}").format(
             sql.Identifier(self.names[self.table.key[place]] or ""),
             sql.Identifier(schema),

@@ -88,7 +88,7 @@ def find(connection: Connection, table: TableSchema, name: str) -> PartitionInfo
 
 def names(connection: Connection, table: TableSchema) -> list[str]:
     """The partitions of a table at every level below it; none of a table without partitions."""
-    asked = {"oid": table.oid, "schema": table.table.schema}
+    asked = {"oid": table.table_id, "schema": table.table.schema}
     return [str(name) for _, name, _ in connection.execute(_TREE, asked).fetchall()]
 
 
@@ -98,7 +98,9 @@ def oid_of(connection: Connection, table: TableSchema, name: str) -> int:
     Raises:
         ChangefeedError: CF1101 there is none.
     """
-    below = connection.execute(_TREE, {"oid": table.oid, "schema": table.table.schema}).fetchall()
+    below = connection.execute(
+        _TREE, {"oid": table.table_id, "schema": table.table.schema}
+    ).fetchall()
     for oid, found, _ in below:
         if found == name:
             return int(oid)
@@ -169,7 +171,7 @@ class _Level:
             raise self.refused(f"values of type {column.type_name} are not compared here")
         (texts,) = _tuples(self.bound)
         return Members(
-            column.number, tuple(None if t is None else _value(column, t) for t in texts)
+            column.column_id, tuple(None if t is None else _value(column, t) for t in texts)
         )
 
     def _interval(self, columns: Sequence[Column]) -> Interval:
@@ -180,7 +182,7 @@ class _Level:
                 raise self.refused(f"texts of {column.name} have another collation than C")
         low, high = (_prefix(columns, texts) for texts in _tuples(self.bound))
         return Interval(
-            tuple(column.number for column in columns),
+            tuple(column.column_id for column in columns),
             low[0],
             high[0],
             low_excluded=low[1] == "MAXVALUE",

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Identity, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.pgoutput import RelationMessage, WireColumn, read_relation
 from changefeed.sources.postgres.types import (
     ColumnInfo,
+    ReplicaIdentity,
     TableDetails,
     assemble_schema,
     key_names,
@@ -164,7 +165,9 @@ def build_schema(
         _column(wire, named.get(wire.name), remembered.get(wire.name), details)
         for wire in message.columns
     ]
-    flagged = [] if identity is Identity.FULL else [c.name for c in message.columns if c.flagged]
+    flagged = (
+        [] if identity is ReplicaIdentity.FULL else [c.name for c in message.columns if c.flagged]
+    )
     key: Sequence[str] = key_names(details, identity, flagged)
     if not details.columns and old is not None and not old.keyless and not flagged:
         key = [column.name for column in old.key_columns]
@@ -182,7 +185,7 @@ def _column(
     if found:
         return replace(made, number=found.number, not_null=found.not_null)
     if remembered and remembered.type_name == type_name:
-        return replace(made, number=remembered.number, not_null=not remembered.nullable)
+        return replace(made, number=remembered.column_id, not_null=not remembered.nullable)
     return made
 
 
@@ -199,10 +202,10 @@ def was_rewritten(old: TableSchema, new: TableSchema, details: TableDetails) -> 
     True for a column added with a default and for a type that prints values otherwise; a
     wider type of the same spelling (``int`` to ``bigint``, a longer ``varchar``) is not.
     """
-    before = {column.number or column.name: column for column in old.columns}
+    before = {column.ref: column for column in old.columns}
     defaults = {column.name for column in details.columns if column.has_default}
     for column in new.columns:
-        known = before.get(column.number or column.name)
+        known = before.get(column.ref)
         if known is None:
             if column.name in defaults:
                 return True

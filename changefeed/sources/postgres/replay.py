@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.events import Flush
-from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import (
     Block,
@@ -409,12 +409,12 @@ def _bytes(chunk: Chunk) -> Bytes:
 
 def _whole(schema: TableSchema) -> bool:
     """Changes carry whole old rows."""
-    return schema.identity is Identity.FULL
+    return schema.before_image is BeforeImage.FULL
 
 
 def _identity(column: Column) -> int | str:
     """What a column keeps when it is renamed."""
-    return column.number or column.name
+    return column.ref
 
 
 def _comparable(old: TableSchema, new: TableSchema) -> bool:
@@ -428,4 +428,4 @@ def _comparable(old: TableSchema, new: TableSchema) -> bool:
         kinds.get(_identity(c), (c.physical, c.form, c.logical)) == (c.physical, c.form, c.logical)
         for c in new.columns
     )
-    return same and key(old) == key(new) and old.identity is new.identity
+    return same and key(old) == key(new) and old.before_image is new.before_image

@@ -30,7 +30,6 @@ from psycopg import errors, sql
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
-from changefeed.sources.base import SlotState
 from changefeed.sources.postgres.connect import BEHAVIOUR, Connection
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
 
@@ -500,10 +499,31 @@ def _look_at(pids: Sequence[int]) -> str:
 # ------------------------------------------------------------------------- slot
 
 
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What the server says of a replication slot.
+
+    Attributes:
+        exists: False if there is no such slot; the other fields then have their defaults.
+        confirmed: everything up to here was acknowledged by us.
+        lost: the server removed log that the slot still needs.
+        active_pid: the server process that serves the slot now.
+        reason: why it was invalidated, in the server's words.
+    """
+
+    exists: bool
+    plugin: str = ""
+    database: str = ""
+    confirmed: Position = ""
+    lost: bool = False
+    active_pid: int | None = None
+    reason: str = ""
+
+
 def slot_state(connection: Connection, slot: str) -> SlotState:
     """What ``pg_replication_slots`` says, with the columns this server version has."""
     version = connection.info.server_version
-    status = "s.wal_status, s.safe_wal_size" if version >= 130_000 else "'', NULL::bigint"
+    status = "coalesce(s.wal_status, '')" if version >= 130_000 else "''"
     if version >= 170_000:
         reason = "coalesce(s.invalidation_reason, '')"
     elif version >= 160_000:
@@ -513,14 +533,8 @@ def slot_state(connection: Connection, slot: str) -> SlotState:
     row = connection.execute(
         sql.SQL(
             """
-            SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, s.restart_lsn::text,
-                   s.active_pid,
-                   coalesce(pg_catalog.pg_wal_lsn_diff(
-                       CASE WHEN pg_catalog.pg_is_in_recovery()
-                            THEN pg_catalog.pg_last_wal_replay_lsn()
-                            ELSE pg_catalog.pg_current_wal_lsn() END,
-                       s.restart_lsn), 0)::bigint,
-                   {status}, {reason}
+            SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, s.restart_lsn IS NULL,
+                   s.active_pid, {status}, {reason}
             FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
             """
         ).format(status=sql.SQL(status), reason=sql.SQL(reason)),
@@ -528,18 +542,15 @@ def slot_state(connection: Connection, slot: str) -> SlotState:
     ).fetchone()
     if row is None:
         return SlotState(exists=False)
-    plugin, database, confirmed, restart, pid, retained, wal_status, safe, why = row
+    plugin, database, confirmed, no_restart, pid, status, why = row
     return SlotState(
         exists=True,
         plugin=plugin or "",
         database=database or "",
         confirmed=_position(confirmed),
-        restart=_position(restart),
-        # An invalidated slot keeps a status like "reserved" only on servers before 14.
-        status="lost" if why or restart is None else (wal_status or ""),
+        # An invalidated slot keeps a status like "reserved" on servers before 14.
+        lost=bool(why) or no_restart or status == "lost",
         active_pid=pid,
-        retained_bytes=retained,
-        safe_bytes=safe,
         reason=why,
     )
 

@@ -34,11 +34,9 @@ from changefeed.sources.postgres.connect import (
     Connection,
     connect,
     connect_replication,
-    is_quiet,
     source_errors,
     translate,
 )
-from changefeed.sources.postgres.introspect import table_list
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
 from changefeed.sources.postgres.partitions import oid_of
 from changefeed.sources.postgres.partitions import read as read_partition
@@ -119,7 +117,7 @@ class PostgresSnapshot:
         chosen = _chosen(table, columns)
         where = _key_condition(table, keys)
         with self._use(table) as holder:
-            top = table.oid if partition is None else _same_partition(holder, table, partition)
+            top = table.table_id if partition is None else _same_partition(holder, table, partition)
             heaps = _heaps(holder, table, top)
             by_range = holder.info.server_version >= 140_000
         found: list[PostgresPart] = []
@@ -151,16 +149,6 @@ class PostgresSnapshot:
                     )
                 )
         return found
-
-    def rows_estimate(self, table: TableSchema) -> int:
-        """About how many rows the table has, by the server's statistics and its size now."""
-        with self._use(table) as holder:
-            infos = table_list(holder, self._source, oids=[table.oid])
-        return infos[0].rows_estimate if infos else 0
-
-    def alive(self) -> bool:
-        """The holder's connection still stands."""
-        return is_quiet(self._holder)
 
     def close(self) -> None:
         """End the snapshot, and the readers of it in this process that are idle."""
@@ -366,7 +354,7 @@ def _heaps(holder: Connection, table: TableSchema, top: int) -> list[_Heap]:
             bytes=size,
             rows=density * pages,
             file=file,
-            shape=own if oid == table.oid else shape_now(holder, (schema, name), names),
+            shape=own if oid == table.table_id else shape_now(holder, (schema, name), names),
         )
         for oid, schema, name, _, ranged, pages, size, density, file, _ in rows
     ]
@@ -396,12 +384,12 @@ def _check_columns(holder: Connection, table: TableSchema) -> Shape:
     Raises:
         ChangefeedError: CF2201 they differ, or the table is gone: describe it again.
     """
-    rows = holder.execute(_COLUMNS, [table.oid])
+    rows = holder.execute(_COLUMNS, [table.table_id])
     seen = {name: (number, spelled, (number, *below)) for name, number, spelled, *below in rows}
     names = [c.name for c in table.columns]
     now = shape_now(holder, (table.table.schema, table.table.name), names)
     for column, shape in zip(table.columns, now, strict=True):
-        if seen.get(column.name) != (column.number, column.type_name, shape):
+        if seen.get(column.name) != (column.column_id, column.type_name, shape):
             raise table_changed(table, f"column {column.name} is not what it was")
     return now
 

@@ -13,8 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+
+
+class ReplicaIdentity(StrEnum):
+    """What a table logs of an old row: ``relreplident``."""
+
+    DEFAULT = "default"
+    FULL = "full"
+    INDEX = "index"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,7 @@ class TableDetails:
     name: str
     columns: tuple[ColumnInfo, ...]
     primary_key: tuple[str, ...]
-    identity: Identity
+    identity: ReplicaIdentity
     identity_key: tuple[str, ...] = ()
     types: Mapping[int, TypeInfo] = field(default_factory=dict)
 
@@ -177,7 +187,7 @@ def column_of(
         form=form,
         logical=logical,
         nullable=not not_null,
-        number=number,
+        column_id=number,
     )
 
 
@@ -193,7 +203,7 @@ def schema_of(details: TableDetails, source: str, *, names: Sequence[str] = ()) 
 
 
 def key_names(
-    details: TableDetails | None, identity: Identity, flagged: Sequence[str]
+    details: TableDetails | None, identity: ReplicaIdentity, flagged: Sequence[str]
 ) -> tuple[str, ...]:
     """Names of the columns that are the key, in order; empty for a table without a key.
 
@@ -201,12 +211,12 @@ def key_names(
     unless the primary key lies within them, else the primary key is.
     """
     primary = details.primary_key if details else ()
-    if identity is Identity.INDEX and flagged:
+    if identity is ReplicaIdentity.INDEX and flagged:
         if primary and set(primary) <= set(flagged):
             return primary
         ordered = details.identity_key if details else ()
         return ordered if set(ordered) == set(flagged) else tuple(flagged)
-    if identity is Identity.DEFAULT and flagged and set(flagged) != set(primary):
+    if identity is ReplicaIdentity.DEFAULT and flagged and set(flagged) != set(primary):
         return tuple(flagged)
     return primary
 
@@ -215,7 +225,7 @@ def assemble_schema(
     details: TableDetails,
     source: str,
     columns: Sequence[ColumnInfo],
-    identity: Identity,
+    identity: ReplicaIdentity,
     key: Sequence[str],
 ) -> TableSchema:
     """A table shape out of its parts; no key, or a key outside ``columns``: keyless."""
@@ -236,9 +246,9 @@ def assemble_schema(
             for c in columns
         ),
         key=tuple(range(len(columns))) if keyless else tuple(places[name] for name in key),
-        identity=identity,
+        before_image=BeforeImage.FULL if identity is ReplicaIdentity.FULL else BeforeImage.KEY,
         keyless=keyless,
-        oid=details.oid,
+        table_id=details.oid,
     )
 
 

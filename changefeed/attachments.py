@@ -1,0 +1,85 @@
+"""What a state holds at its sources: found again, made and released here, and nowhere else.
+
+A source may keep log for us as long as we hold something there, so two rules are kept:
+
+* The state knows of it before it is made. A crash in between leaves nothing that nobody removes.
+* The change log goes before what is held. A log without it would count as one that was lost.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from changefeed.catalog import Catalog
+from changefeed.core.schema import TableName
+from changefeed.core.state import StateLayout
+from changefeed.sources.base import Attachment, Captured, Source
+
+
+def attachment(catalog: Catalog, source: Source) -> Attachment:
+    """What the state holds at ``source``, or will hold there. Does not connect."""
+    return source.attach(catalog.state_id, catalog.source_state(source.name).memo or None)
+
+
+def capture_tables(catalog: Catalog, source: Source, tables: Sequence[TableName]) -> Captured:
+    """Make the source keep its log for us, for exactly ``tables``, and save what is held.
+
+    Every change of them that commits after this returned reaches the change log.
+
+    Raises:
+        ChangefeedError: the source refused, cannot be reached, or (CF2102) no longer keeps log
+            that a feed needs.
+    """
+    state = catalog.source_state(source.name)
+    held = source.attach(catalog.state_id, state.memo or None)
+    if not state.memo:
+        catalog.save_source_state(source.name, memo=held.memo, holds=held.holds)
+    captured = held.capture(tables, resume=bool(state.identity))
+    catalog.save_source_state(
+        source.name,
+        memo=held.memo,
+        holds=held.holds,
+        identity=state.identity or source.identity(),
+    )
+    return captured
+
+
+def release(catalog: Catalog, source: Source) -> None:
+    """Remove the change log of a source and what is held there, and forget both. Idempotent.
+
+    Raises:
+        ChangefeedError: the source cannot be asked; the state still knows what is held.
+        OSError: the log cannot be removed.
+    """
+    remove_log(catalog, source.name)
+    if catalog.source_state(source.name).memo:
+        attachment(catalog, source).release()
+    catalog.forget_source(source.name)
+
+
+def begin_again(catalog: Catalog, source: Source) -> None:
+    """Remove the change log of a source and what is held there, for a new log to follow.
+
+    Raises:
+        ChangefeedError: the source cannot be asked; the state still knows what is held.
+        OSError: the log cannot be removed.
+    """
+    catalog.forget_log(source.name)
+    remove_log(catalog, source.name)
+    if catalog.source_state(source.name).memo:
+        attachment(catalog, source).release()
+        catalog.save_source_state(source.name, memo={}, holds="")
+
+
+def remove_log(catalog: Catalog, name: str) -> None:
+    """Remove the change log of a source, and what the source keeps beside it.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    layout = StateLayout(Path(catalog.directory))
+    for folder in (layout.log(name), layout.spool(name), layout.beside_log(name)):
+        if folder.exists():
+            shutil.rmtree(folder)
