@@ -1,0 +1,370 @@
+"""Events of the binlog: their headers, and the bodies of all that are not rows.
+
+Nothing here believes a length: every read ends inside the event, or is CF2105.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from changefeed.core.errors import ChangefeedError
+
+if TYPE_CHECKING:
+    from changefeed.sources.mysql.wire import Place
+
+HEADER = struct.Struct("<IBIIIH")
+HEADER_SIZE = HEADER.size
+CHECKSUM_SIZE = 4
+#: Compressed events unpack to no more than this.
+MAX_UNPACKED = 1 << 30
+
+
+class Kind(IntEnum):
+    """Types of events that mean something to a reader."""
+
+    QUERY = 2
+    STOP = 3
+    ROTATE = 4
+    FORMAT_DESCRIPTION = 15
+    XID = 16
+    TABLE_MAP = 19
+    WRITE_ROWS_V1 = 23
+    UPDATE_ROWS_V1 = 24
+    DELETE_ROWS_V1 = 25
+    INCIDENT = 26
+    HEARTBEAT = 27
+    WRITE_ROWS = 30
+    UPDATE_ROWS = 31
+    DELETE_ROWS = 32
+    GTID = 33
+    ANONYMOUS_GTID = 34
+    XA_PREPARE = 38
+    PARTIAL_UPDATE_ROWS = 39
+    TRANSACTION_PAYLOAD = 40
+    HEARTBEAT_V2 = 41
+    GTID_TAGGED = 42
+    MARIA_GTID = 162
+    MARIA_START_ENCRYPTION = 164
+    MARIA_QUERY_COMPRESSED = 165
+    MARIA_WRITE_ROWS_COMPRESSED_V1 = 166
+    MARIA_UPDATE_ROWS_COMPRESSED_V1 = 167
+    MARIA_DELETE_ROWS_COMPRESSED_V1 = 168
+    MARIA_WRITE_ROWS_COMPRESSED = 169
+    MARIA_UPDATE_ROWS_COMPRESSED = 170
+    MARIA_DELETE_ROWS_COMPRESSED = 171
+
+
+#: Flag of a header: made by the server for this connection, not part of the log.
+ARTIFICIAL = 0x20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every event begins with. ``end`` is the offset behind it in the server's file."""
+
+    seconds: int
+    kind: int
+    server_id: int
+    size: int
+    end: int
+    flags: int
+
+
+def misfit(what: str) -> ChangefeedError:
+    """CF2105 for bytes that are not what they should be."""
+    return ChangefeedError("CF2105", f"a binlog event that cannot be: {what}")
+
+
+class Cursor:
+    """Reads numbers and bytes one after the other; never beyond the end."""
+
+    __slots__ = ("data", "end", "place")
+
+    def __init__(self, data: bytes | bytearray, start: int, end: int) -> None:
+        self.data, self.place, self.end = data, start, end
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return self.end - self.place
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        upto = self.place + count
+        if count < 0 or upto > self.end:
+            raise misfit("it ends too early")
+        taken = bytes(self.data[self.place : upto])
+        self.place = upto
+        return taken
+
+    def number(self, size: int) -> int:
+        """An unsigned number, low byte first."""
+        return int.from_bytes(self.take(size), "little")
+
+    def packed(self) -> int:
+        """A number of MySQL's variable length."""
+        first = self.number(1)
+        if first < 251:
+            return first
+        if first == 252:
+            return self.number(2)
+        if first == 253:
+            return self.number(3)
+        if first == 254:
+            return self.number(8)
+        raise misfit("a length that is none")
+
+    def text(self, count: int) -> str:
+        """A name or statement."""
+        return self.take(count).decode("utf-8", "replace")
+
+
+def read_header(place: Place) -> Header:
+    """The header of an event."""
+    data, start, end = place
+    if end - start < HEADER_SIZE:
+        raise misfit("it is shorter than its header")
+    header = Header(*HEADER.unpack_from(data, start))
+    if header.size != end - start:
+        raise misfit("its length is not that of its packet")
+    return header
+
+
+def strip_checksum(place: Place) -> Place:
+    """The event without its CRC32.
+
+    Raises:
+        ChangefeedError: CF2101 it does not match: the bytes changed on their way.
+    """
+    data, start, end = place
+    upto = end - CHECKSUM_SIZE
+    if upto - start < HEADER_SIZE or not _matches(data, start, upto):
+        raise ChangefeedError("CF2101", "a binlog event's checksum does not match its bytes")
+    return data, start, upto
+
+
+def _matches(data: bytes | bytearray, start: int, upto: int) -> bool:
+    with memoryview(data) as view:
+        told = int.from_bytes(view[upto : upto + CHECKSUM_SIZE], "little")
+        return zlib.crc32(view[start:upto]) == told
+
+
+def without_guessed_checksum(place: Place) -> Place:
+    """The same for events that come before the server said whether it adds checksums."""
+    data, start, end = place
+    upto = end - CHECKSUM_SIZE
+    if upto - start >= HEADER_SIZE and _matches(data, start, upto):
+        return data, start, upto
+    return place
+
+
+def body(place: Place) -> Cursor:
+    """What follows the header."""
+    data, start, end = place
+    return Cursor(data, start + HEADER_SIZE, end)
+
+
+def read_format(place: Place) -> bool:
+    """Whether the events that follow carry a CRC32.
+
+    Raises:
+        ChangefeedError: CF2105 another version of the log's format than 4.
+    """
+    cursor = body(place)
+    version = cursor.number(2)
+    server = cursor.take(50).rstrip(b"\0").decode("ascii", "replace")
+    if version != 4:
+        raise misfit(f"format {version} of server {server!r}, where 4 was expected")
+    cursor.take(4 + 1)
+    if cursor.left < 1 + CHECKSUM_SIZE:
+        return False
+    data, _, end = place
+    return data[end - CHECKSUM_SIZE - 1] == 1
+
+
+def read_rotate(place: Place) -> tuple[str, int]:
+    """The file that follows, and the offset in it."""
+    cursor = body(place)
+    offset = cursor.number(8)
+    return cursor.text(cursor.left), offset
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlGtid:
+    """The begin of a MySQL transaction.
+
+    Attributes:
+        server, number: its GTID; the number is 0 for an anonymous one.
+        commit_us: when it committed where it was made, microseconds since 1970; 0 before 8.0.
+    """
+
+    server: bytes
+    number: int
+    commit_us: int
+
+
+def read_gtid(place: Place) -> MysqlGtid:
+    """A GTID or ANONYMOUS_GTID event."""
+    cursor = body(place)
+    cursor.take(1)
+    server = cursor.take(16)
+    number = cursor.number(8)
+    commit_us = 0
+    # Type 2 is followed by two numbers of the parallel applier, then times.
+    if cursor.left >= 1 + 16 + 7 and cursor.number(1) == 2:
+        cursor.take(16)
+        commit_us = cursor.number(7)
+        if commit_us >> 55:
+            commit_us = cursor.number(7)  # it was made elsewhere, at this time
+    return MysqlGtid(server, number, commit_us)
+
+
+@dataclass(frozen=True, slots=True)
+class MariaEvent:
+    """The begin of a MariaDB transaction. ``xid`` names an XA transaction, or is empty."""
+
+    domain: int
+    server: int
+    number: int
+    alone: bool
+    prepares: bool
+    completes: bool
+    xid: str
+
+
+_ALONE, _GROUPED, _PREPARES, _COMPLETES = 1, 2, 64, 128
+
+
+def read_maria_gtid(place: Place, server: int) -> MariaEvent:
+    """A MariaDB GTID event; the server's number is in the header."""
+    cursor = body(place)
+    number, domain, flags = cursor.number(8), cursor.number(4), cursor.number(1)
+    if flags & _GROUPED:
+        cursor.take(8)
+    xid = ""
+    if flags & (_PREPARES | _COMPLETES):
+        form = _signed(cursor)
+        first, second = cursor.number(1), cursor.number(1)
+        xid = xa_name(cursor.take(first), cursor.take(second), form)
+    return MariaEvent(
+        domain, server, number, bool(flags & _ALONE), bool(flags & _PREPARES),
+        bool(flags & _COMPLETES), xid,
+    )  # fmt: skip
+
+
+def _signed(cursor: Cursor) -> int:
+    return int.from_bytes(cursor.take(4), "little", signed=True)
+
+
+def xa_name(first: bytes, second: bytes, form: int) -> str:
+    """The three parts of an XA transaction's id as a name for a folder."""
+    return f"{first.hex()}-{second.hex()}-{form}"
+
+
+def read_xa_prepare(place: Place) -> tuple[bool, str]:
+    """Whether the transaction commits at once, and its XA name."""
+    cursor = body(place)
+    one_phase = cursor.number(1) != 0
+    form, first, second = _signed(cursor), cursor.number(4), cursor.number(4)
+    return one_phase, xa_name(cursor.take(first), cursor.take(second), form)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement in the log, and the database it ran in."""
+
+    database: str
+    text: str
+
+
+def read_query(place: Place, *, compressed: bool = False) -> Query:
+    """A QUERY event; MariaDB compresses its statement."""
+    cursor = body(place)
+    cursor.take(8)
+    database, _, variables = cursor.number(1), cursor.number(2), cursor.number(2)
+    cursor.take(variables)
+    name = cursor.text(database)
+    cursor.take(1)
+    statement = cursor.take(cursor.left)
+    if compressed:
+        statement = maria_unpacked(statement)
+    return Query(name, statement.decode("utf-8", "replace"))
+
+
+def maria_unpacked(data: bytes) -> bytes:
+    """What MariaDB compressed: a byte with the algorithm and the length's length, the length,
+    zlib."""
+    cursor = Cursor(data, 0, len(data))
+    first = cursor.number(1)
+    if first & 0xF0 != 0x80:
+        raise misfit("compressed in a way that is not known")
+    length = int.from_bytes(cursor.take(first & 7), "big")
+    return _inflated(cursor.take(cursor.left), length)
+
+
+def _inflated(data: bytes, length: int) -> bytes:
+    if length > MAX_UNPACKED:
+        raise misfit("it unpacks to more than 1 GB")
+    unpacking = zlib.decompressobj()
+    try:
+        unpacked = unpacking.decompress(data, length + 1)
+    except zlib.error:
+        raise misfit("it cannot be unpacked") from None
+    if len(unpacked) != length or unpacking.unconsumed_tail:
+        raise misfit("it unpacks to another length than it says")
+    return unpacked
+
+
+_PAYLOAD_END, _PAYLOAD_SIZE, _PAYLOAD_TYPE, _PAYLOAD_UNPACKED = 0, 1, 2, 3
+_ZSTD, _PLAIN = 0, 255
+
+
+def read_payload(place: Place) -> Iterator[Place]:
+    """The events inside a TRANSACTION_PAYLOAD event. They have no checksums of their own."""
+    cursor = body(place)
+    size = length = 0
+    algorithm = _PLAIN
+    while (field := cursor.packed()) != _PAYLOAD_END:
+        value = Cursor(data := cursor.take(cursor.packed()), 0, len(data))
+        if field == _PAYLOAD_SIZE:
+            size = value.packed()
+        elif field == _PAYLOAD_TYPE:
+            algorithm = value.packed()
+        elif field == _PAYLOAD_UNPACKED:
+            length = value.packed()
+    packed = cursor.take(size)
+    if algorithm == _ZSTD:
+        packed = _unpacked_zstd(packed, length)
+    elif algorithm != _PLAIN:
+        raise misfit(f"compressed in a way that is not known ({algorithm})")
+    start = 0
+    while start < len(packed):
+        if len(packed) - start < HEADER_SIZE:
+            raise misfit("a transaction's events are cut off")
+        end = start + HEADER.unpack_from(packed, start)[3]
+        if not start + HEADER_SIZE <= end <= len(packed):
+            raise misfit("a transaction's events are cut off")
+        yield packed, start, end
+        start = end
+
+
+def _unpacked_zstd(data: bytes, length: int) -> bytes:
+    import pyarrow as pa
+
+    if length > MAX_UNPACKED:
+        raise misfit("it unpacks to more than 1 GB")
+    try:
+        # A stream: the server may use several frames, and what it says of the length is not
+        # believed before the bytes are there.
+        with pa.input_stream(pa.BufferReader(data), compression="zstd") as stream:
+            unpacked: bytes = stream.read(length + 1)
+    except (OSError, pa.ArrowException):
+        raise misfit("it cannot be unpacked") from None
+    if len(unpacked) != length:
+        raise misfit("it unpacks to another length than it says")
+    return unpacked

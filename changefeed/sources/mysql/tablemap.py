@@ -1,0 +1,486 @@
+"""TABLE_MAP events: what the rows that follow look like.
+
+With ``binlog_row_metadata=FULL`` the event names the columns, and says enough of their types to
+write them as the server does in ``COLUMN_TYPE`` (without display widths, which mean nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from changefeed.sources.mysql.binlog import HEADER_SIZE, Cursor, misfit
+
+#: MySQL allows 4096 columns, MariaDB as many.
+MAX_COLUMNS = 4096
+
+
+class Wire(IntEnum):
+    """Types of columns in the binlog."""
+
+    DECIMAL = 0
+    TINY = 1
+    SHORT = 2
+    LONG = 3
+    FLOAT = 4
+    DOUBLE = 5
+    NULL = 6
+    TIMESTAMP = 7
+    LONGLONG = 8
+    INT24 = 9
+    DATE = 10
+    TIME = 11
+    DATETIME = 12
+    YEAR = 13
+    NEWDATE = 14
+    VARCHAR = 15
+    BIT = 16
+    TIMESTAMP2 = 17
+    DATETIME2 = 18
+    TIME2 = 19
+    MARIA_BLOB_COMPRESSED = 140
+    MARIA_VARCHAR_COMPRESSED = 141
+    VECTOR = 242
+    JSON = 245
+    NEWDECIMAL = 246
+    ENUM = 247
+    SET = 248
+    BLOB = 252
+    VAR_STRING = 253
+    STRING = 254
+    GEOMETRY = 255
+
+
+#: Types whose metadata have one byte, and two.
+_ONE_BYTE = frozenset(
+    {
+        Wire.FLOAT, Wire.DOUBLE, Wire.TIMESTAMP2, Wire.DATETIME2, Wire.TIME2, Wire.BLOB,
+        Wire.GEOMETRY, Wire.JSON, Wire.VECTOR, Wire.MARIA_BLOB_COMPRESSED,
+    }
+)  # fmt: skip
+_TWO_BYTES = frozenset(
+    {
+        Wire.VARCHAR, Wire.VAR_STRING, Wire.BIT, Wire.NEWDECIMAL, Wire.STRING, Wire.ENUM,
+        Wire.SET, Wire.MARIA_VARCHAR_COMPRESSED,
+    }
+)  # fmt: skip
+_NUMBERS = frozenset(
+    {
+        Wire.TINY, Wire.SHORT, Wire.INT24, Wire.LONG, Wire.LONGLONG, Wire.YEAR, Wire.FLOAT,
+        Wire.DOUBLE, Wire.NEWDECIMAL,
+    }
+)  # fmt: skip
+_TEXTS = frozenset({Wire.VARCHAR, Wire.VAR_STRING, Wire.STRING, Wire.BLOB})
+_LISTS = frozenset({Wire.ENUM, Wire.SET})
+#: The "character set" of bytes.
+BINARY = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Charset:
+    """What a collation number stands for: the set's name, and bytes of its longest character."""
+
+    name: str
+    width: int
+
+
+Charsets = Mapping[int, Charset]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShape:
+    """One column in the binlog.
+
+    Attributes:
+        name: None without ``binlog_row_metadata=FULL``.
+        wire: how its values are stored; ENUM and SET as such.
+        meta: two bytes: high and low byte of what the type needs to know.
+        collation: number; None where the column has none, or the server did not say.
+        values: of an ENUM or SET, still encoded.
+    """
+
+    name: str | None
+    wire: Wire
+    meta: int
+    nullable: bool
+    unsigned: bool = False
+    collation: int | None = None
+    values: tuple[bytes, ...] = ()
+    geometry: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table in the binlog. ``key`` has positions of the primary key's columns."""
+
+    database: str
+    table: str
+    columns: tuple[ColumnShape, ...]
+    key: tuple[int, ...] = ()
+
+    @property
+    def named(self) -> bool:
+        """The server sends the names of columns."""
+        return all(column.name is not None for column in self.columns)
+
+
+@dataclass(slots=True)
+class _Metadata:
+    signs: bytes | None = None
+    default: tuple[int, dict[int, int]] | None = None
+    charsets: list[int] | None = None
+    list_default: tuple[int, dict[int, int]] | None = None
+    list_charsets: list[int] | None = None
+    names: list[str] | None = None
+    sets: list[tuple[bytes, ...]] = field(default_factory=list)
+    enums: list[tuple[bytes, ...]] = field(default_factory=list)
+    geometries: list[int] = field(default_factory=list)
+    key: list[int] = field(default_factory=list)
+
+
+def read_table_id(data: bytes | bytearray, start: int, end: int) -> int:
+    """The number that row events use for a table."""
+    return Cursor(data, start + HEADER_SIZE, end).number(6)
+
+
+def read_table_name(data: bytes | bytearray, start: int, end: int) -> tuple[str, str]:
+    """Database and table: all that matters where nobody watches it."""
+    return _names(Cursor(data, start + HEADER_SIZE + 8, end))
+
+
+def _names(cursor: Cursor) -> tuple[str, str]:
+    database = cursor.text(cursor.number(1))
+    cursor.take(1)
+    table = cursor.text(cursor.number(1))
+    cursor.take(1)
+    return database, table
+
+
+def read_table_map(data: bytes | bytearray, start: int, end: int) -> TableShape:
+    """The whole event."""
+    cursor = Cursor(data, start + HEADER_SIZE + 8, end)
+    database, table = _names(cursor)
+    count = cursor.packed()
+    if not 0 < count <= MAX_COLUMNS:
+        raise misfit(f"a table of {count} columns")
+    kinds = cursor.take(count)
+    types = _types(kinds, Cursor(told := cursor.take(cursor.packed()), 0, len(told)))
+    nulls = cursor.take((count + 7) // 8)
+    found = _metadata(cursor)
+    columns = _columns(types, nulls, found)
+    if any(place >= count for place in found.key):
+        raise misfit("a key of columns that are not there")
+    return TableShape(database, table, columns, tuple(found.key))
+
+
+def _types(kinds: bytes, cursor: Cursor) -> list[tuple[Wire, int]]:
+    types = []
+    for kind in kinds:
+        try:
+            wire = Wire(kind)
+        except ValueError:
+            raise misfit(f"a column of unknown type {kind}") from None
+        meta = 0
+        if wire in _ONE_BYTE:
+            meta = cursor.number(1)
+        elif wire in _TWO_BYTES:
+            meta = cursor.number(2)
+        if wire is Wire.STRING:
+            wire, meta = _string(meta)
+        elif wire is Wire.NEWDECIMAL:
+            meta = (meta & 0xFF) << 8 | meta >> 8  # precision high, scale low
+        types.append((wire, meta))
+    if cursor.left:
+        raise misfit("metadata of columns that are not there")
+    return types
+
+
+def _string(meta: int) -> tuple[Wire, int]:
+    """CHAR, BINARY, ENUM and SET share a type; the real one is in the first byte, of which two
+    bits belong to the length."""
+    low, high = meta & 0xFF, meta >> 8
+    if low & 0x30 != 0x30:
+        return Wire.STRING, high | ((low & 0x30) ^ 0x30) << 4
+    if low in (Wire.ENUM, Wire.SET):
+        return Wire(low), high
+    return Wire.STRING, high
+
+
+def _metadata(cursor: Cursor) -> _Metadata:
+    found = _Metadata()
+    while cursor.left:
+        kind = cursor.number(1)
+        part = cursor.take(cursor.packed())
+        reader = _METADATA.get(kind)
+        if reader is not None:  # a newer server says more than we need
+            reader(Cursor(part, 0, len(part)), found)
+    return found
+
+
+def _signs(cursor: Cursor, found: _Metadata) -> None:
+    found.signs = cursor.take(cursor.left)
+
+
+def _numbers(cursor: Cursor) -> list[int]:
+    numbers = []
+    while cursor.left:
+        numbers.append(cursor.packed())
+    return numbers
+
+
+def _default(cursor: Cursor) -> tuple[int, dict[int, int]]:
+    first, *others = _numbers(cursor) or [BINARY]
+    return first, dict(zip(others[::2], others[1::2], strict=False))
+
+
+def _default_charset(cursor: Cursor, found: _Metadata) -> None:
+    found.default = _default(cursor)
+
+
+def _list_default_charset(cursor: Cursor, found: _Metadata) -> None:
+    found.list_default = _default(cursor)
+
+
+def _column_charsets(cursor: Cursor, found: _Metadata) -> None:
+    found.charsets = _numbers(cursor)
+
+
+def _list_charsets(cursor: Cursor, found: _Metadata) -> None:
+    found.list_charsets = _numbers(cursor)
+
+
+def _column_names(cursor: Cursor, found: _Metadata) -> None:
+    names = []
+    while cursor.left:
+        names.append(cursor.text(cursor.packed()))
+    found.names = names
+
+
+def _value_lists(cursor: Cursor) -> list[tuple[bytes, ...]]:
+    lists = []
+    while cursor.left:
+        count = cursor.packed()
+        if count > 65535:
+            raise misfit("a list of values that cannot be")
+        lists.append(tuple(cursor.take(cursor.packed()) for _ in range(count)))
+    return lists
+
+
+def _set_values(cursor: Cursor, found: _Metadata) -> None:
+    found.sets = _value_lists(cursor)
+
+
+def _enum_values(cursor: Cursor, found: _Metadata) -> None:
+    found.enums = _value_lists(cursor)
+
+
+def _geometry(cursor: Cursor, found: _Metadata) -> None:
+    found.geometries = _numbers(cursor)
+
+
+def _simple_key(cursor: Cursor, found: _Metadata) -> None:
+    found.key = _numbers(cursor)
+
+
+def _prefix_key(cursor: Cursor, found: _Metadata) -> None:
+    found.key = _numbers(cursor)[::2]
+
+
+_METADATA: dict[int, Callable[[Cursor, _Metadata], None]] = {
+    1: _signs,
+    2: _default_charset,
+    3: _column_charsets,
+    4: _column_names,
+    5: _set_values,
+    6: _enum_values,
+    7: _geometry,
+    8: _simple_key,
+    9: _prefix_key,
+    10: _list_default_charset,
+    11: _list_charsets,
+}
+
+
+def _columns(
+    types: Sequence[tuple[Wire, int]], nulls: bytes, found: _Metadata
+) -> tuple[ColumnShape, ...]:
+    if found.names is not None and len(found.names) != len(types):
+        raise misfit("another number of names than of columns")
+    signs = iter(_bits(found.signs))
+    texts = _collations(found.default, found.charsets)
+    lists = _collations(found.list_default, found.list_charsets)
+    sets, enums, shapes = iter(found.sets), iter(found.enums), iter(found.geometries)
+    columns = []
+    for place, (wire, meta) in enumerate(types):
+        collation: int | None = None
+        values: tuple[bytes, ...] = ()
+        if wire in _TEXTS:
+            collation = next(texts, None)
+        elif wire in _LISTS:
+            collation = next(lists, None)
+            values = next(enums if wire is Wire.ENUM else sets, ())
+        columns.append(
+            ColumnShape(
+                name=None if found.names is None else found.names[place],
+                wire=wire,
+                meta=meta,
+                nullable=bool(nulls[place >> 3] >> (place & 7) & 1),
+                unsigned=wire in _NUMBERS and next(signs, False),
+                collation=collation,
+                values=values,
+                geometry=next(shapes, 0) if wire is Wire.GEOMETRY else 0,
+            )
+        )
+    return tuple(columns)
+
+
+def _bits(data: bytes | None) -> list[bool]:
+    """High bit first."""
+    return [bool(byte >> bit & 1) for byte in data or b"" for bit in range(7, -1, -1)]
+
+
+class _collations:
+    """The collation of one column with characters after the other."""
+
+    def __init__(
+        self, default: tuple[int, dict[int, int]] | None, listed: list[int] | None
+    ) -> None:
+        self._default, self._listed, self._next = default, listed, 0
+
+    def __iter__(self) -> _collations:
+        return self
+
+    def __next__(self) -> int:
+        place, self._next = self._next, self._next + 1
+        if self._listed is not None and place < len(self._listed):
+            return self._listed[place]
+        if self._default is not None:
+            return self._default[1].get(place, self._default[0])
+        raise StopIteration
+
+
+# ---------------------------------------------------------------------------- type texts
+
+_INTEGERS = {
+    Wire.TINY: "tinyint",
+    Wire.SHORT: "smallint",
+    Wire.INT24: "mediumint",
+    Wire.LONG: "int",
+    Wire.LONGLONG: "bigint",
+}
+_PLAIN = {
+    Wire.FLOAT: "float",
+    Wire.DOUBLE: "double",
+    Wire.DATE: "date",
+    Wire.NEWDATE: "date",
+    Wire.YEAR: "year",
+    Wire.JSON: "json",
+}
+_TIMES = {
+    Wire.TIMESTAMP: "timestamp",
+    Wire.TIMESTAMP2: "timestamp",
+    Wire.DATETIME: "datetime",
+    Wire.DATETIME2: "datetime",
+    Wire.TIME: "time",
+    Wire.TIME2: "time",
+}
+_SIZES = {1: "tiny", 2: "", 3: "medium", 4: "long"}
+_GEOMETRIES = (
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection",
+)  # fmt: skip
+
+
+def type_text(column: ColumnShape, charsets: Charsets) -> str:
+    """The column's type as the server writes it, without a display width."""
+    wire, meta = column.wire, column.meta
+    sign = " unsigned" if column.unsigned else ""
+    if wire in _INTEGERS:
+        return _INTEGERS[wire] + sign
+    if wire is Wire.NEWDECIMAL:
+        return f"decimal({meta >> 8},{meta & 0xFF}){sign}"
+    if wire in (Wire.FLOAT, Wire.DOUBLE):
+        return _PLAIN[wire] + sign
+    if wire in _PLAIN:
+        return _PLAIN[wire]
+    if wire in _TIMES:
+        return _TIMES[wire] + (f"({meta})" if meta else "")
+    if wire is Wire.BIT:
+        return f"bit({(meta >> 8) * 8 + (meta & 0xFF)})"
+    if wire is Wire.GEOMETRY:
+        known = column.geometry < len(_GEOMETRIES)
+        return _GEOMETRIES[column.geometry] if known else "geometry"
+    if wire in _LISTS:
+        return _list_text(column, charsets)
+    return _text_type(column, charsets)
+
+
+def _list_text(column: ColumnShape, charsets: Charsets) -> str:
+    texts = (decoded(value, column.collation, charsets) for value in column.values)
+    listed = ",".join("'" + text.replace("'", "''") + "'" for text in texts)
+    return f"{'enum' if column.wire is Wire.ENUM else 'set'}({listed})"
+
+
+def _text_type(column: ColumnShape, charsets: Charsets) -> str:
+    wire, meta = column.wire, column.meta
+    binary = column.collation in (BINARY, None)
+    if wire in (Wire.BLOB, Wire.MARIA_BLOB_COMPRESSED):
+        return _SIZES.get(meta, "long") + ("blob" if binary else "text")
+    if wire is Wire.VECTOR:
+        return "vector"
+    charset = None if column.collation is None else charsets.get(column.collation)
+    length = meta // (charset.width if charset is not None and not binary else 1)
+    if wire is Wire.STRING:
+        return f"{'binary' if binary else 'char'}({length})"
+    return f"{'varbinary' if binary else 'varchar'}({length})"
+
+
+#: Character sets whose name in Python is another.
+_CODECS = {
+    "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "ascii",
+    "binary": "latin-1", "latin1": "cp1252", "latin2": "iso8859-2", "latin5": "iso8859-9",
+    "latin7": "iso8859-13", "greek": "iso8859-7", "hebrew": "iso8859-8", "cp1250": "cp1250",
+    "cp1251": "cp1251", "cp1256": "cp1256", "cp1257": "cp1257", "cp850": "cp850",
+    "cp852": "cp852", "cp866": "cp866", "koi8r": "koi8-r", "koi8u": "koi8-u",
+    "macroman": "mac-roman", "macce": "mac-latin2", "tis620": "tis-620", "ucs2": "utf-16-be",
+    "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "sjis": "shift_jis",
+    "cp932": "cp932", "ujis": "euc_jp", "eucjpms": "euc_jp", "euckr": "euc_kr",
+    "gb2312": "gb2312", "gbk": "gbk", "gb18030": "gb18030", "big5": "big5",
+}  # fmt: skip
+
+
+def codec(collation: int | None, charsets: Charsets) -> str:
+    """Python's name of a column's character set.
+
+    Raises:
+        ChangefeedError: CF2105 a set that cannot be read here.
+    """
+    charset = None if collation is None else charsets.get(collation)
+    if charset is None:
+        return "utf-8"
+    try:
+        return _CODECS[charset.name]
+    except KeyError:
+        raise misfit(f"text in character set {charset.name}, which cannot be read") from None
+
+
+def decoded(data: bytes, collation: int | None, charsets: Charsets) -> str:
+    """Text of a column; a byte that is no character becomes U+FFFD."""
+    name = codec(collation, charsets)
+    if name == "cp1252":
+        return cp1252(data)
+    return data.decode(name, "replace")
+
+
+def cp1252(data: bytes) -> str:
+    """MySQL's latin1: Windows' set, whose five unused bytes stand for themselves."""
+    try:
+        return data.decode("cp1252")
+    except UnicodeDecodeError:
+        return "".join(
+            chr(byte) if byte in _UNUSED else bytes([byte]).decode("cp1252") for byte in data
+        )
+
+
+_UNUSED = frozenset({0x81, 0x8D, 0x8F, 0x90, 0x9D})
