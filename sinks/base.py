@@ -155,8 +155,8 @@ class SinkContext:
         feeds: the state's jobs that were not dropped and have not ended, by number, each with
             the name of a table that it has: the target of that table is theirs.
         source: the source's own identity as the engine knows it (for PostgreSQL its system
-            identifier and the database's oid), so that a sink can tell that the target is the
-            source; empty where it is not known.
+            identifier and the number of the database), so that a sink can tell that the
+            target is the source; empty where it is not known.
     """
 
     feed: str

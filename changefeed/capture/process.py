@@ -2,8 +2,8 @@
 
     source's log -> decoder -> change log (durable) -> acknowledge to the source
 
-The process owns the replication slot while it lives and the change log's writer lock. It
-tells its parent about every step in one line of JSON on standard output (:class:`Notice`),
+The process alone reads the log of the source while it lives, and owns the change log's writer
+lock. It tells its parent about every step in one line of JSON on standard output (:class:`Notice`),
 and ends when its standard input closes, so it never outlives the node that started it.
 Secrets reach it through its environment and the state database, never through its arguments.
 

@@ -39,7 +39,7 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         " at BIGINT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (source, schema, name))",
     ),
     5: ("ALTER TABLE {schema}table_schema ADD COLUMN announced BOOLEAN NOT NULL DEFAULT TRUE",),
-    # What is held at a source is the source's business. Names of slots need no quoting in JSON.
+    # What is held at a source is the source's business. Its names need no quoting in JSON.
     6: (
         "ALTER TABLE {schema}source_state ADD COLUMN memo TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE {schema}source_state ADD COLUMN holds TEXT NOT NULL DEFAULT ''",

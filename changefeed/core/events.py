@@ -16,8 +16,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableName, TableSchema
 
 #: A place in the source's own log. Opaque to all but its source, except for one promise:
-#: positions of one source compare as text in the order of that source's log
-#: (PostgreSQL: the LSN as 16 hex digits).
+#: positions of one source compare as text in the order of that source's log.
 Position = str
 
 

@@ -9,7 +9,7 @@ constant text beside each other, which is one call of Arrow's for a whole column
 (``benchmarks/encode.py``).
 
 Formats that need types read the log's text into columns of those types first (typed_values).
-:mod:`.types` says which type a column has outside PostgreSQL, :mod:`.record_shape` which members
+:mod:`.types` says which type a column has in a typed format, :mod:`.record_shape` which members
 a typed message has. Avro and protobuf (packages of their own: ``schema`` writes the schema,
 ``values`` and ``messages`` the bytes) join bytes (byte_columns, binary_record); Parquet takes the
 columns themselves (parquet). :mod:`.registry` makes schemas known to a schema registry, and

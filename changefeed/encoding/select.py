@@ -128,7 +128,7 @@ def _literal(column: Column, text: str) -> pa.Array:
 #: Digits before and behind the point a numeric key may have to be compared.
 _DIGITS = 38
 _NUMBER = rf"^-?\d{{1,{_DIGITS}}}(\.\d{{1,{_DIGITS - 1}}})?\z"
-#: PostgreSQL's order of what is no number, as numbers beyond all others.
+#: The order of what is no number in the log form, as numbers beyond all others.
 _BEYOND = {'"-Infinity"': "-" + "9" * _DIGITS, '"Infinity"': "9" * _DIGITS}
 _BEYOND['"NaN"'] = _BEYOND['"Infinity"'] + ".5"
 

@@ -1,9 +1,9 @@
 """Values of the log as values of their types, a column at a time.
 
-The log holds text exactly as the source printed it. What the type cannot hold exactly is an
-error that names the column (CF4001), never another value; PostgreSQL's ``infinity`` has numbers
-of its own (:mod:`changefeed.encoding.types`). Only what Arrow cannot read, years beyond 9999 and
-before Christ, is read one by one.
+The log holds text in the neutral log form (:mod:`changefeed.core.log_form`). What the type cannot
+hold exactly is an error that names the column (CF4001), never another value; ``infinity`` has
+numbers of its own (:mod:`changefeed.encoding.types`). Only what Arrow cannot read, years beyond
+9999 and before Christ, is read one by one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ _HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint
 
 
 def _bytes(kind: Typed, values: pa.Array) -> pa.Array:
-    r"""``\xdead``: two digits a byte, lower case, as PostgreSQL prints bytea."""
+    r"""``\xdead``: two digits a byte, lower case."""
     digits = pc.utf8_slice_codeunits(pc.fill_null(values, ""), 2)
     _, offsets, data = digits.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(digits) + 1, digits.offset * 4)
@@ -127,7 +127,7 @@ def _bytes(kind: Typed, values: pa.Array) -> pa.Array:
 
 
 def _time(kind: Typed, values: pa.Array) -> pa.Array:
-    """Microseconds of the day; PostgreSQL has ``24:00:00`` too."""
+    """Microseconds of the day; the log form has ``24:00:00`` too."""
     last = pc.equal(values, "24:00:00")
     clocks = pc.if_else(last, "00:00:00", values)
     moments = pc.binary_join_element_wise("1970-01-01T", clocks, "").cast(pa.timestamp("us"))
@@ -187,7 +187,7 @@ def _parts(text: str) -> tuple[int, int]:
     if match is None:
         raise ValueError("not a moment")
     year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
-    # ISO has a year 0 where PostgreSQL has 1 BC. The calendar repeats after 400 years.
+    # ISO has a year 0 where the log form has 1 BC. The calendar repeats after 400 years.
     year = 1 - year if match[8] else year
     cycles, place = divmod(year, 400)
     days = dt.date(place + 400, month, day).toordinal() - dt.date(1970, 1, 1).toordinal()

@@ -29,7 +29,7 @@ from changefeed.core.schema import Column
 #: Digits that Spark's, Parquet's and Arrow's 128-bit decimals can have.
 MOST_DIGITS = 38
 
-#: What PostgreSQL's ``infinity`` becomes where a moment is a number: out of the range of
+#: What ``infinity`` of the log form becomes where a moment is a number: out of the range of
 #: its finite values, so nothing else means it. Microseconds as Debezium writes them; days
 #: as PostgreSQL keeps them itself.
 INFINITE_MICROS = 9_223_372_036_825_200_000
@@ -117,7 +117,7 @@ def typed_logical(logical: str) -> Typed:
 
 
 def _decimal(precision: int, scale: int) -> Typed:
-    """PostgreSQL allows a scale below zero and above the precision, others do not."""
+    """PostgreSQL has scales below zero and above the precision; formats have neither."""
     precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
     if precision > MOST_DIGITS:
         return Typed(Kind.STRING, number=True)

@@ -1,8 +1,9 @@
 """Values that the source did not send and that nobody can look up any more: marked, not invented.
 
-PostgreSQL leaves a large value (TOAST) out of a change that did not touch it. Where the value as
-of the change is not known, the log has NULL and names the column in ``missing``. A message says
-so with a placeholder in the place of the value, for NULL and later values are values of their own.
+A source may leave a large value (PostgreSQL: TOAST) out of a change that did not touch it. Where
+the value as of the change is not known, the log has NULL and names the column in ``missing``. A
+message says so with a placeholder in the place of the value, for NULL and later values are values
+of their own.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def check_images(schema: TableSchema, options: Options) -> None:
     """Refuse rows whose images before the change hold the key alone, where a feed needs them.
 
     Raises:
-        TableError: CF2003 the replica identity was lowered after the feed was created.
+        TableError: CF2003 the source sends less of old rows than when the feed was created.
     """
     if not options.needs_before or schema.before_image is BeforeImage.FULL:
         return
@@ -97,8 +97,8 @@ def check_images(schema: TableSchema, options: Options) -> None:
             "CF2003",
             "the old values of all columns are needed (diff, changed), and table "
             f"{table} logs only its key now",
-            detail="its replica identity is not FULL any longer",
-            hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source, "
+            hint="make the source log whole old rows (PostgreSQL: ALTER TABLE "
+            f"{table.schema}.{table.name} REPLICA IDENTITY FULL; MySQL: binlog_row_image = FULL), "
             "then ALTER CHANGEFEED .. RESCAN the table.",
         ),
     )

@@ -67,7 +67,7 @@ def _text_columns(schema: TableSchema) -> tuple[int, ...]:
 
 
 def _values(column: pa.Array) -> memoryview:
-    """The bytes of all values of a string array (slots that are null included)."""
+    """The bytes of all values of a string array (places that are null included)."""
     _, offsets, data = column.buffers()
     if data is None or not len(column):
         return memoryview(b"")

@@ -213,7 +213,7 @@ def _check_names(target: Target, schema: TableSchema, shape: mapping.Shape) -> N
         raise ChangefeedError(
             "CF5003",
             f"table {target.table} has no key, so its rows cannot be documents of {target.topic}",
-            hint="give the table a primary key, or ALTER TABLE .. REPLICA IDENTITY USING INDEX.",
+            hint="give the table a primary key (PostgreSQL: or REPLICA IDENTITY USING INDEX).",
         )
     wrong = sorted(shape.columns & mapping.RESERVED) if not shape.rows else []
     if wrong:

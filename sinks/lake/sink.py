@@ -362,8 +362,8 @@ class LakeSink:
                 "CF5003",
                 f"table {schema.table} has a change with an unchanged value that the source did "
                 "not send, and history needs whole rows",
-                hint=f"ALTER TABLE {schema.table.schema}.{schema.table.name} REPLICA IDENTITY "
-                "FULL at the source, then RESUME.",
+                hint="make the source log whole old rows (PostgreSQL: ALTER TABLE "
+                f"{schema.table.schema}.{schema.table.name} REPLICA IDENTITY FULL), then RESUME.",
             )
         if layout.history == "append":
             return merge.append(lake.ident, schema, layout, VIEW)
