@@ -1,0 +1,111 @@
+"""What the author of a source writes for the conformance list: one database to test against."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from changefeed.sources.base import Source
+
+
+class Session(Protocol):
+    """A connection of somebody who uses the database; begins a transaction when first used."""
+
+    def execute(self, sql: str) -> object:
+        """Run one statement."""
+        ...
+
+    def commit(self) -> None:
+        """End the transaction."""
+        ...
+
+    def rollback(self) -> None:
+        """Undo the transaction."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A column type, and values of it.
+
+    Attributes:
+        sql: the type as CREATE TABLE takes it.
+        logical: what :attr:`changefeed.core.schema.Column.logical` must be.
+        values: SQL of each value and what the log must hold for it.
+    """
+
+    sql: str
+    logical: str
+    values: Sequence[tuple[str, str | int | bool | None]]
+
+
+class SourceHarness(ABC):
+    """An empty database that a case may do anything in; a fresh one for each case.
+
+    The cases speak SQL that PostgreSQL and MySQL share. What differs is a method here.
+    """
+
+    #: Cases the source cannot pass by its nature, with the reason.
+    never: Mapping[str, str] = {}
+
+    #: A folder of the case's own.
+    folder: Path
+
+    @abstractmethod
+    def source(self) -> Source:
+        """A new object for the database under the name ``shop``, as after a restart."""
+
+    @abstractmethod
+    def other(self) -> Source:
+        """Another database under the name ``shop``, which has other changes in its log."""
+
+    @abstractmethod
+    def connect(self) -> Session:
+        """A session without autocommit."""
+
+    @abstractmethod
+    def types(self) -> Sequence[Type]:
+        """Every column type that the documentation of the source names."""
+
+    @abstractmethod
+    def lose_log(self, memo: Mapping[str, object]) -> None:
+        """Let the source throw away log that what ``memo`` describes still needs."""
+
+    def quote(self, name: str) -> str:
+        """An identifier as SQL wants it."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def full_images(self, table: str) -> str:
+        """SQL that makes the database log whole old rows of a table; empty: it does anyway."""
+        return ""
+
+    def hostile_names(self) -> Sequence[str]:
+        """Names of tables and columns that a careless source trips over."""
+        return ('O"Hara', "two words", "dot.ted", "per%cent", "Größe", "select", "a'b", "{x}", "\\")
+
+    # -- for the cases ----------------------------------------------------------------
+
+    def execute(self, *statements: str) -> None:
+        """Run statements in one transaction."""
+        with self.session() as session:
+            for sql in statements:
+                if sql:
+                    session.execute(sql)
+            session.commit()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A session that ends with the block; what was not committed is undone."""
+        session = self.connect()
+        try:
+            yield session
+        finally:
+            session.close()

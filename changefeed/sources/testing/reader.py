@@ -1,0 +1,242 @@
+"""Reads a source as the engine does: a memo that is saved, a log that is durable, one stream."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from changefeed.core.clock import SystemClock, Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Change, ChangeBatch, Event, Flush, Frontier, Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import (
+    Attachment,
+    Captured,
+    Memo,
+    Source,
+    Stream,
+    StreamFallback,
+    StreamRequest,
+)
+from changefeed.sources.testing.harness import SourceHarness
+
+#: How long a case waits for anything, seconds.
+DEADLINE = 60.0
+
+#: The owner of what cases make; as long as a state's id.
+OWNER = "testme"
+
+
+class Schemas:
+    """Versions of schemas, as the state gives them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._latest: dict[TableName, TableSchema] = {}
+        self._lock = threading.Lock()
+
+    def intern(self, schema: TableSchema) -> TableSchema:
+        """The shape with its version: a new one when it differs from the table's last."""
+        with self._lock:
+            latest = self._latest.get(schema.table)
+            if latest is None or latest.fingerprint() != schema.fingerprint():
+                latest = schema.with_version(next(self._numbers))
+                self._latest[schema.table] = latest
+            return latest
+
+    def latest(self, table: TableName) -> TableSchema | None:
+        """The table's last shape."""
+        return self._latest.get(table)
+
+
+@dataclass
+class State:
+    """What outlives a restart: memo, schemas, and the change log."""
+
+    folder: Path
+    memo: Memo | None = None
+    identity: str = ""
+    schemas: Schemas = field(default_factory=Schemas)
+    flushes: list[Flush] = field(default_factory=list)
+    frontier: Frontier | None = None
+
+    def attach(self, source: Source) -> Attachment:
+        """What is held at the source, by the saved memo."""
+        return source.attach(OWNER, self.memo)
+
+    def capture(self, source: Source, *tables: str, schema: str | None = None) -> Captured:
+        """Capture exactly these tables, and save what is held.
+
+        Raises:
+            AssertionError: the memo is no JSON.
+        """
+        names = [source.describe(schema, table).table for table in tables]
+        held = self.attach(source)
+        captured = held.capture(names, resume=bool(self.identity))
+        self.memo = json.loads(json.dumps(dict(held.memo)))
+        self.identity = self.identity or source.identity()
+        return captured
+
+    def begin(self, held: Attachment) -> Frontier:
+        """Where the stream goes on; the log's first entry where there is none."""
+        if self.frontier is None:
+            position, history = held.start()
+            self.frontier = Frontier(SystemClock().now(), position, history=history)
+            self.flushes.append(Flush((), self.frontier))
+        return self.frontier
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything in the log, in its order."""
+        return [event for flush in self.flushes for event in flush.events]
+
+    def changes(self, table: str | None = None) -> list[Change]:
+        """The rows in the log by sequence number, of all tables or of one."""
+        found = [
+            change
+            for event in self.events
+            if isinstance(event, ChangeBatch) and table in (None, event.schema.table.name)
+            for change in event.changes()
+        ]
+        return sorted(found, key=lambda change: change.seq)
+
+    def positions(self) -> dict[Timestamp, Position]:
+        """The place of each transaction in the source's log."""
+        return {
+            Timestamp(wall, logical): position
+            for flush in self.flushes
+            for wall, logical, position in zip(
+                flush.commits.wall, flush.commits.logical, flush.commits.position, strict=True
+            )
+        }
+
+
+class Reader:
+    """One stream, read by a thread into the state, as the capture process does."""
+
+    def __init__(self, state: State, source: Source, *, acknowledge: bool = True) -> None:
+        self.source = source
+        self.held = state.attach(source)
+        self._state = state
+        self._acknowledge = acknowledge
+        self._changed = threading.Condition()
+        self._error: ChangefeedError | None = None
+        self._ended = False
+        self._stopped = False
+        self._stream = self._open()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> Stream:
+        state = self._state
+        spool, folder = state.folder / "spool", state.folder / "source"
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.held.stream(
+            StreamRequest(
+                start=state.begin(self.held),
+                identity=state.identity,
+                memo=lambda: state.memo or {},
+                intern=state.schemas.intern,
+                latest=state.schemas.latest,
+                spool=spool,
+                folder=folder,
+            )
+        )
+
+    def _run(self) -> None:
+        try:
+            while not self._read():
+                self._stream = self._open()
+        except ChangefeedError as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _read(self) -> bool:
+        """Whether the stream ended for good; else another way is to be taken."""
+        open_flushes: list[Flush] = []
+        try:
+            for flush in self._stream:
+                open_flushes.append(flush)
+                if flush.frontier is None:
+                    continue
+                with self._changed:
+                    self._state.flushes += open_flushes
+                    self._state.frontier = flush.frontier
+                    self._changed.notify_all()
+                open_flushes = []
+                if self._acknowledge:
+                    self._stream.acknowledge(flush.frontier.position)
+        except StreamFallback:
+            return self._stopped
+        return True
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Wait until it holds.
+
+        Raises:
+            ChangefeedError: what the stream raised.
+            AssertionError: it does not hold in time.
+        """
+        with self._changed:
+            done = self._changed.wait_for(lambda: condition() or self._ended, DEADLINE)
+        if self._error is not None:
+            raise self._error
+        assert done and condition(), "the stream did not get there in time"
+
+    def catch_up(self, position: Position | None = None) -> None:
+        """Wait until all that had committed before the call is in the log."""
+        upto = position or self.source.current_position()
+        self.wait(lambda: self._state.frontier and self._state.frontier.position >= upto)
+
+    def failed(self) -> ChangefeedError:
+        """Wait until the stream ends with an error."""
+        self._thread.join(DEADLINE)
+        assert self._error is not None, "the stream did not end with an error"
+        return self._error
+
+    def close(self) -> None:
+        """End the stream.
+
+        Raises:
+            AssertionError: it does not end.
+        """
+        self._stopped = True
+        self._stream.close()
+        self._thread.join(DEADLINE)
+        assert not self._thread.is_alive(), "close() does not end the stream"
+
+
+@contextmanager
+def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterator[Reader]:
+    """A reader that ends with the block."""
+    reader = Reader(state, source, acknowledge=acknowledge)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+@contextmanager
+def capturing(harness: SourceHarness, *tables: str) -> Iterator[tuple[State, Reader]]:
+    """A new state that captures these tables and reads; nothing of it is left afterwards."""
+    state, source = State(harness.folder), harness.source()
+    captured = state.capture(source, *tables)
+    try:
+        assert captured.problems == {}, captured.problems
+        with reading(state, source) as reader:
+            yield state, reader
+    finally:
+        state.attach(source).release()
+
+
+def all_names(source: Source, tables: Sequence[str]) -> list[TableName]:
+    """The full names of tables."""
+    return [source.describe(None, table).table for table in tables]

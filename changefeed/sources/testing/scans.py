@@ -1,0 +1,243 @@
+"""Cases about descriptions and snapshots."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.log_form import problem
+from changefeed.sources.base import KeyRange, Watch
+from changefeed.sources.testing.copy import Copy, at_or_below, batches, scan
+from changefeed.sources.testing.harness import SourceHarness, Type
+from changefeed.sources.testing.reader import capturing
+
+TABLE = "CREATE TABLE t (id INT NOT NULL PRIMARY KEY, v VARCHAR(200))"
+
+
+def refused(code: Code, call: Callable[[], object]) -> ChangefeedError:
+    """The error that a call ends with.
+
+    Raises:
+        AssertionError: it works, or has another error.
+    """
+    try:
+        call()
+    except ChangefeedError as error:
+        assert error.code is code, f"{error.code.number} {error.message}"
+        return error
+    raise AssertionError(f"{code.number} was expected")
+
+
+def describes_tables(harness: SourceHarness) -> None:
+    """Descriptions, lists and patterns agree, and an unknown table is CF1101."""
+    harness.execute(
+        TABLE,
+        "CREATE TABLE pairs (b INT NOT NULL, a VARCHAR(10) NOT NULL, c INT, PRIMARY KEY (a, b))",
+        "CREATE TABLE bare (x INT)",
+    )
+    source = harness.source()
+    pairs = source.describe(None, "pairs")
+    assert [c.name for c in pairs.columns] == ["b", "a", "c"]
+    assert [c.name for c in pairs.key_columns] == ["a", "b"]
+    assert [c.nullable for c in pairs.columns] == [False, False, True]
+    bare = source.describe(None, "bare")
+    assert bare.keyless and bare.key == (0,)
+    schema = pairs.table.schema
+    assert source.describe(schema, "pairs") == pairs
+    listed = {info.name: info for info in source.tables()}
+    names = {source.describe(None, name).table for name in ("t", "pairs", "bare")}
+    assert names <= listed.keys()
+    assert listed[pairs.table].key == ("a", "b")
+    assert names <= set(source.matching(schema))
+    assert source.matching(schema, ["pa*", "b?re"]) == sorted([bare.table, pairs.table])
+    assert source.describe_tables([pairs.table])[pairs.table] == pairs
+    refused(Code.NAME_UNKNOWN, lambda: source.describe(None, "pears"))
+    gone = type(pairs.table)(pairs.table.source, schema, "pears")
+    assert source.describe_tables([gone, bare.table]) == {bare.table: bare}
+
+
+def ids_are_of_all_columns_or_of_none(harness: SourceHarness) -> None:
+    """A column without an id among others that have one would be taken for another column."""
+    harness.execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, a INT, b INT)")
+    schema = harness.source().describe(None, "t")
+    ids = [column.column_id for column in schema.columns]
+    assert len(set(ids)) == len(ids) if any(ids) else set(ids) == {0}
+    located = harness.source().locate([schema.table], [])
+    assert (located is None) == (schema.table_id == 0)
+    if located is not None:
+        assert located.ids == {schema.table: schema.table_id}
+
+
+def a_scan_in_parts_is_the_table(harness: SourceHarness) -> None:
+    """Many parts hold each row once; they are pickled, and read by several threads at once."""
+    harness.execute(TABLE)
+    fill(harness, 3_000)
+    source = harness.source()
+    schema = source.describe(None, "t")
+    with source.snapshot([schema]) as snapshot:
+        parts = [pickle.loads(pickle.dumps(p)) for p in snapshot.parts(schema, 16_384)]
+        assert len(parts) > 1, "a table of many parts was expected"
+        found: list[int] = []
+
+        def read(index: int) -> None:
+            for batch in parts[index].read():
+                found.extend(batch.column(0).to_pylist())
+
+        threads = [threading.Thread(target=read, args=(index,)) for index in range(len(parts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == list(range(3_000))
+
+
+def a_snapshot_stands_still(harness: SourceHarness) -> None:
+    """What commits after the snapshot was opened is not in it, however late a part is read."""
+    harness.execute(TABLE)
+    fill(harness, 50)
+    source = harness.source()
+    schema = source.describe(None, "t")
+    with source.snapshot([schema]) as snapshot:
+        harness.execute("DELETE FROM t WHERE id < 10", "UPDATE t SET v = 'late'")
+        rows = scan(snapshot, schema)
+    assert sorted(row["id"] for row in rows) == list(range(50))
+    assert all(row["v"] != "late" for row in rows)
+
+
+def a_scan_takes_a_range_of_keys(harness: SourceHarness) -> None:
+    """Rows whose key is in the half-open range, and no others."""
+    harness.execute(TABLE)
+    fill(harness, 100)
+    source = harness.source()
+    schema = source.describe(None, "t")
+    with source.snapshot([schema]) as snapshot:
+        middle = scan(snapshot, schema, keys=KeyRange(("20",), ("40",)))
+        above = scan(snapshot, schema, keys=KeyRange(("90",), None))
+    assert sorted(row["id"] for row in middle) == list(range(20, 40))
+    assert sorted(row["id"] for row in above) == list(range(90, 100))
+
+
+def a_scan_takes_chosen_columns(harness: SourceHarness) -> None:
+    """Columns that nobody wants are null; the key is always read."""
+    harness.execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, a INT, b INT)")
+    harness.execute("INSERT INTO t VALUES (1, 2, 3)")
+    source = harness.source()
+    schema = source.describe(None, "t")
+    with source.snapshot([schema]) as snapshot:
+        (part,) = snapshot.parts(schema, columns=[2])
+        (batch,) = part.read()
+    assert [column.to_pylist() for column in batch.columns] == [[1], [None], [3]]
+
+
+def every_type_there_and_back(harness: SourceHarness) -> None:
+    """Scan and stream give the same value for each type, in the neutral log form."""
+    types = harness.types()
+    columns = ", ".join(f"c{i} {kind.sql}" for i, kind in enumerate(types))
+    harness.execute(f"CREATE TABLE t (id INT NOT NULL PRIMARY KEY, {columns})")
+    count = max(len(kind.values) for kind in types)
+    rows = [", ".join(_literal(kind, n) for kind in types) for n in range(count)]
+    before = [f"INSERT INTO t VALUES ({n}, {row})" for n, row in enumerate(rows)]
+    after = [f"INSERT INTO t VALUES ({n + count}, {row})" for n, row in enumerate(rows)]
+    harness.execute(*before)
+    with capturing(harness, "t") as (state, reader):
+        schema = reader.source.describe(None, "t")
+        with reader.source.snapshot([schema]) as snapshot:
+            scanned = {row["id"]: row for row in scan(snapshot, schema)}
+            for part in snapshot.parts(schema):
+                for batch in part.read():
+                    for column, values in zip(schema.columns, batch.columns, strict=True):
+                        assert problem(column, values) == ""
+        harness.execute(*after)
+        reader.catch_up()
+        streamed = {change.after["id"]: change.after for change in state.changes() if change.after}
+        for batch in batches(state, "t"):
+            for i, column in enumerate(batch.schema.columns):
+                assert problem(column, batch.rows.column(f"a{i}")) == ""
+    for i, kind in enumerate(types):
+        assert schema.columns[i + 1].logical == kind.logical, kind.sql
+        for n in range(count):
+            wanted = _wanted(kind, n)
+            assert scanned[n][f"c{i}"] == wanted, f"scan of {kind.sql}"
+            assert streamed[n + count][f"c{i}"] == wanted, f"stream of {kind.sql}"
+
+
+def _literal(kind: Type, number: int) -> str:
+    return kind.values[number][0] if number < len(kind.values) else "NULL"
+
+
+def _wanted(kind: Type, number: int) -> str | int | bool | None:
+    return kind.values[number][1] if number < len(kind.values) else None
+
+
+def hostile_names_are_only_names(harness: SourceHarness) -> None:
+    """Tables and columns of any name are captured, scanned and streamed."""
+    names = harness.hostile_names()
+    quoted = [harness.quote(name) for name in names]
+    columns = ", ".join(f"{name} INT" for name in quoted)
+    for name in quoted:
+        harness.execute(f"CREATE TABLE {name} (id INT NOT NULL PRIMARY KEY, {columns})")
+    values = ", ".join(str(n) for n in range(len(names)))
+    with capturing(harness, *names) as (state, reader):
+        for name in quoted:
+            harness.execute(f"INSERT INTO {name} VALUES (1, {values})")
+        reader.catch_up()
+        wanted = {"id": 1, **{name: n for n, name in enumerate(names)}}
+        for name in names:
+            assert [change.after for change in state.changes(name)] == [wanted]
+            schema = reader.source.describe(None, name)
+            with reader.source.snapshot([schema]) as snapshot:
+                assert scan(snapshot, schema) == [wanted]
+        watches = [Watch(name) for name in names]
+        assert state.attach(reader.source).check(watches) == []
+
+
+def scan_and_stream_are_the_table(harness: SourceHarness) -> None:
+    """Rows of a snapshot and the changes above its position are the table, under writes."""
+    harness.execute(TABLE)
+    fill(harness, 200)
+    stop = threading.Event()
+    writer = threading.Thread(target=_write, args=(harness, stop))
+    writer.start()
+    try:
+        with capturing(harness, "t") as (state, reader):
+            schema = reader.source.describe(None, "t")
+            with reader.source.snapshot([schema]) as snapshot:
+                rows = scan(snapshot, schema, part_bytes=8192)
+                position = snapshot.position
+            place = len(state.changes())
+            reader.wait(lambda: len(state.changes()) > place + 200)
+            stop.set()
+            writer.join()
+            reader.catch_up()
+            copy = Copy(schema, rows)
+            copy.apply(state, at_or_below(state, position))
+            with reader.source.snapshot([schema]) as snapshot:
+                assert copy.rows() == sorted(scan(snapshot, schema), key=repr)
+    finally:
+        stop.set()
+        writer.join()
+
+
+def _write(harness: SourceHarness, stop: threading.Event) -> None:
+    """Transactions of several rows: inserts, updates, changes of the key, deletes."""
+    with harness.session() as session:
+        number = 1_000
+        while not stop.is_set():
+            number += 1
+            session.execute(f"INSERT INTO t VALUES ({number}, 'new')")
+            session.execute(f"UPDATE t SET v = 'at {number}' WHERE id = {number % 200}")
+            session.execute(f"UPDATE t SET id = {number + 1_000_000} WHERE id = {number - 3}")
+            session.execute(f"DELETE FROM t WHERE id = {number + 1_000_000 - 9}")
+            session.rollback() if number % 7 == 0 else session.commit()
+
+
+def fill(harness: SourceHarness, count: int, table: str = "t", first: int = 0) -> None:
+    """Rows with the keys from ``first`` on, in one transaction."""
+    with harness.session() as session:
+        for start in range(first, first + count, 500):
+            keys = range(start, min(start + 500, first + count))
+            rows = ", ".join(f"({key}, 'row {key}')" for key in keys)
+            session.execute(f"INSERT INTO {table} VALUES {rows}")
+        session.commit()

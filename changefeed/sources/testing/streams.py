@@ -1,0 +1,249 @@
+"""Cases about the changes that a stream carries."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import BeforeImage
+from changefeed.sources.testing.copy import Copy
+from changefeed.sources.testing.harness import SourceHarness
+from changefeed.sources.testing.reader import State, capturing
+from changefeed.sources.testing.scans import TABLE, fill
+
+#: Rows of a transaction that no source keeps in memory as a matter of course.
+LARGE = 60_000
+
+
+def _ops(state: State, table: str = "t") -> list[tuple[str, Any]]:
+    """What happened to which key."""
+    return [
+        (change.op, (change.before if change.op == "d" else change.after or {})["id"])  # type: ignore[index]
+        for change in state.changes(table)
+    ]
+
+
+def every_kind_of_change(harness: SourceHarness) -> None:
+    """Inserts, updates and deletes in the order of their commits, with their values."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        harness.execute("INSERT INTO t VALUES (1, 'a'), (2, NULL)")
+        harness.execute("UPDATE t SET v = 'b' WHERE id = 1")
+        harness.execute("DELETE FROM t WHERE id = 2")
+        reader.catch_up()
+        assert _ops(state) == [("c", 1), ("c", 2), ("u", 1), ("d", 2)]
+        assert [change.after for change in state.changes()] == [
+            {"id": 1, "v": "a"},
+            {"id": 2, "v": None},
+            {"id": 1, "v": "b"},
+            None,
+        ]
+
+
+def a_transaction_has_one_timestamp(harness: SourceHarness) -> None:
+    """Its rows share it, sequence numbers and timestamps rise, and so do positions."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        for start in range(0, 40, 4):
+            rows = ", ".join(f"({start + n}, 'x')" for n in range(4))
+            harness.execute(f"INSERT INTO t VALUES {rows}")
+        reader.catch_up()
+        changes = state.changes()
+        assert [change.seq for change in changes] == sorted({change.seq for change in changes})
+        assert [change.ordinal for change in changes] == [0, 1, 2, 3] * 10
+        stamps = [change.at for change in changes]
+        assert stamps == sorted(stamps) and len(set(stamps)) == 10
+        positions = state.positions()
+        places = [positions[at] for at in sorted(set(stamps))]
+        assert places == sorted(set(places))
+        frontiers = [flush.frontier for flush in state.flushes if flush.frontier]
+        for before, after in pairwise(frontiers):
+            assert before.at <= after.at and before.position <= after.position
+            assert before.seq <= after.seq
+
+
+def a_change_of_the_key(harness: SourceHarness) -> None:
+    """It is a delete of the old key and an insert of the new one, in that order."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        harness.execute("INSERT INTO t VALUES (1, 'a')")
+        harness.execute("UPDATE t SET id = 2 WHERE id = 1")
+        reader.catch_up()
+        assert _ops(state) == [("c", 1), ("d", 1), ("c", 2)]
+        _, gone, come = state.changes()
+        assert gone.at == come.at and come.after == {"id": 2, "v": "a"}
+
+
+def a_row_that_changes_twice_at_once(harness: SourceHarness) -> None:
+    """Of the changes of one key in one transaction, the last alone is marked as such."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        harness.execute(
+            "INSERT INTO t VALUES (1, 'a')",
+            "UPDATE t SET v = 'b' WHERE id = 1",
+            "INSERT INTO t VALUES (2, 'z')",
+            "UPDATE t SET v = 'c' WHERE id = 1",
+        )
+        reader.catch_up()
+        last = [(change.after or {})["v"] for change in state.changes() if change.last]
+        assert sorted(last) == ["c", "z"]
+
+
+def a_table_without_a_key(harness: SourceHarness) -> None:
+    """Rows that are equal are counted, and updates and deletes name the whole old row."""
+    harness.execute("CREATE TABLE t (a INT, b VARCHAR(20))", harness.full_images("t"))
+    with capturing(harness, "t") as (state, reader):
+        schema = reader.source.describe(None, "t")
+        assert schema.keyless and schema.before_image is BeforeImage.FULL
+        harness.execute("INSERT INTO t VALUES (1, 'x'), (1, 'x'), (NULL, NULL)")
+        harness.execute("UPDATE t SET b = 'y' WHERE a IS NULL")
+        harness.execute("DELETE FROM t WHERE a = 1", "INSERT INTO t VALUES (1, 'x')")
+        reader.catch_up()
+        copy = Copy(schema)
+        copy.apply(state, state.flushes[0].frontier.at)  # type: ignore[union-attr]
+        wanted = [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+        assert copy.rows() == sorted(wanted, key=repr)
+
+
+def old_rows_are_whole_where_they_are_logged(harness: SourceHarness) -> None:
+    """With full before images each update and delete has all old values."""
+    harness.execute(TABLE, harness.full_images("t"))
+    with capturing(harness, "t") as (state, reader):
+        assert reader.source.describe(None, "t").before_image is BeforeImage.FULL
+        harness.execute("INSERT INTO t VALUES (1, 'a')")
+        harness.execute("UPDATE t SET v = 'b'")
+        harness.execute("DELETE FROM t")
+        reader.catch_up()
+        assert [change.before for change in state.changes()] == [
+            None,
+            {"id": 1, "v": "a"},
+            {"id": 1, "v": "b"},
+        ]
+
+
+def truncate(harness: SourceHarness) -> None:
+    """It is an event of its own, between the rows before and after it."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        fill(harness, 5)
+        harness.execute("TRUNCATE TABLE t")
+        harness.execute("INSERT INTO t VALUES (7, 'after')")
+        reader.catch_up()
+        (event,) = (event for event in state.events if isinstance(event, Truncate))
+        assert event.schema.table.name == "t"
+        seqs = [change.seq for change in state.changes()]
+        assert seqs[4] < event.seq < seqs[5]
+        copy = Copy(event.schema)
+        copy.apply(state, state.flushes[0].frontier.at)  # type: ignore[union-attr]
+        assert copy.rows() == [{"id": 7, "v": "after"}]
+
+
+def columns_come_and_go(harness: SourceHarness) -> None:
+    """A change of columns is announced before the first row of the new shape, once."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        harness.execute("INSERT INTO t VALUES (1, 'a')")
+        reader.catch_up()
+        harness.execute("ALTER TABLE t ADD COLUMN w INT")
+        harness.execute("INSERT INTO t VALUES (2, 'b', 22)")
+        harness.execute("ALTER TABLE t DROP COLUMN v")
+        harness.execute("INSERT INTO t VALUES (3, 33)")
+        reader.catch_up()
+        changes = [event for event in state.events if isinstance(event, SchemaChange)]
+        shapes = [[column.name for column in change.new.columns] for change in changes]
+        assert shapes == [["id", "v", "w"], ["id", "w"]]
+        rows = state.changes()
+        assert [row.after for row in rows] == [
+            {"id": 1, "v": "a"},
+            {"id": 2, "v": "b", "w": 22},
+            {"id": 3, "w": 33},
+        ]
+        assert rows[0].seq < changes[0].seq < rows[1].seq < changes[1].seq < rows[2].seq
+        assert changes[0].old.version < changes[0].new.version == changes[1].old.version
+
+
+def a_column_gets_another_name(harness: SourceHarness) -> None:
+    """Its id stays, where the source has ids."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        harness.execute("INSERT INTO t VALUES (1, 'a')")
+        reader.catch_up()
+        harness.execute("ALTER TABLE t RENAME COLUMN v TO w")
+        harness.execute("INSERT INTO t VALUES (2, 'b')")
+        reader.catch_up()
+        (change,) = (event for event in state.events if isinstance(event, SchemaChange))
+        old, new = change.old.columns[1], change.new.columns[1]
+        assert (old.name, new.name) == ("v", "w")
+        assert old.column_id == new.column_id
+        assert (old.ref == new.ref) == (old.column_id != 0)
+        assert state.changes()[-1].after == {"id": 2, "w": "b"}
+
+
+def a_large_transaction_is_whole(harness: SourceHarness) -> None:
+    """Its rows come in bounded pieces, with one timestamp, and no frontier between them."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        fill(harness, LARGE)
+        harness.execute("INSERT INTO t VALUES (-1, 'after')")
+        reader.catch_up()
+        changes = state.changes()
+        assert len(changes) == LARGE + 1
+        assert {(change.after or {})["id"] for change in changes} == {-1, *range(LARGE)}
+        large = {change.at for change in changes[:-1]}
+        assert len(large) == 1 and changes[-1].at > max(large)
+        assert [change.ordinal for change in changes[:-1]] == list(range(LARGE))
+
+
+def what_is_undone_never_was(harness: SourceHarness) -> None:
+    """Rows of a transaction, or of a part of one, that was rolled back do not come."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader), harness.session() as session:
+        session.execute("INSERT INTO t VALUES (1, 'undone')")
+        session.rollback()
+        session.execute("INSERT INTO t VALUES (2, 'kept')")
+        session.execute("SAVEPOINT s")
+        session.execute("INSERT INTO t VALUES (3, 'undone')")
+        session.execute("ROLLBACK TO SAVEPOINT s")
+        session.execute("INSERT INTO t VALUES (4, 'kept')")
+        session.commit()
+        reader.catch_up()
+        assert _ops(state) == [("c", 2), ("c", 4)]
+
+
+def an_abandoned_large_transaction(harness: SourceHarness) -> None:
+    """It leaves nothing, and the next one is not touched by it."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader), harness.session() as session:
+        for start in range(0, LARGE, 500):
+            rows = ", ".join(f"({key}, 'undone')" for key in range(start, start + 500))
+            session.execute(f"INSERT INTO t VALUES {rows}")
+        session.rollback()
+        harness.execute("INSERT INTO t VALUES (1, 'kept')")
+        reader.catch_up()
+        assert [change.after for change in state.changes()] == [{"id": 1, "v": "kept"}]
+
+
+def commits_come_in_their_order(harness: SourceHarness) -> None:
+    """Transactions that overlap come whole, in the order in which they committed."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        with harness.session() as one, harness.session() as two:
+            one.execute("INSERT INTO t VALUES (1, 'one')")
+            two.execute("INSERT INTO t VALUES (2, 'two')")
+            one.execute("INSERT INTO t VALUES (3, 'one')")
+            two.execute("INSERT INTO t VALUES (4, 'two')")
+            two.commit()
+            one.commit()
+        reader.catch_up()
+        assert _ops(state) == [("c", 2), ("c", 4), ("c", 1), ("c", 3)]
+
+
+def other_tables_stay_away(harness: SourceHarness) -> None:
+    """A table that is not captured sends nothing."""
+    harness.execute(TABLE, "CREATE TABLE other (id INT NOT NULL PRIMARY KEY, v VARCHAR(200))")
+    with capturing(harness, "t") as (state, reader):
+        harness.execute("INSERT INTO other VALUES (1, 'x')", "INSERT INTO t VALUES (1, 'x')")
+        harness.execute("INSERT INTO other VALUES (2, 'x')")
+        reader.catch_up()
+        assert {event.schema.table.name for event in state.events} == {"t"}  # type: ignore[union-attr]
