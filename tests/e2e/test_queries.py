@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
+from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 
@@ -40,6 +46,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def by_id(folder: Path) -> dict[int, dict[str, Any]]:
+    """The last message of each row."""
+    return {row["id"]: row for row in lines(folder)}
+
+
+def refused(feeds: Feeds, sql: str) -> tuple[str, str, str, str]:
+    """Code, message, hint and the words that a statement's error points at."""
+    with pytest.raises(ChangefeedError) as caught:
+        feeds.execute(sql)
+    error = caught.value
+    words = sql[error.span.start : error.span.end] if error.span else ""
+    assert feeds.catalog.jobs() == []
+    return error.code.number, error.message, error.hint or error.detail, words
+
+
 def test_a_feed_holds_the_rows_that_the_where_selects(
     feeds: Feeds, postgres: Database, tmp_path: Path
 ) -> None:
@@ -63,3 +84,236 @@ def test_a_feed_holds_the_rows_that_the_where_selects(
         (3, None),
         (1, None),
     ]
+
+
+def test_what_a_query_cannot_have_is_refused_where_it_stands(feeds: Feeds) -> None:
+    def no(items: str, rest: str = "FROM orders") -> tuple[str, str, str, str]:
+        return refused(feeds, f"CREATE CHANGEFEED f INTO 'null://' AS SELECT {items} {rest}")
+
+    volatile = "its result differs from call to call, and a message may be sent again after a crash"
+    alone = "each message is made of one change"
+    assert no("id, totl") == (
+        "CF1101",
+        "column totl does not exist on table public.orders",
+        'did you mean "total"?',
+        "totl",
+    )
+    assert no("id, uper(status) AS u")[:3] == (
+        "CF1101",
+        "function uper() does not exist",
+        "did you mean upper()?",
+    )
+    assert no("id, sum(total) AS s") == (
+        "CF1303",
+        "aggregate functions are not supported by CDC queries",
+        alone,
+        "sum",
+    )
+    assert no("id, lag(total) AS s")[1] == "window functions are not supported by CDC queries"
+    assert no("id, explode(array(1)) AS s")[3] == "explode"
+    for call in ("rand()", "uuid()", "now()", "current_timestamp()"):
+        name = call.removesuffix("()")
+        found = no("id", f"FROM orders WHERE status = {call}::string")
+        assert found == ("CF1303", f"{call} is not supported by CDC queries", volatile, name)
+    assert no("id, current_timestamp AS n")[3] == "current_timestamp"
+    assert no("id, java_method('java.lang.Runtime', 'getRuntime') AS n")[3] == "java_method"
+    assert no("id, total * 2")[1] == "an expression of the SELECT has no name"
+    assert no("id, total AS id")[1] == "the SELECT has two columns id"
+    assert no("id", "FROM orders WHERE total")[1] == (
+        "the WHERE of a CDC query is true or false, not decimal(8,2)"
+    )
+    assert no("id", "FROM ordrs")[0] == "CF1101"
+    assert no("upper(id, 2) AS x")[:2] == (
+        "CF1303",
+        "the query is wrong: The `upper` requires 1 parameters but the actual number is 2. Please, "
+        "refer to 'https://spark.apache.org/docs/latest/sql-ref-functions.html' for a fix",
+    )
+
+
+def test_explain_says_the_types_and_show_create_makes_the_feed_again(
+    feeds: Feeds, tmp_path: Path
+) -> None:
+    sql = (
+        f"CREATE CHANGEFEED f INTO 'file://{tmp_path}/out' WITH updated AS SELECT o.id, "
+        "get_json_object(doc, '$.k') AS k, struct(total, status) AS s FROM orders o "
+        "WHERE total > 1"
+    )
+    rows = [detail for stage, detail in feeds.execute(f"EXPLAIN {sql}").rows if stage == "select"]
+    assert rows[1:] == [
+        "columns id int, k string, s struct<total:decimal(8,2),status:string>",
+        "a row that stops satisfying the WHERE is deleted, one that begins to is inserted",
+        "evaluated by Spark SQL: a small batch without a job, a large one by a job",
+        "several writes of a row in one transaction become the last",
+    ]
+    feeds.execute(sql)
+    feeds.sync("f")
+    (shown,) = feeds.execute("SHOW CREATE CHANGEFEED f").rows[0][-1:]
+    assert str(shown).endswith(
+        "AS SELECT o.id, get_json_object(doc, '$.k') AS k, struct(total, status) AS s "
+        "FROM shop.public.orders AS o WHERE total > 1"
+    )
+    assert "envelope = 'bare'" in str(shown)
+    assert by_id(tmp_path / "out")[1]["s"] == {"total": 1.5, "status": "open"}
+    assert by_id(tmp_path / "out")[1]["k"] == "[1,2]"
+    with pytest.raises(ChangefeedError, match="tables of a CDC query cannot be altered"):
+        feeds.execute("ALTER CHANGEFEED f ADD orders")
+    with pytest.raises(ChangefeedError, match="CDC query, whose result"):
+        feeds.execute("VERIFY CHANGEFEED f")
+    feeds.execute("DROP CHANGEFEED f")
+    feeds.execute(str(shown).replace("/out", "/again"))
+    feeds.sync("f")
+    assert by_id(tmp_path / "again").keys() == {1, 2, 3}
+
+
+def test_a_query_over_changes_tells_what_happened(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' WITH initial_scan = 'no' AS SELECT id, "
+        "event_op() AS op, cdc_prev.total AS was, total, cdc_prev.status IS NULL AS fresh, "
+        "event_schema_timestamp() > 0 AND changefeed_creation_timestamp() > 0 AS timed "
+        "FROM orders"
+    )
+    postgres.execute("insert into orders values (4, 'open', 4)")
+    postgres.execute("update orders set total = 5 where id = 4")
+    postgres.execute("delete from orders where id = 4")
+    feeds.sync("f")
+    found = [(r["op"], r["was"], r["total"], r["fresh"], r["timed"]) for r in lines(out)]
+    assert found == [
+        ("insert", None, 4, True, True),
+        ("update", 4, 5, False, True),
+        ("delete", 5, None, False, True),
+    ]
+    postgres.execute("alter table orders replica identity default")
+    with pytest.raises(ChangefeedError, match="cdc_prev needs the old values") as caught:
+        feeds.execute("CREATE CHANGEFEED g AS SELECT id, cdc_prev.total AS was FROM orders")
+    assert caught.value.code.number == "CF2003"
+    assert "REPLICA IDENTITY FULL" in caught.value.hint
+
+
+def test_every_row_of_a_large_table_and_a_large_transaction_passes_through_jobs(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    postgres.execute(
+        "insert into orders select i, case when i % 3 = 0 then 'open' else 'no' end, i / 100.0 "
+        "from generate_series(10, 40000) i"
+    )
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' AS SELECT id, total * 2 AS t, "
+        "md5(status) AS m FROM orders WHERE status = 'open'"
+    )
+    feeds.sync("f")
+    postgres.execute("update orders set status = 'open', total = total + 1 where id % 3 = 1")
+    feeds.sync("f")
+    wanted = postgres.execute(
+        "select id, total * 2, md5(status) from orders where status = 'open' order by id"
+    )
+    found = by_id(out)
+    assert [(i, found[i]["t"], found[i]["m"]) for i in sorted(found)] == [
+        (i, pytest.approx(float(t)), m) for i, t, m in wanted
+    ]
+
+
+def test_a_feed_goes_on_after_a_restart_of_the_node_and_the_death_of_the_jvm(
+    feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    out = tmp_path / "out"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' AS SELECT id, total + 1 AS t FROM orders "
+        "WHERE status = 'open'"
+    )
+    feeds.sync("f")
+    feeds.close()
+    postgres.execute("update orders set total = 7 where id = 1")
+    feeds.open()
+    feeds.sync("f")
+    assert by_id(out)[1]["t"] == 8
+    assert spark_engine.pid is not None
+    os.kill(spark_engine.pid, signal.SIGKILL)
+    postgres.execute("update orders set total = 8 where id = 1")
+    postgres.execute("update orders set status = 'closed' where id = 3")
+    feeds.sync("f")
+    found = by_id(out)
+    assert (found[1]["t"], found[3]["t"]) == (9, None)
+
+
+def test_a_column_that_the_query_reads_is_dropped_or_changes_its_type(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' AS SELECT * FROM orders WHERE total > 1"
+    )
+    feeds.sync("f")
+    postgres.execute("alter table orders add column extra int default 5")
+    postgres.execute("update orders set extra = 6 where id = 1")
+    feeds.sync("f")
+    assert by_id(out)[1]["extra"] == 6
+    postgres.execute("alter table orders drop column total")
+    postgres.execute("update orders set extra = 7 where id = 1")
+
+    def stopped() -> bool:
+        return feeds.catalog.tables(feeds.catalog.job("f").id)[0].error is not None
+
+    until(stopped)
+    (table,) = feeds.catalog.tables(feeds.catalog.job("f").id)
+    assert (table.error_code, table.error) == (
+        "CF1101",
+        "column total does not exist on table public.orders",
+    )
+
+
+@pytest.mark.kafka
+def test_kafka_gets_keys_of_the_table_in_order_whatever_the_select_has(
+    feeds: Feeds, postgres: Database, kafka: KafkaBroker, topic: str
+) -> None:
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'kafka://{kafka.bootstrap}?topic_name={topic}' "
+        "AS SELECT upper(status) AS state FROM orders WHERE total >= 2"
+    )
+    feeds.sync("f")
+    for total in (2, 5, 1):
+        postgres.execute(f"update orders set total = {total}, status = 's{total}' where id = 1")
+    feeds.sync("f")
+    found: dict[bytes, list[Any]] = {}
+    for message in kafka.messages(topic, count=5):
+        found.setdefault(message.key, []).append(json.loads(message.value))
+    assert {key: [value["state"] for value in values] for key, values in found.items()} == {
+        b"[1]": ["S2", "S5", None],
+        b"[2]": ["CLOSED"],
+        b"[3]": ["OPEN"],
+    }
+    assert found[b"[2]"] == [{"__crdb__": {"key": [2]}, "state": "CLOSED"}]
+
+
+def test_a_lake_table_is_kept_equal_to_the_query(
+    feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    lake = tmp_path / "lake"
+    code, message, _, _ = refused(
+        feeds, f"CREATE CHANGEFEED f INTO 'delta://{lake}' AS SELECT total FROM orders"
+    )
+    assert code == "CF1302" and "leaves out key columns" in message
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'delta://{lake}' AS SELECT id AS order_id, total * 2 AS t, "
+        "struct(status, total) AS s, sequence(1, id) AS q, id % 2 = 0 AS even "
+        "FROM orders WHERE status = 'open'"
+    )
+    feeds.sync("f")
+    postgres.execute("update orders set status = 'open' where id = 2")
+    postgres.execute("update orders set status = 'closed' where id = 3")
+    postgres.execute("update orders set total = total + 1 where id = 1")
+    postgres.execute("insert into orders values (4, 'closed', 9), (5, 'open', 9)")
+    feeds.sync("f")
+    with spark_engine.use(packs=["delta"]) as session:
+        frame = session.read.format("delta").load(str(lake / "orders")).orderBy("order_id")
+        rows = frame.select("order_id", "t", "s", "q", "even").toArrow().to_pylist()
+    assert [(r["order_id"], r["t"], r["even"]) for r in rows] == [
+        (1, Decimal("5.00"), False),
+        (2, Decimal("4.00"), True),
+        (5, Decimal("18.00"), False),
+    ]
+    assert json.loads(rows[0]["s"]) == {"status": "open", "total": 2.5}
+    assert rows[1]["q"] == [1, 2]
