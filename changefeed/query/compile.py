@@ -306,7 +306,6 @@ class _Compiler:
         ordinals = {column.name: i for i, column in enumerate(self._schema.columns)}
         columns: list[Column] = []
         outputs: list[Output] = []
-        taken: set[int] = set()
         whole: set[int] = set()
         names: dict[str, int] = {}
         if len(found.columns) != len(self._sql.items) + 1:
@@ -331,7 +330,6 @@ class _Compiler:
                 if column.name.lower() != name.lower():
                     column = replace(column, name=name)
                 whole.add(ordinal)
-                taken.add(column.column_id)
                 columns.append(column)
                 outputs.append(Output(ordinal, None, kind))
             else:
@@ -342,7 +340,7 @@ class _Compiler:
                         hint="write expression AS name: it is a column of the target.",
                         span=self._sql.items[i].span,
                     )
-                columns.append(output_column(name, kind, taken))
+                columns.append(output_column(name, kind))
                 outputs.append(Output(None, i, kind))
         return columns, outputs
 

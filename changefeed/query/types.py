@@ -21,7 +21,6 @@ arrays of one dimension                  ``ARRAY``
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import replace
 
 import pyarrow as pa
@@ -113,14 +112,10 @@ _JSON_OPTIONS = (
 )
 
 
-def output_column(name: str, spark_type: str, taken: set[int]) -> Column:
-    """The column of the log for an expression of this type; its number is not in ``taken``."""
+def output_column(name: str, spark_type: str) -> Column:
+    """The column of the log for an expression of this type; its name alone tells it from others."""
     physical, form, logical = _log_form(spark_type)
-    number = 100_000 + zlib.crc32(name.encode()) % 1_000_000
-    while number in taken:
-        number += 1
-    taken.add(number)
-    return Column(name, spark_type, physical, form, logical, column_id=number)
+    return Column(name, spark_type, physical, form, logical)
 
 
 def _log_form(spark_type: str) -> tuple[str, Form, str]:

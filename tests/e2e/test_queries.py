@@ -279,6 +279,7 @@ def test_kafka_gets_keys_of_the_table_in_order_whatever_the_select_has(
     feeds.sync("f")
     found: dict[bytes, list[Any]] = {}
     for message in kafka.messages(topic, count=5):
+        assert message.key is not None and message.value is not None
         found.setdefault(message.key, []).append(json.loads(message.value))
     assert {key: [value["state"] for value in values] for key, values in found.items()} == {
         b"[1]": ["S2", "S5", None],

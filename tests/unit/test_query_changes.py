@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.query.changes import changes_of_result
 from changefeed.query.model import CompiledQuery, Output
 from changefeed.query.types import output_column
 
-ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, number=1)
-STATUS = Column("status", "text", "string", Form.TEXT, "text", number=2)
-TOTAL = Column("total", "integer", "int32", Form.NATIVE, "int32", number=3)
-DOUBLED = output_column("doubled", "int", set())
+ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1)
+STATUS = Column("status", "text", "string", Form.TEXT, "text", column_id=2)
+TOTAL = Column("total", "integer", "int32", Form.NATIVE, "int32", column_id=3)
+DOUBLED = output_column("doubled", "int")
 KEY_ONLY = TableSchema(TableName("shop", "public", "orders"), (ID, STATUS, TOTAL), (0,))
-FULL = replace(KEY_ONLY, identity=Identity.FULL)
+FULL = replace(KEY_ONLY, before_image=BeforeImage.FULL)
 
 #: ``SELECT id, total * 2 AS doubled FROM orders WHERE status = 'open'``
 OPEN = CompiledQuery(
@@ -36,7 +36,9 @@ OPEN = CompiledQuery(
     uses_prev=False,
     where_inputs=(1,),
 )
-OPEN_BY_KEY = replace(OPEN, source=KEY_ONLY, schema=replace(OPEN.schema, identity=Identity.DEFAULT))
+OPEN_BY_KEY = replace(
+    OPEN, source=KEY_ONLY, schema=replace(OPEN.schema, before_image=BeforeImage.KEY)
+)
 
 
 def open_rows(query: CompiledQuery, batch: pa.Table) -> pa.Table:
