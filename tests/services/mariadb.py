@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pymysql
 
@@ -43,11 +44,14 @@ def installation() -> Path:
 class MariaDB:
     """A server over ``folder``; the same port and data for every start."""
 
+    #: What the server is started with, beside where its files are.
+    options: tuple[str, ...] = ("--skip-ssl", "--local-infile=1")
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.log_file = folder / "out.log"
-        self._program = next(installation().rglob("bin/mariadbd"))
+        self._program = self._find_program()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout: float = 90.0) -> MariaDB:
@@ -62,13 +66,17 @@ class MariaDB:
         if new:
             self._bootstrap()
         command = [*self._command(), "--bind-address=127.0.0.1", f"--port={self.port}"]
-        command += [f"--socket={self.folder}/tmp/s", "--skip-ssl", "--local-infile=1"]
+        command += [f"--socket={self.folder}/tmp/s", *self.options]
         self._process = spawn(command, log_file=self.log_file, account=server_account())
         atexit.register(self.stop)
         self._wait(timeout)
         if new:
             self._make_account()
         return self
+
+    @staticmethod
+    def _find_program() -> Path:
+        return next(installation().rglob("bin/mariadbd"))
 
     def _command(self) -> list[str]:
         base = self._program.parent.parent
@@ -94,17 +102,22 @@ class MariaDB:
         script = self.folder / "tmp" / "bootstrap.sql"
         script.write_text("\n".join(head) + "".join(path.read_text() for path in files))
         script.chmod(0o644)
+        with script.open("rb") as source:
+            self._initialise(["--bootstrap", "--log-warnings=0"], source)
+
+    def _initialise(self, options: list[str], source: IO[bytes] | None = None) -> None:
+        """Let the server make its system tables, under its own account."""
         account = server_account()
-        with script.open("rb") as source, (self.folder / "init.log").open("wb") as log:
+        with (self.folder / "init.log").open("wb") as log:
             done = subprocess.run(
-                [*self._command(), "--bootstrap", "--log-warnings=0"],
-                stdin=source,
+                [*self._command(), *options],
+                stdin=source or subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 user=account.uid if os.geteuid() == 0 else None,
                 group=account.gid if os.geteuid() == 0 else None,
                 extra_groups=[] if os.geteuid() == 0 else None,
-                timeout=120,
+                timeout=180,
                 check=False,
             )
         if done.returncode:
@@ -121,7 +134,7 @@ class MariaDB:
                 if dead or time.monotonic() > deadline:
                     self.stop()
                     log = self.log_file.read_bytes()[-2000:].decode(errors="replace")
-                    raise RuntimeError(f"MariaDB did not start\n{log}") from None
+                    raise RuntimeError(f"the server did not start\n{log}") from None
                 time.sleep(0.1)
 
     def _make_account(self) -> None:

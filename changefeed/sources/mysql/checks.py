@@ -1,0 +1,283 @@
+"""What hinders a changefeed, all at once, with the statement that changes it. Changes nothing.
+
+Three circles: the server (its binlog), the user (rights), the tables. A check that cannot be made
+because another failed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.sources.base import Watch
+from changefeed.sources.mysql import describe
+from changefeed.sources.mysql.address import Address
+from changefeed.sources.mysql.describe import Table
+from changefeed.sources.mysql.log_place import file_end
+from changefeed.sources.mysql.session import Session, connect, literal, quoted
+
+#: Oldest servers whose binlog names the columns of its rows.
+OLDEST = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
+#: A binlog that is kept for less than this is hardly a safety net: seconds.
+SHORT_RETENTION = 86_400
+
+#: Setting -> what it must be, and why.
+_SETTINGS = {
+    "binlog_format": ("ROW", "the binlog must hold rows"),
+    "binlog_row_image": ("FULL", "old and new rows must be whole"),
+    "binlog_row_metadata": ("FULL", "the binlog must name the columns of its rows"),
+}
+
+
+def check(address: Address, database: str, watches: Sequence[Watch]) -> list[ChangefeedError]:
+    """Every problem of the server, the user and the tables; empty when a feed can be made.
+
+    A server that cannot be reached is one problem.
+    """
+    try:
+        session = connect(address)
+    except ChangefeedError as error:
+        return [error]
+    try:
+        problems = [*check_server(session), *check_user(session)]
+        for found in table_problems(session, database, watches):
+            problems += found
+    finally:
+        session.close()
+    return problems
+
+
+# ------------------------------------------------------------------------- the server
+
+
+def check_server(session: Session) -> Iterator[ChangefeedError]:
+    """Version and the settings of the binlog."""
+    if session.version < OLDEST[session.flavor]:
+        oldest = ".".join(map(str, OLDEST[session.flavor]))
+        name = "MariaDB" if session.is_mariadb else "MySQL"
+        yield _not_set_up(
+            f"{name} {'.'.join(map(str, session.version))} is too old: {oldest} is the oldest "
+            "whose binlog names its columns",
+            "upgrade the server.",
+        )
+        return
+    known = session.variables(
+        "log_bin", "server_id", "binlog_order_commits", "gtid_mode", *_SETTINGS
+    )
+    if known.get("log_bin") not in ("ON", "1"):
+        yield _not_set_up(
+            "the server writes no binlog",
+            "set log_bin = binlog and server_id = 1 in the server's configuration; restart it.",
+        )
+        return
+    for name, (wanted, why) in _SETTINGS.items():
+        if known.get(name, "").upper() != wanted:
+            yield _not_set_up(
+                f"{name} is {known.get(name)!r}, it must be '{wanted}': {why}",
+                f"{_set(session, name, wanted)} -- sessions that are open keep the old value: "
+                "let them connect again",
+            )
+    if known.get("server_id") == "0":
+        yield _not_set_up(
+            "server_id is 0: the server lets nobody read its binlog",
+            _set(session, "server_id", "1"),
+        )
+    if known.get("gtid_mode") == "ON" and known.get("binlog_order_commits") == "OFF":
+        yield _not_set_up(
+            "binlog_order_commits is 'OFF': an initial scan could not say which transactions it"
+            " shows",
+            _set(session, "binlog_order_commits", "ON"),
+        )
+
+
+def _set(session: Session, name: str, value: str) -> str:
+    shown = value if value.isdigit() or value in ("ON", "OFF") else f"'{value}'"
+    if session.is_mariadb:
+        return f"SET GLOBAL {name} = {shown}; and the same in the server's configuration"
+    return f"SET PERSIST {name} = {shown};"
+
+
+def _not_set_up(message: str, hint: str) -> ChangefeedError:
+    return ChangefeedError("CF2003", message, hint=hint)
+
+
+# ------------------------------------------------------------------------- the user
+
+
+def check_user(session: Session) -> Iterator[ChangefeedError]:
+    """The rights to read the binlog and to know where it ends."""
+    missing = []
+    if not _may_replicate(session):
+        missing.append("REPLICATION SLAVE")
+    try:
+        file_end(session)
+    except ChangefeedError as error:
+        if error.code is Code.SOURCE_PERMISSION_MISSING:
+            missing.append("REPLICATION CLIENT")
+    if missing:
+        yield ChangefeedError(
+            "CF2004",
+            f"user {account(session)} may not read the binlog: {' and '.join(missing)} "
+            f"{'are' if len(missing) > 1 else 'is'} missing",
+            hint=f"GRANT {', '.join(missing)} ON *.* TO {account(session)};",
+        )
+
+
+def account(session: Session) -> str:
+    """The account as GRANT takes it: ``'user'@'host'``."""
+    user, _, host = str(session.value("SELECT CURRENT_USER()")).rpartition("@")
+    return f"'{user}'@'{host}'"
+
+
+def _may_replicate(session: Session) -> bool:
+    """Whether a grant, of the account or of its roles, allows to read the binlog."""
+    words = (" REPLICATION SLAVE", " ALL PRIVILEGES ON *.*", " REPLICATION REPLICA")
+    grants = [str(row[0]).upper().replace(",", ", ") for row in session.rows("SHOW GRANTS")]
+    globally = [grant for grant in grants if " ON *.* " in f"{grant} "]
+    return any(word in grant for grant in globally for word in words)
+
+
+# ------------------------------------------------------------------------- tables
+
+
+def table_problems(
+    session: Session, database: str, watches: Sequence[Watch]
+) -> list[list[ChangefeedError]]:
+    """The problems of each table, in order."""
+    found: list[list[ChangefeedError]] = []
+    names: list[tuple[str, str] | None] = []
+    for watch in watches:
+        try:
+            names.append(describe.resolve(watch, database))
+            found.append([])
+        except ChangefeedError as error:
+            names.append(None)
+            found.append([error])
+    tables = describe.read_tables(session, [name for name in names if name])
+    filtered = _filters(session)
+    for watch, name, problems in zip(watches, names, found, strict=True):
+        if name is None:
+            continue
+        table = tables.get(name)
+        if table is None:
+            problems.append(describe.unknown_table(session, watch, name[0]))
+        else:
+            problems += _problems(session, table, watch, filtered)
+    return found
+
+
+def _problems(
+    session: Session, table: Table, watch: Watch, filtered: tuple[frozenset[str], frozenset[str]]
+) -> Iterator[ChangefeedError]:
+    refusal = describe.refusal(table, watch)
+    if refusal is not None:
+        yield refusal
+        return
+    if (reason := engine_problem(table)) is not None:
+        yield ChangefeedError("CF2003", reason[0], hint=reason[1], span=watch.span)
+    do, ignore = filtered
+    if (do and table.database not in do) or table.database in ignore:
+        yield ChangefeedError(
+            "CF2003",
+            f'changes of database "{table.database}" are not in the binlog',
+            hint="take it out of binlog_ignore_db, or add it to binlog_do_db, in the server's "
+            "configuration; then restart the server.",
+            span=watch.span,
+        )
+    try:
+        session.rows(
+            f"SELECT 1 FROM {quoted(table.database)}.{quoted(table.name)} LIMIT 0", "read a table"
+        )
+    except ChangefeedError as error:
+        if error.code is not Code.SOURCE_PERMISSION_MISSING:
+            raise
+        yield ChangefeedError(
+            "CF2004",
+            f"user {account(session)} may not read table {table.full_name}",
+            hint=f"GRANT SELECT ON `{table.database}`.`{table.name}` TO {account(session)};",
+            span=watch.span,
+        )
+
+
+def engine_problem(table: Table) -> tuple[str, str] | None:
+    """Why the storage engine has no consistent image of the table, and what to do."""
+    if table.engine in describe.TRANSACTIONAL:
+        return None
+    return (
+        f"table {table.full_name} has storage engine {table.engine or 'none'}, which has no "
+        "transactions: an initial scan would not be consistent",
+        f"ALTER TABLE `{table.database}`.`{table.name}` ENGINE = InnoDB;",
+    )
+
+
+def _filters(session: Session) -> tuple[frozenset[str], frozenset[str]]:
+    """The databases that alone are in the binlog (empty: all), and those that are not."""
+    asks = "SHOW BINARY LOG STATUS"
+    if session.is_mariadb or session.version < (8, 2, 0):
+        asks = "SHOW MASTER STATUS"
+    try:
+        rows = session.mappings(asks, "ask for the end of the binlog")
+    except ChangefeedError as error:
+        if error.code is Code.SOURCE_PERMISSION_MISSING:
+            return frozenset(), frozenset()
+        raise
+    status = rows[0] if rows else {}
+    do, ignore = (
+        frozenset(filter(None, str(status.get(name) or "").split(",")))
+        for name in ("Binlog_Do_DB", "Binlog_Ignore_DB")
+    )
+    return do, ignore
+
+
+# ------------------------------------------------------------------------- warnings
+
+
+def warnings(session: Session, database: str, watches: Sequence[Watch]) -> list[str]:
+    """What does not hinder a feed, but matters."""
+    return [*_server_warnings(session), *_cascades(session, database, watches)]
+
+
+def _server_warnings(session: Session) -> Iterator[str]:
+    known = session.variables(
+        "gtid_mode", "binlog_expire_logs_seconds", "expire_logs_days", "log_slave_updates",
+        "log_replica_updates", "read_only",
+    )  # fmt: skip
+    if not session.is_mariadb and known.get("gtid_mode") != "ON":
+        yield (
+            "gtid_mode is not ON: the feed is bound to the binlog files of this server, and a "
+            "replica that is promoted in its place means a RESCAN"
+        )
+    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
+    seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)
+    if 0 < seconds < SHORT_RETENTION:
+        yield (
+            f"the server removes binlogs after {seconds:.0f} s: if changefeed is down for longer, "
+            "the tables must be read again; "
+            + _set(session, "binlog_expire_logs_seconds", "604800")
+        )
+    updates = known.get("log_replica_updates", known.get("log_slave_updates"))
+    if updates == "OFF" and known.get("read_only") not in ("OFF", "0", None):
+        yield (
+            "the server is read-only and does not write the changes it replicates to its own "
+            "binlog (log_replica_updates): a feed would see none of them"
+        )
+
+
+def _cascades(session: Session, database: str, watches: Sequence[Watch]) -> Iterator[str]:
+    """InnoDB does what a foreign key says by itself: the binlog does not have it."""
+    names = [describe.resolve(watch, database) for watch in watches if watch.schema or database]
+    if not names:
+        return
+    pairs = ", ".join(f"({literal(schema)}, {literal(name)})" for schema, name in names)
+    rows = session.rows(
+        "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME"
+        " FROM information_schema.REFERENTIAL_CONSTRAINTS"
+        f" WHERE (CONSTRAINT_SCHEMA, TABLE_NAME) IN ({pairs})"
+        " AND (DELETE_RULE IN ('CASCADE', 'SET NULL') OR UPDATE_RULE IN ('CASCADE', 'SET NULL'))",
+        "look at foreign keys",
+    )
+    for schema, table, constraint in rows:
+        yield (
+            f"foreign key {constraint} of table {schema}.{table} changes rows by itself (CASCADE "
+            "or SET NULL): the server does not write those changes to its binlog"
+        )

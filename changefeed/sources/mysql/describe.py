@@ -1,0 +1,289 @@
+"""Shapes and lists of tables, by ``information_schema``."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.sources.base import TableInfo, Watch
+from changefeed.sources.mysql.session import Session, listed, literal
+from changefeed.sources.mysql.types import ColumnInfo, column_of
+
+#: Databases of the server itself.
+SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
+
+#: Storage engines with transactions and consistent snapshots.
+TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as the catalog of the server has it.
+
+    Attributes:
+        kind: ``TABLE_TYPE``: ``BASE TABLE``, ``VIEW``, ``SYSTEM VERSIONED``, ``SEQUENCE``.
+        engine: of storage, in lower case.
+        columns: in the table's order, invisible ones too.
+        key: names of the columns that tell rows apart; empty when there are none.
+        key_is_primary: the key is the PRIMARY KEY.
+        rows, bytes: by the server's statistics.
+        partitioned: it has partitions.
+    """
+
+    database: str
+    name: str
+    kind: str
+    engine: str
+    columns: tuple[ColumnInfo, ...] = ()
+    key: tuple[str, ...] = ()
+    key_is_primary: bool = False
+    rows: int = 0
+    bytes: int = 0
+    partitioned: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """``database.name``."""
+        return f"{self.database}.{self.name}"
+
+    def schema(self, source: str) -> TableSchema:
+        """The shape, version 0."""
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        keyless = not self.key
+        return TableSchema(
+            table=TableName(source, self.database, self.name),
+            columns=tuple(map(column_of, self.columns)),
+            key=tuple(range(len(places))) if keyless else tuple(places[n] for n in self.key),
+            before_image=BeforeImage.FULL,
+            keyless=keyless,
+        )
+
+
+def read_tables(session: Session, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Table]:
+    """The tables (and views) among ``names``, database and name each, with their columns."""
+    if not names:
+        return {}
+    doing = "read the description of tables"
+    pairs = ", ".join(f"({literal(database)}, {literal(name)})" for database, name in names)
+    where = f"WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({pairs})"
+    heads = session.rows(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, coalesce(ENGINE, ''),"
+        " coalesce(TABLE_ROWS, 0), coalesce(DATA_LENGTH, 0), coalesce(CREATE_OPTIONS, '')"
+        f" FROM information_schema.TABLES {where}",
+        doing,
+    )
+    columns = _columns(session, where, doing)
+    keys = _keys(session, where, doing)
+    return {
+        (database, name): Table(
+            database=database,
+            name=name,
+            kind=kind.upper(),
+            engine=engine.lower(),
+            columns=tuple(columns.get((database, name), ())),
+            key=keys.get((database, name), ((), False))[0],
+            key_is_primary=keys.get((database, name), ((), False))[1],
+            rows=int(rows),
+            bytes=int(size),
+            partitioned="partitioned" in options.lower(),
+        )
+        for database, name, kind, engine, rows, size, options in heads
+    }
+
+
+def _columns(
+    session: Session, where: str, doing: str
+) -> Mapping[tuple[str, str], list[ColumnInfo]]:
+    rows = session.rows(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE"
+        f" FROM information_schema.COLUMNS {where}"
+        " ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION",
+        doing,
+    )
+    json = _json_columns(session, where, doing) if session.is_mariadb else frozenset()
+    found: dict[tuple[str, str], list[ColumnInfo]] = defaultdict(list)
+    for database, table, name, kind, nullable in rows:
+        is_json = (database, table, name) in json
+        found[database, table].append(ColumnInfo(name, kind, nullable == "YES", is_json))
+    return found
+
+
+def _json_columns(session: Session, where: str, doing: str) -> frozenset[tuple[str, str, str]]:
+    """MariaDB's JSON columns: a CHECK constraint of the column's own name says ``json_valid``."""
+    rows = session.rows(
+        "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, CHECK_CLAUSE"
+        " FROM information_schema.CHECK_CONSTRAINTS "
+        + where.replace("TABLE_SCHEMA", "CONSTRAINT_SCHEMA"),
+        doing,
+    )
+    return frozenset(
+        (database, table, name)
+        for database, table, name, clause in rows
+        if clause.lower().replace("`", "").replace('"', "") == f"json_valid({name.lower()})"
+    )
+
+
+def _keys(
+    session: Session, where: str, doing: str
+) -> Mapping[tuple[str, str], tuple[tuple[str, ...], bool]]:
+    """The primary key, else the first unique index over whole columns that are never NULL."""
+    rows = session.rows(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART, NULLABLE"
+        f" FROM information_schema.STATISTICS {where} AND NON_UNIQUE = 0"
+        " ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX",
+        doing,
+    )
+    indexes: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(dict)
+    unfit: set[tuple[str, str, str]] = set()
+    for database, table, index, column, part, nullable in rows:
+        indexes[database, table].setdefault(index, []).append(column)
+        if column is None or (part is not None and index != "PRIMARY") or nullable == "YES":
+            unfit.add((database, table, index))
+    found = {}
+    for place, named in indexes.items():
+        fit = {index: names for index, names in named.items() if (*place, index) not in unfit}
+        if "PRIMARY" in fit:
+            found[place] = (tuple(fit["PRIMARY"]), True)
+        elif fit:
+            found[place] = (tuple(fit[min(fit)]), False)
+    return found
+
+
+# ------------------------------------------------------------------------- one table
+
+
+def resolve(watch: Watch, database: str) -> tuple[str, str]:
+    """Database and name of a table as it was written.
+
+    Raises:
+        ChangefeedError: CF1101 neither the name nor the connection says which database.
+    """
+    schema = watch.schema or database
+    if not schema:
+        raise ChangefeedError(
+            "CF1101",
+            f'table "{watch.name}" needs a database',
+            hint=f"write it as <database>.{watch.name}, or name a database in the URI of the"
+            " connection: mysql://user@host/database",
+            span=watch.span,
+        )
+    return schema, watch.name
+
+
+def unknown_table(session: Session, watch: Watch, database: str) -> ChangefeedError:
+    """The error for a name that stands for no table, with a suggestion."""
+    near = difflib.get_close_matches(
+        f"{database}.{watch.name}",
+        [f"{d}.{n}" for d, n in _names(session)],
+        n=1,
+    )
+    return ChangefeedError(
+        "CF1101",
+        f'table "{database}.{watch.name}" does not exist, or the user may not see it',
+        hint=f'did you mean "{near[0]}"?' if near else "SHOW TABLES lists what can be watched.",
+        span=watch.span,
+    )
+
+
+def refusal(table: Table, watch: Watch) -> ChangefeedError | None:
+    """Why this is nothing that a changefeed can watch."""
+    name = table.full_name
+    if table.database.lower() in SYSTEM:
+        why = f'table "{name}" belongs to the server itself'
+    elif table.kind == "VIEW" or table.kind == "SYSTEM VIEW":
+        why = f'"{name}" is a view: its rows are not in the binlog'
+    elif table.kind == "SEQUENCE":
+        why = f'"{name}" is a sequence'
+    elif table.kind == "SYSTEM VERSIONED":
+        why = f'table "{name}" is system-versioned: its history rows are in the binlog as rows'
+    else:
+        return None
+    return ChangefeedError("CF1302", why, hint="watch a base table.", span=watch.span)
+
+
+def describe(session: Session, source: str, database: str, name: str) -> TableSchema:
+    """The present shape of one table, version 0.
+
+    Raises:
+        ChangefeedError: CF1101 no such table, CF1302 it cannot be watched.
+    """
+    watch = Watch(name=name, schema=database)
+    table = read_tables(session, [(database, name)]).get((database, name))
+    if table is None:
+        raise unknown_table(session, watch, database)
+    if (problem := refusal(table, watch)) is not None:
+        raise problem
+    return table.schema(source)
+
+
+# ------------------------------------------------------------------------- lists
+
+
+def _names(session: Session, database: str | None = None) -> list[tuple[str, str]]:
+    where = f"TABLE_SCHEMA NOT IN ({listed(SYSTEM)}) AND TABLE_TYPE = 'BASE TABLE'"
+    if database is not None:
+        where += f" AND TABLE_SCHEMA = {literal(database)}"
+    rows = session.rows(
+        f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE {where}",
+        "list tables",
+    )
+    return sorted((schema, name) for schema, name in rows)
+
+
+def matching(
+    session: Session, source: str, database: str | None, patterns: Iterable[str] = ()
+) -> list[TableName]:
+    """Tables of a database (None: of all) whose ``name`` or ``database.name`` fits a glob.
+
+    Raises:
+        ChangefeedError: CF1101 there is no such database.
+    """
+    if database is not None:
+        known = [str(row[0]) for row in session.rows("SHOW DATABASES")]
+        if database not in known:
+            near = difflib.get_close_matches(database, known, n=1)
+            raise ChangefeedError(
+                "CF1101",
+                f'database "{database}" does not exist, or the user may not see it',
+                hint=f'did you mean "{near[0]}"?' if near else "",
+            )
+    globs = list(patterns)
+    return [
+        TableName(source, schema, name)
+        for schema, name in _names(session, database)
+        if not globs or any(_fits(schema, name, glob) for glob in globs)
+    ]
+
+
+def _fits(schema: str, name: str, glob: str) -> bool:
+    return fnmatchcase(f"{schema}.{name}" if "." in glob else name, glob)
+
+
+def table_list(session: Session, source: str, database: str) -> list[TableInfo]:
+    """The rows of SHOW TABLES: the tables of ``database``, or of all where it is empty."""
+    names = _names(session, database or None)
+    tables = read_tables(session, names)
+    return [
+        TableInfo(
+            name=TableName(source, *place),
+            key=tables[place].key,
+            identity="full",
+            rows_estimate=tables[place].rows,
+            bytes=tables[place].bytes,
+            kind="partitioned table" if tables[place].partitioned else "table",
+            note=_note(tables[place]),
+        )
+        for place in names
+        if place in tables
+    ]
+
+
+def _note(table: Table) -> str:
+    if table.engine in TRANSACTIONAL:
+        return ""
+    return f"ALTER TABLE `{table.database}`.`{table.name}` ENGINE = InnoDB;"

@@ -1,0 +1,80 @@
+"""Where the server's binlog ends now, as a position of the change log.
+
+With GTIDs a place is a set of transactions, and its position the number of them: it is the same on
+every server that has them. Without, it is a binlog file and an offset, good for one server alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.sources.mysql import gtid
+from changefeed.sources.mysql.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the binlog: its position, and what the stream needs to begin there."""
+
+    position: Position
+    history: str
+
+
+def mode_of(session: Session) -> str:
+    """``gtid`` where each transaction has one, else ``file``."""
+    if session.is_mariadb:
+        return "gtid"
+    return "gtid" if session.value("SELECT @@global.gtid_mode") == "ON" else "file"
+
+
+def gtid_place(session: Session, executed: str) -> Place:
+    """The place of a set of transactions, as the server writes it."""
+    known = gtid.parse(session.flavor, executed.replace("\n", ""))
+    return Place(known.position, known.text())
+
+
+def present(session: Session, mode: str) -> Place:
+    """The end of the binlog.
+
+    Raises:
+        ChangefeedError: CF2003 the server writes none, CF2004 the user may not ask.
+    """
+    if mode == "gtid":
+        variable = "gtid_binlog_pos" if session.is_mariadb else "gtid_executed"
+        return gtid_place(session, str(session.value(f"SELECT @@global.{variable}") or ""))
+    file, offset = file_end(session)
+    return file_place(session, file, offset)
+
+
+def file_place(session: Session, file: str, offset: int) -> Place:
+    """The place of an offset in a file of this server."""
+    return Place(gtid.file_position(file, offset), f"{server_of(session)} {file} {offset}")
+
+
+def file_end(session: Session) -> tuple[str, int]:
+    """The present binlog file and its length.
+
+    Raises:
+        ChangefeedError: CF2003 the server writes no binlog, CF2004 the user may not ask.
+    """
+    asks = "SHOW BINARY LOG STATUS" if _renamed(session) else "SHOW MASTER STATUS"
+    rows = session.mappings(asks, "ask for the end of the binlog")
+    if not rows:
+        raise ChangefeedError(
+            "CF2003",
+            "the server writes no binlog",
+            hint="set log_bin = binlog in the server's configuration, then restart it.",
+        )
+    return str(rows[0]["File"]), int(rows[0]["Position"])
+
+
+def _renamed(session: Session) -> bool:
+    return not session.is_mariadb and session.version >= (8, 2, 0)
+
+
+def server_of(session: Session) -> str:
+    """What tells this server from all others; empty where it does not say."""
+    variable = "server_uid" if session.is_mariadb else "server_uuid"
+    return session.variables(variable).get(variable, "-") or "-"

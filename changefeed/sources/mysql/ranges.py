@@ -1,0 +1,141 @@
+"""Ranges of keys: what a feed watches of a table, and how a table is cut for parallel reading."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, TableSchema
+from changefeed.sources.base import KeyRange
+from changefeed.sources.mysql.session import Session, literal, quoted
+
+#: A table is never cut into more parts than this.
+MOST_PARTS = 1_000
+
+_INTEGERS = frozenset({"int16", "int32", "int64", "decimal(20,0)"})
+
+
+def split(
+    session: Session, table: TableSchema, rows: int, size: int, target_bytes: int
+) -> list[str]:
+    """Conditions on the first key column, of which each row fulfils exactly one.
+
+    Only whole numbers are cut: evenly between the smallest and the largest, so that gaps make
+    parts of different sizes. Every other table is one part, without a condition.
+    """
+    wanted = min(MOST_PARTS, -(-max(size, 1) // max(target_bytes, 1)))
+    first = table.columns[table.key[0]]
+    if table.keyless or wanted < 2 or first.logical not in _INTEGERS:
+        return [""]
+    name = quoted(first.name)
+    place = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
+    low, high = session.rows(f"SELECT min({name}), max({name}) FROM {place}")[0]
+    if low is None:
+        return [""]
+    low, high = int(low), int(high)
+    # Twice as many as asked for: gaps in the keys leave some nearly empty.
+    count = min(2 * wanted, MOST_PARTS, high - low + 1)
+    bounds = sorted({low + (high - low + 1) * i // count for i in range(1, count)})
+    edges = [None, *bounds, None]
+    return [
+        " AND ".join(
+            part
+            for part in (
+                "" if begin is None else f"{name} >= {begin}",
+                "" if end is None else f"{name} < {end}",
+            )
+            if part
+        )
+        for begin, end in itertools.pairwise(edges)
+    ]
+
+
+def in_range(table: TableSchema, keys: KeyRange | None) -> str:
+    """The condition of a range of keys; empty for all rows."""
+    if keys is None:
+        return ""
+    conditions = []
+    if keys.low:
+        conditions.append(_from(table, keys.low))
+    if keys.high:
+        conditions.append(f"NOT {_from(table, keys.high)}")
+    return " AND ".join(conditions)
+
+
+def _from(table: TableSchema, bound: tuple[str, ...]) -> str:
+    """A prefix of the key is at or above ``bound``: written out, because a comparison of rows
+    would not use the index."""
+    alternatives: list[str] = []
+    equal: list[str] = []
+    columns = table.key_columns
+    for i, text in enumerate(bound):
+        column = columns[i]
+        left, right = _comparable(column), _value(column, text)
+        last = i == len(bound) - 1
+        alternatives.append(" AND ".join([*equal, f"{left} {'>=' if last else '>'} {right}"]))
+        equal.append(f"{left} = {right}")
+    return "(" + " OR ".join(f"({one})" for one in alternatives) + ")"
+
+
+def _comparable(column: Column) -> str:
+    """Text compares by code point, as the feed compares the keys of changes."""
+    name = quoted(column.name)
+    if column.logical in ("text", "other", "uuid"):
+        return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)"
+    return name
+
+
+def _value(column: Column, text: str) -> str:
+    if column.logical in ("text", "other", "uuid"):
+        return f"CAST({literal(text)} AS BINARY)"
+    if column.logical in _INTEGERS or column.logical.startswith("decimal("):
+        return f"CAST({literal(text)} AS DECIMAL(65,30))"
+    if column.logical == "bytes":
+        return f"UNHEX({literal(text.removeprefix(chr(92) + 'x'))})"
+    if column.logical == "bool":
+        return "1" if text.lower() in ("t", "true", "1") else "0"
+    if column.logical in ("date", "timestamp", "timestamptz"):
+        return literal(text.replace("T", " ").removesuffix("Z"))
+    return literal(text)
+
+
+def range_problem(session: Session, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+    """Why no row can have a key in the range: a bound that is no value, or the wrong order."""
+    columns = table.key_columns
+    for side, bound in (("FROM", keys.low), ("TO", keys.high)):
+        for column, text in zip(columns, bound or (), strict=False):
+            if not _is_value(session, column, text):
+                return ChangefeedError(
+                    "CF1302",
+                    f"VALUES {side} ({text}) cannot be: {text} is no value of column "
+                    f"{column.name}, which is {column.type_name}",
+                )
+    if keys.low is None or keys.high is None:
+        return None
+    shared = min(len(keys.low), len(keys.high))
+    low, high = (
+        ", ".join(_value(c, text) for c, text in zip(columns, bound[:shared], strict=False))
+        for bound in (keys.low, keys.high)
+    )
+    below, equal = session.rows(f"SELECT ROW({low}) < ROW({high}), ROW({low}) = ROW({high})")[0]
+    if below or (equal and len(keys.high) > len(keys.low)):
+        return None
+    return ChangefeedError(
+        "CF1302",
+        f"VALUES FROM ({', '.join(keys.low)}) TO ({', '.join(keys.high)}) holds no key: "
+        "the first bound must be below the second, which is not part of the range",
+    )
+
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?")
+
+
+def _is_value(session: Session, column: Column, text: str) -> bool:
+    if column.logical in _INTEGERS:
+        return bool(_NUMBER.fullmatch(text)) and "." not in text
+    if column.logical.startswith(("decimal(", "float")):
+        return bool(_NUMBER.fullmatch(text))
+    if column.logical in ("date", "timestamp", "timestamptz"):
+        return session.value(f"SELECT CAST({_value(column, text)} AS DATETIME)") is not None
+    return True

@@ -1,0 +1,75 @@
+"""Reading rows of a table under a snapshot, as batches in log form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column, TableSchema
+from changefeed.sources.mysql.result import ServerError, Values, read_rows
+from changefeed.sources.mysql.session import Session, quoted
+from changefeed.sources.mysql.values import log_column
+
+
+def expression(column: Column) -> str:
+    """What to select so that the server prints the column without loss."""
+    name = quoted(column.name)
+    if column.logical == "float32":
+        # As a FLOAT it would be printed with six digits; as a double it has all it needs.
+        return f"{name} + 0e0"
+    if "zerofill" in column.type_name.lower() and column.logical.startswith("decimal("):
+        return f"CAST({name} AS {column.logical.upper()})"
+    return name
+
+
+def query(table: TableSchema, columns: Sequence[int], where: str) -> str:
+    """The SELECT of a part."""
+    listed = ", ".join(expression(table.columns[i]) for i in columns)
+    name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
+    return f"SELECT {listed} FROM {name}" + (f" WHERE {where}" if where else "")
+
+
+def read_table(
+    session: Session, table: TableSchema, columns: Sequence[int], where: str
+) -> Iterator[pa.RecordBatch]:
+    """The rows as batches of ``a0..an``; columns that are not asked for are NULL.
+
+    Close the session unless the iteration came to its end.
+
+    Raises:
+        ChangefeedError: CF2202 a value does not fit its column; else the server's own error.
+    """
+    answer = session.packets(query(table, columns, where), len(columns))
+    blocks = read_rows(answer, len(columns))
+    while (block := _next(session, blocks)) is not None:
+        yield _batch(table, columns, block)
+
+
+def _next(session: Session, blocks: Iterator[list[Values]]) -> list[Values] | None:
+    with session.explained("read a table"):
+        try:
+            return next(blocks, None)
+        except ServerError as error:
+            raise session.server_error(error, "read a table") from None
+
+
+def _batch(table: TableSchema, columns: Sequence[int], block: list[Values]) -> pa.RecordBatch:
+    count = len(block[0].starts)
+    by_place = dict(zip(columns, block, strict=True))
+    arrays = []
+    for i, column in enumerate(table.columns):
+        if i not in by_place:
+            arrays.append(pa.nulls(count, column.arrow))
+            continue
+        try:
+            arrays.append(log_column(column, by_place[i]))
+        except (pa.ArrowInvalid, ValueError) as error:
+            raise ChangefeedError(
+                "CF2202",
+                f"table {table.table} cannot be scanned: a value of column {column.name} is no "
+                f"{column.type_name}",
+                hint="ALTER TABLE during the scan can do this: the scan starts again on RESUME.",
+            ) from error
+    return pa.record_batch(arrays, names=[f"a{i}" for i in range(len(arrays))])

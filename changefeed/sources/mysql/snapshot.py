@@ -1,0 +1,367 @@
+"""The initial scan: tables as they were at one place of the binlog, read by several sessions.
+
+A consistent snapshot of MySQL lives in a session and cannot be shared, so all sessions that read
+must begin theirs at the same place of the binlog:
+
+1. *Without a lock.* All sessions begin one after the other, and the place is compared before and
+   after: on MariaDB each session knows the place of its own snapshot; on MySQL with GTIDs no
+   transaction may have been committed, or been about to be, in between. It is tried a few times.
+2. *With a lock on the tables that are read.* ``LOCK TABLES .. READ`` waits for the transactions
+   that write to them, and keeps new ones out for the milliseconds in which the sessions begin. The
+   server's other tables are not affected; there is no global lock.
+3. *With one session alone*, on MariaDB, where the user may not lock tables.
+
+A part is a range of the key's first column. A session rolls back to a savepoint after each part,
+which lets go of the table: DDL waits for one part, not for the scan. A table that was altered since
+the snapshot cannot be read in it any longer, and its scan starts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.events import Position
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableSchema
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
+from changefeed.sources.mysql import describe, log_place
+from changefeed.sources.mysql.address import Address
+from changefeed.sources.mysql.log_place import Place
+from changefeed.sources.mysql.ranges import in_range, split
+from changefeed.sources.mysql.scan import read_table
+from changefeed.sources.mysql.session import Session, connect, error_number, quoted
+
+#: Sessions that read at the same time.
+READERS = 4
+#: How often a common place is looked for without a lock, and the pause between.
+LOCK_FREE_ATTEMPTS = 20
+PAUSE_SECONDS = 0.05
+#: How long to wait for the lock on the tables: those who want to write wait behind us.
+LOCK_SECONDS = 10
+#: How long a reader waits for one of the sessions.
+SESSION_SECONDS = 3600.0
+
+_BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+#: The table was altered since the snapshot began; it, or a column, is not there.
+_CHANGED = frozenset({1412, 1146, 1054, 1051})
+
+
+class MySQLSnapshot:
+    """Sessions that all see the same instant, until closed. Thread-safe."""
+
+    def __init__(self, address: Address, tables: Sequence[TableSchema], mode: str) -> None:
+        """Take the snapshot.
+
+        Raises:
+            ChangefeedError: CF2005 the tables could not be locked in time, CF2001, CF2002, CF2004.
+        """
+        self._address = address
+        self._closed = threading.Event()
+        sessions, place = _common_snapshot(address, tables, mode)
+        self._place = place
+        self._sessions = sessions
+        self._idle: queue.Queue[Session] = queue.Queue()
+        for session in sessions:
+            self._idle.put(session)
+
+    @property
+    def position(self) -> Position:
+        """The image shows what committed at or below this place in the log."""
+        return self._place.position
+
+    def parts(
+        self,
+        table: TableSchema,
+        target_bytes: int = DEFAULT_PART_BYTES,
+        *,
+        columns: Sequence[int] | None = None,
+        keys: KeyRange | None = None,
+        partition: Partition | None = None,
+    ) -> Sequence[MySQLPart]:
+        """Ranges of the first key column that together are the table.
+
+        Raises:
+            ChangefeedError: CF2201 the snapshot is gone, or the table is not what ``table`` says
+                any longer.
+        """
+        name = table.table
+        with self.session(table) as session:
+            found = describe.read_tables(session, [(name.schema, name.name)])
+            now = found.get((name.schema, name.name))
+            if now is None or now.schema(name.source).fingerprint() != table.fingerprint():
+                raise _changed(table, "its columns changed")
+            ranges = split(session, table, now.rows, now.bytes, target_bytes)
+        where = in_range(table, keys)
+        return [
+            MySQLPart(
+                snapshot=self,
+                table=table,
+                columns=_chosen(table, columns),
+                where=" AND ".join(filter(None, (where, cut))),
+                rows_estimate=max(1, now.rows // len(ranges)),
+                bytes_estimate=max(1, now.bytes // len(ranges)),
+            )
+            for cut in ranges
+        ]
+
+    @contextlib.contextmanager
+    def session(self, table: TableSchema) -> Iterator[Session]:
+        """One of the sessions, inside a savepoint that ends with the use of it.
+
+        Raises:
+            ChangefeedError: CF2201 the snapshot is gone, or the table changed.
+        """
+        session = self._take()
+        try:
+            session.run("SAVEPOINT part", doing="read a table")
+            yield session
+            session.run("ROLLBACK TO SAVEPOINT part", doing="read a table")
+        except ChangefeedError as error:
+            self._lose(session)
+            raise _reading_failed(table, error) from error
+        except BaseException:
+            self._lose(session)
+            raise
+        self._idle.put(session)
+
+    def _take(self) -> Session:
+        deadline = time.monotonic() + SESSION_SECONDS
+        while time.monotonic() < deadline and not self._closed.is_set():
+            with contextlib.suppress(queue.Empty):
+                return self._idle.get(timeout=0.2)
+        raise _gone("it was closed")
+
+    def _lose(self, session: Session) -> None:
+        """A session that failed in the middle of an answer is of no more use; the last one ends
+        the snapshot."""
+        session.close()
+        self._sessions.remove(session)
+        if not self._sessions:
+            self._closed.set()
+
+    def close(self) -> None:
+        """End the snapshot. A part that is being read fails."""
+        self._closed.set()
+        for session in list(self._sessions):
+            session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class MySQLPart:
+    """A range of a table's rows. It can be read only where its snapshot is.
+
+    Attributes:
+        columns: positions that are read; the others come out NULL.
+        where: a condition, or empty.
+    """
+
+    snapshot: MySQLSnapshot
+    table: TableSchema
+    columns: tuple[int, ...]
+    where: str
+    rows_estimate: int
+    bytes_estimate: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`changefeed.sources.base.ScanPart.read`."""
+        with self.snapshot.session(self.table) as session:
+            yield from read_table(session, self.table, self.columns, self.where)
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a snapshot of MySQL lives in its sessions and cannot leave its process")
+
+
+def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...]:
+    if columns is None:
+        return tuple(range(len(table.columns)))
+    return tuple(sorted({*columns, *table.key}))
+
+
+# ------------------------------------------------------------------------- one instant
+
+
+def _common_snapshot(
+    address: Address, tables: Sequence[TableSchema], mode: str
+) -> tuple[list[Session], Place]:
+    """Sessions with the same snapshot, and its place."""
+    sessions: list[Session] = []
+    try:
+        sessions += (connect(address) for _ in range(READERS))
+        place = _lock_free(sessions, mode)
+        if place is None:
+            try:
+                place = _locked(address, sessions, tables, mode)
+            except ChangefeedError as error:
+                may_not = error.code is Code.SOURCE_PERMISSION_MISSING
+                if not may_not or not sessions[0].is_mariadb:
+                    raise
+                for session in sessions[1:]:
+                    session.close()
+                del sessions[1:]
+                sessions[0].run(_BEGIN, doing="begin the initial scan")
+                place = _own_place(sessions[0])
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    return sessions, place
+
+
+def _lock_free(sessions: Sequence[Session], mode: str) -> Place | None:
+    """Begin all snapshots at a moment in which nothing commits; None when there was none."""
+    if not sessions[0].is_mariadb and mode != "gtid":
+        return None
+    attempt = _maria_attempt if sessions[0].is_mariadb else _mysql_attempt
+    for _ in range(LOCK_FREE_ATTEMPTS):
+        place = attempt(sessions)
+        if place is not None:
+            return place
+        for session in sessions:
+            session.run("ROLLBACK", doing="begin the initial scan")
+        time.sleep(PAUSE_SECONDS)
+    return None
+
+
+def _begin(sessions: Sequence[Session]) -> None:
+    for session in sessions:
+        session.run(_BEGIN, doing="begin the initial scan")
+
+
+def _maria_attempt(sessions: Sequence[Session]) -> Place | None:
+    _begin(sessions)
+    files = [_snapshot_file(session) for session in sessions]
+    return _own_place(sessions[0]) if len(set(files)) == 1 else None
+
+
+def _snapshot_file(session: Session) -> tuple[str, str]:
+    """MariaDB: the place in the binlog of the session's own snapshot."""
+    status = session.rows("SHOW SESSION STATUS LIKE 'binlog_snapshot%'")
+    known = {str(name).lower(): str(value) for name, value in status}
+    return known.get("binlog_snapshot_file", ""), known.get("binlog_snapshot_position", "")
+
+
+def _own_place(session: Session) -> Place:
+    file, offset = _snapshot_file(session)
+    if not file:
+        raise ChangefeedError(
+            "CF2003",
+            "the server writes no binlog",
+            hint="set log_bin in the server's configuration, then restart it.",
+        )
+    executed = session.value(f"SELECT BINLOG_GTID_POS('{file}', {int(offset)})")
+    return log_place.gtid_place(session, str(executed or ""))
+
+
+def _mysql_attempt(sessions: Sequence[Session]) -> Place | None:
+    """A transaction is owned from the time its GTID is given until it counts as executed, and the
+    file grows before the transaction can be seen. So what a snapshot shows and ``executed`` does
+    not hold has made the file longer than it was before ``executed`` was read.
+    """
+    watcher = sessions[0]
+    end = log_place.file_end(watcher)
+    executed = _executed(watcher)
+    if executed is None:
+        return None
+    _begin(sessions)
+    if log_place.file_end(watcher) != end:
+        return None
+    return log_place.gtid_place(watcher, executed)
+
+
+def _executed(session: Session) -> str | None:
+    """The transactions that are committed; None while one is in between."""
+    owned, executed = session.rows("SELECT @@global.gtid_owned, @@global.gtid_executed")[0]
+    return None if owned else str(executed)
+
+
+def _locked(
+    address: Address, sessions: Sequence[Session], tables: Sequence[TableSchema], mode: str
+) -> Place:
+    """Begin all snapshots while nobody can write to the tables."""
+    if not tables:
+        raise ChangefeedError("CF2005", "the server never rested: no snapshot could begin")
+    holder = connect(address)
+    names = ", ".join(f"{quoted(t.table.schema)}.{quoted(t.table.name)} READ" for t in tables)
+    try:
+        holder.run(
+            f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}",
+            f"LOCK TABLES {names}",
+            doing=f"lock the tables of the initial scan for a moment ({names})",
+        )
+        _begin(sessions)
+        # All that wrote to these tables has its place in the binlog, and nothing new can.
+        place = log_place.present(holder, mode)
+        holder.run("UNLOCK TABLES", doing="begin the initial scan")
+        return place
+    except ChangefeedError as error:
+        if error.code is Code.SOURCE_PERMISSION_MISSING:
+            raise ChangefeedError(
+                "CF2004",
+                "the initial scan could not begin without a lock, and the user may not lock tables",
+                detail=error.detail,
+                hint=f"GRANT LOCK TABLES ON *.* TO '{address.user}'@'<host>';",
+            ) from error
+        if error.code is Code.SOURCE_BUSY:
+            raise ChangefeedError(
+                "CF2005",
+                f"the initial scan could not begin within {LOCK_SECONDS} s: a transaction that "
+                "wrote to its tables does not end",
+                hint="SELECT * FROM information_schema.innodb_trx ORDER BY trx_started; -- COMMIT"
+                " it, or KILL its trx_mysql_thread_id",
+            ) from error
+        raise
+    finally:
+        holder.close()
+
+
+# ------------------------------------------------------------------------- failures
+
+
+def _gone(why: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF2201",
+        "the snapshot of the initial scan is gone",
+        detail=why,
+        hint="the scan of the table starts again by itself.",
+    )
+
+
+def _changed(table: TableSchema, why: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF2201",
+        f"table {table.table} changed during its initial scan: {why}",
+        hint="the scan of the table starts again by itself.",
+    )
+
+
+def _reading_failed(table: TableSchema, error: ChangefeedError) -> ChangefeedError:
+    if error_number(error) in _CHANGED:
+        return _changed(table, error.detail or "it was altered")
+    if error.code is Code.SOURCE_PERMISSION_MISSING:
+        name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}".replace('"', "`")
+        hint = f"GRANT SELECT ON {name} TO <user of the connection>;"
+        return ChangefeedError("CF2202", error.message, detail=error.detail, hint=hint)
+    if error.code is Code.SOURCE_UNREACHABLE:
+        return _gone(error.detail or error.message)
+    return error

@@ -1,0 +1,120 @@
+"""MySQL types as columns of the change log.
+
+One rule for the binlog and for the initial scan: both build their schemas with :func:`column_of`,
+so a table has the same fingerprint wherever it was seen.
+
+What does not fit the neutral form of a value without loss:
+
+* a date with a zero year, month or day (``0000-00-00``) is NULL, so every column of dates or
+  moments may be NULL;
+* ``TIME`` is a duration of up to 838 hours, and therefore an ``interval``;
+* the 64 bits of ``BIGINT UNSIGNED`` are a ``decimal(20,0)``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from changefeed.core.schema import Column, Form
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column as ``information_schema.columns`` or the binlog has it.
+
+    Attributes:
+        column_type: ``COLUMN_TYPE``: ``int(10) unsigned``, ``enum('a','b')``.
+        nullable: may hold NULL.
+        json: MariaDB's JSON: a LONGTEXT that a CHECK constraint holds to be JSON.
+    """
+
+    name: str
+    column_type: str
+    nullable: bool = True
+    json: bool = False
+
+    @property
+    def data_type(self) -> str:
+        """The type without what is in brackets or behind: ``int``, ``enum``."""
+        return re.split(r"[ (/]", self.column_type.strip().lower(), maxsplit=1)[0]
+
+    @property
+    def unsigned(self) -> bool:
+        """A number without a sign."""
+        return bool(re.search(r" (unsigned|zerofill)\b", self.column_type.lower()))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers in brackets behind the type."""
+        match = re.match(r"\w+\((\d+)(?:,(\d+))?\)", self.column_type)
+        return tuple(int(size) for size in match.groups() if size) if match else ()
+
+
+_NATIVE, _RAW, _TEXT = Form.NATIVE, Form.RAW, Form.TEXT
+
+#: Type -> (physical, form, logical) where nothing else decides.
+_FIXED: dict[str, tuple[str, Form, str]] = {
+    "tinyint": ("int16", _NATIVE, "int16"),
+    "smallint": ("int16", _NATIVE, "int16"),
+    "mediumint": ("int32", _NATIVE, "int32"),
+    "int": ("int32", _NATIVE, "int32"),
+    "bigint": ("int64", _NATIVE, "int64"),
+    "year": ("int16", _NATIVE, "int16"),
+    "float": ("string", _RAW, "float32"),
+    "double": ("string", _RAW, "float64"),
+    "json": ("string", _RAW, "json"),
+    "date": ("string", _TEXT, "date"),
+    "time": ("string", _TEXT, "interval"),
+    "datetime": ("string", _TEXT, "timestamp"),
+    "timestamp": ("string", _TEXT, "timestamptz"),
+    "uuid": ("string", _TEXT, "uuid"),
+    **dict.fromkeys(
+        ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set"),
+        ("string", _TEXT, "text"),
+    ),
+    **dict.fromkeys(
+        (
+            "binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "vector",
+            "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+            "multipolygon", "geometrycollection", "geomcollection",
+        ),
+        ("string", _TEXT, "bytes"),
+    ),
+}  # fmt: skip
+
+_UNSIGNED: dict[str, tuple[str, Form, str]] = {
+    "smallint": ("int32", _NATIVE, "int32"),
+    "int": ("int64", _NATIVE, "int64"),
+    "bigint": ("string", _RAW, "decimal(20,0)"),
+}
+
+#: Types of which a value may be no date, and then is NULL.
+_MOMENTS = frozenset({"date", "datetime", "timestamp"})
+
+
+def column_of(info: ColumnInfo) -> Column:
+    """The log column of a MySQL column. A type without a rule is kept as the server prints it."""
+    physical, form, logical = _resolve(info)
+    return Column(
+        name=info.name,
+        type_name=info.column_type,
+        physical=physical,
+        form=form,
+        logical=logical,
+        nullable=info.nullable or info.data_type in _MOMENTS,
+    )
+
+
+def _resolve(info: ColumnInfo) -> tuple[str, Form, str]:
+    kind = info.data_type
+    if info.json:
+        kind = "json"
+    if info.unsigned and kind in _UNSIGNED:
+        return _UNSIGNED[kind]
+    if kind == "decimal":
+        precision, scale = info.sizes if len(info.sizes) == 2 else (*(info.sizes or (10,)), 0)
+        return ("string", _RAW, f"decimal({precision},{scale})")
+    if kind == "bit":
+        return ("bool", _NATIVE, "bool") if info.sizes in ((), (1,)) else ("string", _TEXT, "bytes")
+    return _FIXED.get(kind, ("string", _TEXT, "other"))
