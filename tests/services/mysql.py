@@ -79,7 +79,7 @@ class BinlogServer(MariaDB):
     """MariaDB with a row binlog and an account with few rights (:data:`READER`)."""
 
     flavor = "mariadb"
-    options = ("--skip-ssl", *BINLOG)
+    options: tuple[str, ...] = ("--skip-ssl", *BINLOG)
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(folder)
@@ -109,7 +109,12 @@ class MySQLServer(BinlogServer):
     """MySQL 8.0 with a row binlog and GTIDs."""
 
     flavor = "mysql"
-    options = (*BINLOG, "--gtid-mode=ON", "--enforce-gtid-consistency=ON", "--mysqlx=OFF")
+    options: tuple[str, ...] = (
+        *BINLOG,
+        "--gtid-mode=ON",
+        "--enforce-gtid-consistency=ON",
+        "--mysqlx=OFF",
+    )
 
     @staticmethod
     def _find_program() -> Path:
