@@ -159,3 +159,7 @@ class Application:
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""
         return self.is_node or bool(self.catalog.live_nodes())
+
+    def spark(self) -> SparkEngine:
+        """Spark of this process: the node's, or one that starts for a statement."""
+        return self._made().engine

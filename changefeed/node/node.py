@@ -190,6 +190,10 @@ class Node:
             runner.request_checkpoint()
         self._wake.set()
 
+    def spark(self) -> SparkEngine:
+        """Spark of this process."""
+        return self.engine
+
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""
         return self.is_node or bool(self.catalog.live_nodes())

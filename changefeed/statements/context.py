@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
@@ -25,6 +25,9 @@ from changefeed.statements.health import Health, health
 from changefeed.statements.values import Cell
 from grammar import nodes
 from grammar.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from changefeed.spark.session import SparkEngine
 
 
 class FeedHost(Protocol):
@@ -48,6 +51,14 @@ class FeedHost(Protocol):
 
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""
+        ...
+
+    def spark(self) -> SparkEngine:
+        """Spark in this process, for a statement that reads a lake table.
+
+        Raises:
+            ChangefeedError: CF1303 this process has none.
+        """
         ...
 
 
@@ -87,6 +98,18 @@ class NoHost:
     def node_running(self) -> bool:
         """Whether a node's heartbeat is fresh."""
         return bool(self._catalog.live_nodes())
+
+    def spark(self) -> SparkEngine:
+        """Refused: nobody here can start it.
+
+        Raises:
+            ChangefeedError: CF1303.
+        """
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "the statement needs Spark in this process",
+            hint="run the statement in the changefeed shell.",
+        )
 
 
 #: Source name and position -> its log timestamp, None while the log has not reached it.

@@ -44,7 +44,9 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     def delivered() -> None:
         sync(nodes.Sync(statement.feed), context)
 
-    verifier = TableVerifier(context.catalog, job, context.source(job.source), delivered)
+    verifier = TableVerifier(
+        context.catalog, job, context.source(job.source), delivered, context.host.spark
+    )
     delivered()
     notices: list[str] = []
     outcomes = [

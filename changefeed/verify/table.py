@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -23,6 +25,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
+from changefeed.core.state import StateLayout
 from changefeed.encoding.compile import message_plan
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.options import Options
@@ -30,6 +33,9 @@ from changefeed.scan.table import TYPED_ROWS, joined
 from changefeed.sources.base import KeyRange, Source
 from sinks import registry
 from sinks.base import Compares, Difference, SinkContext, Target
+
+if TYPE_CHECKING:
+    from changefeed.spark.session import SparkEngine
 
 #: Differences that are named of one table.
 LIMIT = 1_000
@@ -57,9 +63,18 @@ class TableVerifier:
     """Compares tables of one feed."""
 
     def __init__(
-        self, catalog: Catalog, job: Job, source: Source, delivered: Callable[[], object]
+        self,
+        catalog: Catalog,
+        job: Job,
+        source: Source,
+        delivered: Callable[[], object],
+        spark: Callable[[], SparkEngine],
     ) -> None:
-        """``delivered`` returns when everything that is committed at the source is in the target.
+        """
+        Args:
+            catalog, job, source: the feed and what it reads.
+            delivered: returns when everything that is committed at the source is in the target.
+            spark: Spark of this process, asked only where the sink needs it.
 
         Raises:
             ChangefeedError: CF1303 the feed's sink cannot be compared with.
@@ -71,6 +86,7 @@ class TableVerifier:
         self._job = job
         self._source = source
         self._delivered = delivered
+        self._spark = spark
         self._uri = catalog.resolve_uri(job.sink_uri)
         scheme = registry.scheme_of(self._uri)
         abilities = registry.capabilities(scheme)
@@ -80,6 +96,7 @@ class TableVerifier:
                 f"a {scheme}:// sink cannot be verified yet",
                 hint=f"these can: {', '.join(_comparable())}.",
             )
+        self._packs = abilities.spark_packs
         self._options = Options.from_dict(job.options, abilities=abilities)
 
     def verify(self, table: TableProgress) -> Outcome:
@@ -104,8 +121,8 @@ class TableVerifier:
         schema = self._schema(table)
         plan = RowPlan(message_plan(self._job, self._options, table, schema))
         deletes = plan.plan.deletes
-        if plan.schema.keyless or deletes is Deletes.ONLY:
-            why = "has no key" if plan.schema.keyless else "is delivered as deletes alone"
+        if deletes is Deletes.ONLY:
+            why = "is delivered as deletes alone"
             raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
         options: dict[str, object] = {**self._options, "state_url": self._catalog.url}
         sink = registry.open_sink(self._uri, options)
@@ -117,6 +134,8 @@ class TableVerifier:
             job_id=self._job.id,
             targets=(target,),
             options=self._options,
+            spark=self._engine(),
+            scratch=str(StateLayout(Path(self._catalog.directory)).scratch(self._job.id)),
             state=self._catalog.state_id,
         )
         try:
@@ -126,6 +145,14 @@ class TableVerifier:
             sink.close()
         # What was deleted at the source stays in a target that is told of no deletes.
         return [d for d in found if d.kind != "extra" or deletes is not Deletes.NO]
+
+    def _engine(self) -> SparkEngine | None:
+        """Spark with what the sink needs of it; None where the sink needs none."""
+        if not self._packs:
+            return None
+        engine = self._spark()
+        engine.require(*self._packs)
+        return engine
 
     def _schema(self, table: TableProgress) -> TableSchema:
         schema = self._source.describe(table.table.schema, table.table.name)

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +37,7 @@ from sinks.base import (
     Batch,
     Capabilities,
     Delivery,
+    Difference,
     Epoch,
     Receipt,
     SinkContext,
@@ -45,6 +46,7 @@ from sinks.base import (
 )
 from sinks.lake import delta, hdfs, iceberg, merge
 from sinks.lake.applied import Applied
+from sinks.lake.compare import LakeComparison, staged_source
 from sinks.lake.failure import told
 from sinks.lake.place import place_of
 from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, read, settled, stage
@@ -54,6 +56,7 @@ from sinks.naming import kafka_topic_name
 from sinks.ownership import NOT_OURS, Claim, Owner, claim, living, policy_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 #: Between two merges pass at least so many times the seconds that one takes.
@@ -314,6 +317,19 @@ class LakeSink:
                 finally:
                     shutil.rmtree(path, ignore_errors=True)
         return Receipt(0, count, 0)
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """See :class:`sinks.base.Compares`."""
+        self._context = context
+        with staged_source(rows, schema, context.scratch) as staged, self._working(target) as s:
+            return LakeComparison(self._table(s, target), self._layout, schema).run(staged, limit)
 
     # -- one table --------------------------------------------------------------------------
 
@@ -617,6 +633,7 @@ def _able(pack: str) -> Capabilities:
         round_rows=ROUND_ROWS,
         pace=PACES[0],
         spark_packs=(pack,),
+        compares=True,
     )
 
 

@@ -7,7 +7,6 @@ is equal. The table is of this comparison alone and is dropped at its end.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from sinks.base import Difference
+from sinks.differences import DifferenceText
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.staging import Shape, check_values
 from sinks.warehouse.strategy import is_deleted, ours
@@ -26,6 +26,8 @@ from sinks.warehouse.tables import IS_CURRENT, History, Table
 PATIENCE = 60.0
 _PAUSE = 0.25
 _BATCH = 1
+#: Column of a count of equal rows.
+_NUMBER = "_rows"
 
 T = TypeVar("T")
 
@@ -47,6 +49,7 @@ class Comparison:
         self._warehouse = warehouse
         self._table = table
         self._shape = shape
+        self._text = DifferenceText(shape.schema)
         #: Of this comparison alone: nobody else's table can have the name.
         self._name = f"_verify_{uuid4().hex}"
 
@@ -97,17 +100,24 @@ class Comparison:
     # ------------------------------------------------------------------ comparing
 
     def _differences(self, limit: int) -> list[Difference]:
+        if self._shape.keyless:
+            return self._counted_differences(limit)
         found = [self._difference(row) for row in self._warehouse.query(self._wanting(limit))]
         if len(found) < limit:
             extra = self._warehouse.query(self._extra(limit - len(found)))
-            found += [Difference("extra", self._key(row), None, self._row(row)) for row in extra]
+            found += [self._text.extra(row) for row in extra]
         return found
+
+    def _difference(self, row: Sequence[object]) -> Difference:
+        count = len(self._shape.names)
+        missing, source, target = row[0], row[1 : count + 1], row[count + 1 :]
+        return self._text.missing(source) if missing else self._text.changed(source, target)
 
     def _source(self) -> str:
         """SELECT of the source's rows in the target's types."""
         d, shape = self._warehouse.dialect, self._shape
         columns = [
-            d.rule(c, key=i in shape.schema.key).of(f"s.{d.quote(c.name)}")
+            d.rule(c, key=not shape.keyless and i in shape.schema.key).of(f"s.{d.quote(c.name)}")
             + f" AS {d.quote(c.name)}"
             for i, c in enumerate(shape.columns)
         ]
@@ -147,42 +157,52 @@ class Comparison:
             f"WHERE d.{d.quote(shape.key[0])} IS NULL ORDER BY {self._by_key('t')} LIMIT {limit}"
         )
 
+    # ------------------------------------------------------------------ without a key
+
+    def _counted_differences(self, limit: int) -> list[Difference]:
+        """Rows that are not equally often on both sides."""
+        source, target = self._counted(self._source()), self._counted(self._target())
+        wanting = self._warehouse.query(self._unequal(source, target, limit))
+        found = [self._text.count(row[2:], _count(row[0]), _count(row[1])) for row in wanting]
+        if len(found) < limit:
+            extra = self._unequal(target, source, limit - len(found), only=True)
+            rows = self._warehouse.query(extra)
+            found += [self._text.count(row[2:], 0, _count(row[0])) for row in rows]
+        return found
+
+    def _counted(self, rows: str) -> str:
+        """SELECT of each distinct row with how often it is there."""
+        d = self._warehouse.dialect
+        one_row, equal_rows = d.distinct(self._shape.names, "b")
+        number = d.quote(_NUMBER)
+        return f"(SELECT {one_row}, count(*) AS {number} FROM {rows} AS b GROUP BY {equal_rows})"
+
+    def _unequal(self, left: str, right: str, limit: int, *, only: bool = False) -> str:
+        """Distinct rows of ``left`` that ``right`` lacks, or (not ``only``) has otherwise often."""
+        d = self._warehouse.dialect
+        texts = self._texts("l")
+        mine, other = f"l.{d.quote(_NUMBER)}", f"r.{d.quote(_NUMBER)}"
+        order = ", ".join(str(3 + i) for i in range(len(texts)))
+        often = "" if only else f" OR {other} <> {mine}"
+        return (
+            f"SELECT {', '.join([mine, other, *texts])} FROM {left} AS l LEFT JOIN {right} AS r "
+            f"ON {d.same_row(self._shape.names, 'l', 'r')} "
+            f"WHERE {other} IS NULL{often} ORDER BY {order} LIMIT {limit}"
+        )
+
+    # ------------------------------------------------------------------ parts of queries
+
     def _texts(self, alias: str) -> list[str]:
         d, shape = self._warehouse.dialect, self._shape
+        keys = () if shape.keyless else shape.schema.key
         return [
-            d.text_of(f"{alias}.{d.quote(c.name)}", d.rule(c, key=i in shape.schema.key))
+            d.text_of(f"{alias}.{d.quote(c.name)}", d.rule(c, key=i in keys))
             for i, c in enumerate(shape.columns)
         ]
 
     def _by_key(self, alias: str) -> str:
         return ", ".join(f"{alias}.{self._warehouse.dialect.quote(c)}" for c in self._shape.key)
 
-    # ------------------------------------------------------------------ what people see
 
-    def _difference(self, row: Sequence[object]) -> Difference:
-        count = len(self._shape.names)
-        missing, source, target = row[0], row[1 : count + 1], row[count + 1 :]
-        if missing:
-            return Difference("missing", self._key(source), self._row(source), None)
-        differ = [i for i in range(count) if source[i] != target[i]] or list(range(count))
-        return Difference(
-            "changed", self._key(source), self._row(source, differ), self._row(target, differ)
-        )
-
-    def _key(self, texts: Sequence[object]) -> str:
-        columns = self._shape.columns
-        shown = [
-            str(texts[i]) if columns[i].logical.startswith("int") else _quoted(texts[i])
-            for i in self._shape.schema.key
-        ]
-        return f"[{', '.join(shown)}]"
-
-    def _row(self, texts: Sequence[object], places: Sequence[int] | None = None) -> str:
-        names = self._shape.names
-        wanted = range(len(names)) if places is None else places
-        row = {names[i]: None if texts[i] is None else str(texts[i]) for i in wanted}
-        return json.dumps(row, ensure_ascii=False)
-
-
-def _quoted(text: object) -> str:
-    return json.dumps(str(text), ensure_ascii=False)
+def _count(number: object) -> int:
+    return 0 if number is None else int(str(number))

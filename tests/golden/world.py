@@ -30,6 +30,7 @@ from changefeed.sources.base import (
     TableInfo,
     Watch,
 )
+from changefeed.spark.session import SparkEngine
 from grammar import nodes
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
@@ -254,6 +255,9 @@ class FakeNode:
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         raise ChangefeedError("CF4003", "a CDC query needs Spark in this process")
+
+    def spark(self) -> SparkEngine:
+        raise AssertionError("no statement of these tests reads a lake table")
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         for table in plan.tables:

@@ -1,0 +1,64 @@
+"""How a row that differs is shown: its key and its values as JSON texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from changefeed.core.schema import TableSchema
+from sinks.base import Difference
+
+#: Values of one row as texts, in the order of the table's columns; None for NULL.
+Texts = Sequence[object]
+
+
+class DifferenceText:
+    """Makes the :class:`~sinks.base.Difference` of rows of one table.
+
+    Args:
+        schema: of the rows at the source.
+    """
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._names = [column.name for column in schema.columns]
+        self._key = () if schema.keyless else tuple(schema.key)
+        self._bare = {i for i in self._key if schema.columns[i].logical.startswith("int")}
+
+    def missing(self, source: Texts) -> Difference:
+        """The target lacks the row."""
+        return Difference("missing", self.key(source), self.row(source), None)
+
+    def extra(self, target: Texts) -> Difference:
+        """The source lacks the row."""
+        return Difference("extra", self.key(target), None, self.row(target))
+
+    def changed(self, source: Texts, target: Texts) -> Difference:
+        """Both have the row, with other values; only those are shown."""
+        differ = [i for i in range(len(self._names)) if source[i] != target[i]]
+        places = differ or list(range(len(self._names)))
+        return Difference(
+            "changed", self.key(source), self.row(source, places), self.row(target, places)
+        )
+
+    def count(self, row: Texts, source: int, target: int) -> Difference:
+        """Both have the row of a table without a key, but not equally often."""
+        text = self.row(row)
+        if not target:
+            return Difference("missing", self.key(row), f"{source} x {text}", None)
+        if not source:
+            return Difference("extra", self.key(row), None, f"{target} x {text}")
+        return Difference("count", self.key(row), f"{source} x {text}", f"{target} x {text}")
+
+    def key(self, texts: Texts) -> str:
+        """The values of the key as a JSON array; an empty one where the table has no key."""
+        shown = [
+            str(texts[i]) if i in self._bare else json.dumps(str(texts[i]), ensure_ascii=False)
+            for i in self._key
+        ]
+        return f"[{', '.join(shown)}]"
+
+    def row(self, texts: Texts, places: Sequence[int] | None = None) -> str:
+        """The row, or its columns at ``places``, as a JSON object of texts."""
+        wanted = range(len(self._names)) if places is None else places
+        row = {self._names[i]: None if texts[i] is None else str(texts[i]) for i in wanted}
+        return json.dumps(row, ensure_ascii=False)

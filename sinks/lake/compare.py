@@ -1,0 +1,164 @@
+"""How a lake table differs from the source: one Spark query over the table and staged rows.
+
+The rows of the source are staged as Parquet files, go through the expressions that a merge uses,
+and meet the table in a full outer join by key. Of a table without a key, equal rows are counted on
+both sides. Nothing is written to the table.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import Column, TableSchema
+from sinks.base import Difference
+from sinks.differences import DifferenceText
+from sinks.lake.merge import CURRENT, Layout, quote
+from sinks.lake.types import spark_type, typed
+
+if TYPE_CHECKING:
+    from sinks.lake.table import LakeTable
+
+_VIEW = "changefeed_source_rows"
+
+
+@contextmanager
+def staged_source(rows: Iterable[pa.Table], schema: TableSchema, scratch: str) -> Iterator[Path]:
+    """A folder of Parquet files with the rows as ``c0..cn`` in log form, removed at the end.
+
+    Args:
+        rows: of the source, in the schema ``schema.log_schema()``.
+        schema: of the rows.
+        scratch: a directory that Spark's executors can read.
+    """
+    folder = Path(scratch) / f"verify-{uuid4().hex}"
+    folder.mkdir(parents=True)
+    try:
+        names = [f"c{i}" for i in range(len(schema.columns))]
+        for number, batch in enumerate(rows):
+            columns = [batch[f"a{i}"] for i in range(len(names))]
+            path = folder / f"{number:08d}.parquet"
+            pq.write_table(pa.table(columns, names=names), path, compression="zstd")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class LakeComparison:
+    """Compares one lake table with staged rows of the source."""
+
+    def __init__(self, lake: LakeTable, layout: Layout, schema: TableSchema) -> None:
+        """
+        Raises:
+            ChangefeedError: CF1303 the table keeps every change, and no row as it is now.
+        """
+        if layout.history == "append":
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"{schema.table}: a target with history = 'append' cannot be verified",
+                detail="it has every change and no row as it is now",
+            )
+        self._lake = lake
+        self._layout = layout
+        self._schema = schema
+        self._numbers = range(len(schema.columns))
+        self._text = DifferenceText(schema)
+
+    def run(self, staged: Path, limit: int) -> list[Difference]:
+        """The differences, at most ``limit``: missing and changed rows first, by key."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        session = self._lake.session
+        columns = [pa.field(f"c{i}", c.arrow) for i, c in enumerate(self._schema.columns)]
+        frame = session.read.schema(from_arrow_schema(pa.schema(columns))).parquet(str(staged))
+        frame.createOrReplaceTempView(_VIEW)
+        query = self._counts(limit) if self._schema.keyless else self._rows(limit)
+        try:
+            found = session.sql(query).collect()
+        finally:
+            session.catalog.dropTempView(_VIEW)
+        return [self._difference(tuple(row)) for row in found]
+
+    # ------------------------------------------------------------------ both sides
+
+    def _source(self) -> str:
+        columns = self._schema.columns
+        return ", ".join(f"{typed(columns[i], f'c{i}')} AS c{i}" for i in self._numbers)
+
+    def _target(self) -> str:
+        """SELECT of the rows of this feed that are in the table now, as ``c0..cn``."""
+        if not self._lake.exists():
+            nulls = (f"CAST(NULL AS {spark_type(c.logical)})" for c in self._schema.columns)
+            named = (f"{null} AS c{i}" for i, null in enumerate(nulls))
+            return f"SELECT {', '.join(named)} WHERE false"
+        present = {name.casefold() for name in self._lake.columns()}
+        listed = [self._column(i, c, present) for i, c in enumerate(self._schema.columns)]
+        # Rows that were there before an existing target was taken over have no version.
+        rows = [f"{quote(self._layout.sequence)} IS NOT NULL"]
+        if self._layout.history == "scd2":
+            rows.append(quote(CURRENT))
+        elif self._layout.soft:
+            rows.append(f"NOT {quote(self._layout.deleted)}")
+        return f"SELECT {', '.join(listed)} FROM {self._lake.ident} WHERE {' AND '.join(rows)}"
+
+    @staticmethod
+    def _column(number: int, column: Column, present: set[str]) -> str:
+        """A column of the table; one that somebody removed there is NULL in each row."""
+        if column.name.casefold() in present:
+            return f"{quote(column.name)} AS c{number}"
+        return f"CAST(NULL AS {spark_type(column.logical)}) AS c{number}"
+
+    # ------------------------------------------------------------------ queries
+
+    def _rows(self, limit: int) -> str:
+        key = self._schema.key
+        same = " AND ".join(f"s.c{i} = t.c{i}" for i in key)
+        alike = " AND ".join(f"s.c{i} <=> t.c{i}" for i in self._numbers)
+        listed = [self._as_text(side, i) for side in "st" for i in self._numbers]
+        order = [f"coalesce(s.c{i}, t.c{i})" for i in key]
+        return (
+            f"SELECT s._there, t._there, {', '.join(listed)} "
+            f"FROM (SELECT true AS _there, {self._source()} FROM {_VIEW}) AS s "
+            f"FULL OUTER JOIN (SELECT true AS _there, * FROM ({self._target()})) AS t ON {same} "
+            f"WHERE s._there IS NULL OR t._there IS NULL OR NOT ({alike}) "
+            f"ORDER BY s._there IS NULL, {', '.join(order)} LIMIT {limit}"
+        )
+
+    def _counts(self, limit: int) -> str:
+        columns = ", ".join(f"c{i}" for i in self._numbers)
+        same = " AND ".join(f"s.c{i} <=> t.c{i}" for i in self._numbers)
+        source = f"SELECT {self._source()} FROM {_VIEW}"
+        sides = [
+            f"(SELECT {columns}, count(*) AS _n FROM ({side}) GROUP BY {columns})"
+            for side in (source, self._target())
+        ]
+        listed = [self._as_text(side, i) for side in "st" for i in self._numbers]
+        return (
+            f"SELECT s._n, t._n, {', '.join(listed)} FROM {sides[0]} AS s "
+            f"FULL OUTER JOIN {sides[1]} AS t ON {same} WHERE NOT (s._n <=> t._n) "
+            f"ORDER BY s._n IS NULL, {', '.join(listed)} LIMIT {limit}"
+        )
+
+    def _as_text(self, side: str, number: int) -> str:
+        value, kind = f"{side}.c{number}", spark_type(self._schema.columns[number].logical)
+        if kind == "binary":
+            return f"concat('\\\\x', lower(hex({value})))"
+        return f"to_json({value})" if kind.startswith("array<") else f"CAST({value} AS string)"
+
+    def _difference(self, row: Sequence[object]) -> Difference:
+        count = len(self._schema.columns)
+        ours, theirs, source, target = row[0], row[1], row[2 : count + 2], row[count + 2 :]
+        if self._schema.keyless:
+            shown = source if ours is not None else target
+            return self._text.count(shown, int(str(ours or 0)), int(str(theirs or 0)))
+        if theirs is None:
+            return self._text.missing(source)
+        return self._text.extra(target) if ours is None else self._text.changed(source, target)
