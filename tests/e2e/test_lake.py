@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import Code
 from changefeed.core.faults import armed
 from changefeed.scan import table as reading
 from changefeed.spark.session import SparkEngine
@@ -97,3 +98,69 @@ def test_a_crash_between_merge_and_progress_changes_nothing(bench: Bench) -> Non
     applied = [int(note["changefeed.applied"]) for note in notes if "changefeed.applied" in note]
     assert applied == sorted(set(applied)), "each commit says more than the one before"
     assert [Timestamp.parse(n["changefeed.resolved"]).version for n in notes][-1] == applied[-1]
+
+
+WIDE = """
+    create table wide (id int primary key, money numeric(10,2), any_number numeric, f4 real,
+        f8 double precision, raw bytea, day date, ts timestamp, tstz timestamptz, j jsonb, u uuid,
+        tags text[], numbers int[], yes boolean, small smallint);
+    insert into wide values
+        (1, 12.30, 1e30, 'NaN', '-Infinity', '\\xdeadbeef', '2024-02-29', '2024-01-01 00:00:00.1',
+         '2024-03-31 01:02:03.000001+02', '{"a": [1, null]}', gen_random_uuid(), '{a,NULL,"b c"}',
+         '{1,2}', true, -3),
+        (2, -0.01, 0.10, '-0', 1e-300, '', '0001-01-01', '1999-12-31', '1970-01-01+00', 'null',
+         null, '{}', null, false, 0),
+        (3, null, null, null, null, null, null, null, null, null, null, null, null, null, null)
+"""
+
+
+@pytest.mark.extended  # a Spark query each time a table is compared
+@pytest.mark.parametrize(
+    ("bench", "options"),
+    [("delta", ""), ("iceberg", "deletes = 'soft'"), ("iceberg", "history = 'scd2'")],
+    indirect=["bench"],
+)
+def test_verify_finds_what_differs(bench: Bench, options: str) -> None:
+    """Equal values of every type are equal; each kind of difference is named and repaired."""
+    bench.db.execute(WIDE)
+    bench.create("t, wide", options)
+    bench.db.execute("delete from t where a = 10; update wide set small = 9 where id = 2")
+    equal = bench.feeds.execute("VERIFY CHANGEFEED f")
+    assert (equal.rows, equal.failure) == ([], None)
+    assert equal.notices == ["public.t: equal", "public.wide: equal"]
+    bench.lake.query("DELETE FROM {t} WHERE a = 2")
+    bench.lake.query("UPDATE {t} SET b = NULL WHERE a = 3")
+    bench.lake.query("UPDATE {t} SET a = 99 WHERE a = 4")
+    bench.lake.query("UPDATE {wide} SET raw = unhex('deaf'), tags = array('a') WHERE id = 1")
+    answer = bench.feeds.execute("VERIFY CHANGEFEED f")
+    assert answer.failure is not None and answer.failure.code is Code.TARGET_DIFFERS
+    assert set(answer.rows) == {
+        ("public.t", "[2]", "missing", '{"a": "2", "b": "row 2"}', None),
+        ("public.t", "[3]", "changed", '{"b": "row 3"}', '{"b": null}'),
+        ("public.t", "[4]", "missing", '{"a": "4", "b": "row 4"}', None),
+        ("public.t", "[99]", "extra", None, '{"a": "99", "b": "row 4"}'),
+        (
+            "public.wide",
+            "[1]",
+            "changed",
+            '{"raw": "\\\\xdeadbeef", "tags": "[\\"a\\",null,\\"b c\\"]"}',
+            '{"raw": "\\\\xdeaf", "tags": "[\\"a\\"]"}',
+        ),
+    }
+    repaired = bench.feeds.execute("VERIFY CHANGEFEED f REPAIR")
+    assert repaired.failure is None and len(repaired.rows) == 5
+    assert bench.feeds.execute("VERIFY CHANGEFEED f").rows == []
+
+
+def test_verify_counts_equal_rows_of_a_table_without_a_key(bench: Bench) -> None:
+    bench.db.execute("create table n (a int, b text); alter table n replica identity full")
+    bench.db.execute("insert into n values (1, 'x'), (1, 'x'), (null, 'y'), (3, 'z')")
+    bench.create("n")
+    assert bench.feeds.execute("VERIFY CHANGEFEED f").notices == ["public.n: equal"]
+    bench.lake.query("DELETE FROM {n} WHERE a = 3")
+    bench.lake.query("DELETE FROM {n} WHERE a = 1 AND _occurrence = 2")
+    answer = bench.feeds.execute("VERIFY CHANGEFEED f")
+    assert {row[1:] for row in answer.rows} == {
+        ("[]", "missing", '1 x {"a": "3", "b": "z"}', None),
+        ("[]", "count", '2 x {"a": "1", "b": "x"}', '1 x {"a": "1", "b": "x"}'),
+    }
