@@ -24,6 +24,7 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Resolved
 from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Checks, LeavesTables, Sink, SinkContext
+from sinks.testing.comparing import COMPARING_CASES
 from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
     Change,
@@ -741,5 +742,6 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         keeps_sequence_beside,
         hides_secrets,
         *OWNING_CASES,
+        *COMPARING_CASES,
     )
 )

@@ -377,7 +377,7 @@ class RowFeed:
         epoch = self._next(at)
         rows = self.source.rows(table)[:upto]
         for start in range(0, len(rows), 2):
-            found = [_scanned(schema, row, at) for row in rows[start : start + 2]]
+            found = [scanned_row(schema, row, at) for row in rows[start : start + 2]]
             batch = Batch(
                 feed="conformance",
                 epoch=epoch,
@@ -398,7 +398,8 @@ class RowFeed:
         return at
 
 
-def _scanned(schema: TableSchema, row: Row, at: Timestamp) -> Row:
+def scanned_row(schema: TableSchema, row: Row, at: Timestamp) -> Row:
+    """The row as a scan at ``at`` delivers it, in log form."""
     found: Row = {
         "op": "r",
         "wall": at.wall,

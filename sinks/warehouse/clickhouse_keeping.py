@@ -233,6 +233,9 @@ class ClickHouseStrategy(Strategy):
 
     # ------------------------------------------------------------------ rows
 
+    def readable(self, table: Table) -> str:
+        return f"{table.view}"
+
     def begin(self, table: Table, node: str) -> list[str]:
         """Nothing: a run that comes late inserts what loses."""
         return []

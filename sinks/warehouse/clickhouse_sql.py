@@ -67,6 +67,8 @@ class ClickHouseDialect(Dialect):
         "other": TypeRule("String"),
     }
 
+    outer_joins = " SETTINGS join_use_nulls = 1"
+
     # ------------------------------------------------------------------ names and types
 
     def quote(self, name: str) -> str:
@@ -82,6 +84,11 @@ class ClickHouseDialect(Dialect):
             return self.types["other"]
         sql = f"Decimal({precision}, {scale})"
         return TypeRule(sql, _cast(sql), decimal_pattern(precision - scale, scale))
+
+    def text_of(self, expression: str, rule: TypeRule) -> str:
+        if rule is self.types["bytes"]:
+            return f"concat('\\\\x', lower(hex({expression})))"
+        return f"toString({expression})"
 
     def instant(self, version: str) -> str:
         return f"fromUnixTimestamp64Micro(intDiv(toInt64({version}), 1000), 'UTC')"

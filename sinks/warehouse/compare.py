@@ -35,8 +35,12 @@ T = TypeVar("T")
 class Comparison:
     """Compares one target table with rows of the source."""
 
-    def __init__(self, warehouse: Warehouse, table: Table, shape: Shape) -> None:
+    def __init__(self, warehouse: Warehouse, table: Table, shape: Shape, readable: str) -> None:
         """
+        Args:
+            warehouse, table, shape: the target.
+            readable: the finished name of the table or view that shows its rows.
+
         Raises:
             ChangefeedError: CF1303 the target cannot be compared.
         """
@@ -49,6 +53,7 @@ class Comparison:
         self._warehouse = warehouse
         self._table = table
         self._shape = shape
+        self._readable = readable
         self._text = DifferenceText(shape.schema)
         #: Of this comparison alone: nobody else's table can have the name.
         self._name = f"_verify_{uuid4().hex}"
@@ -102,9 +107,9 @@ class Comparison:
     def _differences(self, limit: int) -> list[Difference]:
         if self._shape.keyless:
             return self._counted_differences(limit)
-        found = [self._difference(row) for row in self._warehouse.query(self._wanting(limit))]
+        found = [self._difference(row) for row in self._query(self._wanting(limit))]
         if len(found) < limit:
-            extra = self._warehouse.query(self._extra(limit - len(found)))
+            extra = self._query(self._extra(limit - len(found)))
             found += [self._text.extra(row) for row in extra]
         return found
 
@@ -126,7 +131,7 @@ class Comparison:
     def _target(self) -> str:
         """SELECT of the feed's rows that are in the target now."""
         d, table, keeping = self._warehouse.dialect, self._table, self._table.keeping
-        sql = f"SELECT {', '.join(map(d.quote, self._shape.names))} FROM {table.name}"
+        sql = f"SELECT {', '.join(map(d.quote, self._shape.names))} FROM {self._readable}"
         sql += f" WHERE {ours(table, self._shape)}"
         if keeping.history is History.SCD2:
             sql += f" AND {d.quote(IS_CURRENT)}"
@@ -157,16 +162,19 @@ class Comparison:
             f"WHERE d.{d.quote(shape.key[0])} IS NULL ORDER BY {self._by_key('t')} LIMIT {limit}"
         )
 
+    def _query(self, sql: str) -> Sequence[Sequence[object]]:
+        return self._warehouse.query(sql + self._warehouse.dialect.outer_joins)
+
     # ------------------------------------------------------------------ without a key
 
     def _counted_differences(self, limit: int) -> list[Difference]:
         """Rows that are not equally often on both sides."""
         source, target = self._counted(self._source()), self._counted(self._target())
-        wanting = self._warehouse.query(self._unequal(source, target, limit))
+        wanting = self._query(self._unequal(source, target, limit))
         found = [self._text.count(row[2:], _count(row[0]), _count(row[1])) for row in wanting]
         if len(found) < limit:
             extra = self._unequal(target, source, limit - len(found), only=True)
-            rows = self._warehouse.query(extra)
+            rows = self._query(extra)
             found += [self._text.count(row[2:], 0, _count(row[0])) for row in rows]
         return found
 

@@ -104,6 +104,7 @@ class Dialect:
             each before, and makes them harmless to repeat.
         max_precision: digits of the largest exact decimal.
         true, false: literals.
+        outer_joins: what ends a query whose outer joins give NULL where there is no row.
         counts: tables without a key can be kept (rows can be repeated by :meth:`copies`).
         keeps_key: CREATE TABLE declares the primary key (the target uses it to find rows).
     """
@@ -123,6 +124,7 @@ class Dialect:
     transactional_ddl: ClassVar[bool] = True
     max_precision: ClassVar[int] = 38
     counts: ClassVar[bool] = True
+    outer_joins: ClassVar[str] = ""
     keeps_key: ClassVar[bool] = False
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +17,6 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import SinkURL
-from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -279,8 +277,6 @@ class DuckDB(Warehouse):
 
 class DuckDBSink(WarehouseSink):
     """``duckdb:///path/file.duckdb?schema=name``."""
-
-    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, compares=True)
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         url = SinkURL(uri)

@@ -8,7 +8,6 @@ trailing spaces too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
-from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -285,8 +283,6 @@ def _text(value: object) -> str:
 
 class MySQLSink(WarehouseSink):
     """``mysql://user:password@host:3306/database?tls_enabled=&ca_cert_file=``."""
-
-    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, compares=True)
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         url = SinkURL(uri)

@@ -6,7 +6,6 @@ MERGE from PostgreSQL 15 on, delete and insert in one transaction before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +14,6 @@ from pyarrow import csv
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.uri import SinkURL
-from sinks.base import Capabilities
 from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
 from sinks.warehouse.explained import explained
 from sinks.warehouse.replace import delete_insert
@@ -253,8 +251,6 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
 
 class PostgreSQLSink(WarehouseSink):
     """``postgresql://user:password@host:port/database?schema=public`` and libpq's parameters."""
-
-    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, compares=True)
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         url = SinkURL(uri)

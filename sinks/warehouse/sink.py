@@ -116,6 +116,7 @@ class WarehouseSink:
         pace=PACE,
         round_rows=500_000,
         resolved_by_topic=True,
+        compares=True,
     )
 
     def __init__(
@@ -343,7 +344,9 @@ class WarehouseSink:
         self._warehouse.connect(make=False)
         table = self._names(target, context)
         self._warehouse.rest()
-        return Comparison(self._warehouse, table, Shape(schema, target.topic)).run(rows, limit)
+        return Comparison(
+            self._warehouse, table, Shape(schema, target.topic), self._strategy.readable(table)
+        ).run(rows, limit)
 
     def dropped(self, target: Target) -> None:
         """The target goes too with ``on_drop = 'drop'``; else only what is ours goes."""

@@ -246,7 +246,7 @@ class SnowflakeWarehouse(Warehouse):
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         """A file of its own name: a repeated load is another file, and the sink counts rows."""
         renamed = rows.rename_columns([folded(name) for name in rows.column_names])
-        stage = self.dialect.quote(_STAGE)
+        stage = self.name(_STAGE)  # a session that only compares has no schema of its own
         with (
             tempfile.TemporaryDirectory(prefix="changefeed-") as folder,
             self._translated("a load", table),

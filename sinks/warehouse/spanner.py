@@ -40,7 +40,9 @@ class SpannerSink(WarehouseSink):
     """``spanner://project/instance/database?credentials=&endpoint=``."""
 
     #: Changes of a round are in memory until it is committed: nothing is staged.
-    capabilities: ClassVar[Capabilities] = replace(WarehouseSink.capabilities, round_rows=50_000)
+    capabilities: ClassVar[Capabilities] = replace(
+        WarehouseSink.capabilities, round_rows=50_000, compares=False
+    )
     #: Of a commit's 80,000 mutations and 100 MB: what is left is for the target's indexes.
     #: Where that is not enough it gets less, down to the fewest.
     most_cells: int = 40_000

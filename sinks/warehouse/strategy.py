@@ -80,6 +80,10 @@ class Strategy:
         """All rows of a target go."""
         return [f"DELETE FROM {table.name} WHERE 1 = 1"]
 
+    def readable(self, table: Table) -> str:
+        """The finished name of what shows the target's rows to its readers."""
+        return table.name
+
     def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
         """The bookkeeping of one table."""
         return Applied(warehouse.dialect, warehouse.name(bookkeeping.TABLE), job, name)

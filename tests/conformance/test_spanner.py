@@ -41,6 +41,15 @@ class SpannerHarness(MergeHarness):
         "appends_changes": "Spanner keeps no history: an error at CREATE",
         "hides_secrets": "the URI of an emulator holds none",
         "keeps_foreign_rows": "rows that are not the feed's are refused or replaced",
+        **dict.fromkeys(
+            (
+                "compares",
+                "compares_soft_deletes",
+                "compares_versions",
+                "compares_equal_rows",
+            ),
+            "VERIFY of a Spanner target is an error that says so",
+        ),
         "keeps_sequence_beside": "has a table without a key, which has columns of ours in Spanner",
     }
 

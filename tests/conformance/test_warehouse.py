@@ -142,6 +142,7 @@ class RedshiftHarness(PostgreSQLHarness):
             "scans",
             "scans_anew",
             "scans_over_leftovers",
+            "compares_equal_rows",
             "counts_duplicates",
             "keeps_sequence_beside",
         ),

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
-from sinks.base import Compares, Difference
+from sinks.testing.comparing import differences
 from sinks.testing.merging import MergeHarness
-from sinks.testing.rows import RowFeed, Source, _scanned, insert, table_of, update
+from sinks.testing.rows import RowFeed, Source, insert, table_of, update
 from tests.conformance.test_warehouse import MariaDBHarness, PostgreSQLHarness
 from tests.services.mariadb import MariaDB
 from tests.services.postgres import Database
-
-
-def compared(harness: MergeHarness, truth: Source, feed: RowFeed, limit: int) -> list[Difference]:
-    """The differences between another source and what the feed wrote."""
-    schema, sink = truth.schemas["t"], harness.sink()
-    assert isinstance(sink, Compares)
-    rows = [_scanned(schema, row, truth.now()) for row in truth.rows("t")]
-    batches = [pa.Table.from_pylist(rows, schema=schema.log_schema())]
-    try:
-        return sink.compare(feed.context(), feed.targets["t"], schema, batches, limit)
-    finally:
-        sink.close()
 
 
 def check(harness: MergeHarness) -> None:
@@ -36,13 +23,13 @@ def check(harness: MergeHarness) -> None:
     feed = RowFeed(written)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
-    assert compared(harness, truth, feed, 10) == []
+    assert differences(harness, truth, feed, 10) == []
     written.commit(insert("t", a=9, b="only there", raw=None, n=None))
     written.commit(update("t", {"a": 1}, b="same", raw="\\x00ff", n="1.50"))
     written.commit(update("t", {"a": 3}, b="X", raw="\\x02", n="1.01"))
     truth.commit(insert("t", a=4, b="only here", raw="\\xab", n="0.10"))
     feed.deliver(sink)
-    found = compared(harness, truth, feed, 10)
+    found = differences(harness, truth, feed, 10)
     sink.close()
     assert [(d.kind, d.key) for d in found] == [
         ("changed", "[1]"),
@@ -54,7 +41,7 @@ def check(harness: MergeHarness) -> None:
     assert found[1].source == '{"b": "x", "raw": "\\\\x01", "n": "1.00"}'
     assert found[2].source == '{"a": "4", "b": "only here", "raw": "\\\\xab", "n": "0.10"}'
     assert found[3].source is None and found[3].target is not None
-    assert compared(harness, truth, feed, 3) == found[:3], "the first ones where there are more"
+    assert differences(harness, truth, feed, 3) == found[:3], "the first ones where there are more"
 
 
 @pytest.mark.postgres

@@ -1,0 +1,120 @@
+"""Cases for sinks that can be compared with their source (:class:`sinks.base.Compares`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sinks.base import Compares, Difference
+from sinks.testing.rows import RowFeed, Source, delete, insert, scanned_row, table_of, update
+
+if TYPE_CHECKING:
+    from sinks.testing.merging import MergeHarness
+
+
+def _feed(harness: MergeHarness, source: Source, options: Mapping[str, object]) -> RowFeed:
+    return RowFeed(
+        source,
+        harness.topic,
+        options=options,
+        write_scan=harness.write_scan,
+        context=harness.context,
+    )
+
+
+def differences(
+    harness: MergeHarness,
+    truth: Source,
+    feed: RowFeed,
+    limit: int = 100,
+    options: Mapping[str, object] | None = None,
+) -> list[Difference]:
+    """How the target of ``feed`` differs from the rows of ``truth``, as a new sink object says."""
+    schema, sink = truth.schemas["t"], harness.sink(options)
+    assert isinstance(sink, Compares) and sink.capabilities.compares
+    rows = [scanned_row(schema, row, truth.now()) for row in truth.rows("t")]
+    batches = [
+        pa.Table.from_pylist(rows[i : i + 2], schema=schema.log_schema())
+        for i in range(0, len(rows), 2)
+    ]
+    try:
+        return sink.compare(feed.context(), feed.targets["t"], schema, batches, limit)
+    finally:
+        sink.close()
+
+
+def _kinds(found: list[Difference]) -> list[tuple[str, str]]:
+    return [(d.kind, d.key) for d in found]
+
+
+def _apart(harness: MergeHarness, options: Mapping[str, object]) -> None:
+    """A feed writes one source, and its target is compared with another one."""
+    schema = table_of("t", key=("a",), a="int32", b="text", n="int64")
+    written, truth = Source(schema), Source(schema)
+    for source in (written, truth):
+        source.commit(insert("t", a=1, b="same ", n=1), insert("t", a=2, b=None, n=None))
+        source.commit(insert("t", a=3, b="x", n=3), insert("t", a=4, b="goes", n=4))
+    feed = _feed(harness, written, options)
+    sink = feed.open(harness.sink(options))
+    feed.deliver(sink)
+    assert differences(harness, truth, feed, options=options) == []
+    for source in (written, truth):
+        source.commit(delete("t", a=4), update("t", {"a": 3}, n=30))
+    feed.deliver(sink)
+    assert differences(harness, truth, feed, options=options) == [], "after changes and deletes"
+    written.commit(insert("t", a=9, b="only there", n=None), update("t", {"a": 1}, b="same"))
+    written.commit(update("t", {"a": 2}, b="", n=None))
+    truth.commit(insert("t", a=5, b="only here", n=5))
+    feed.deliver(sink)
+    found = differences(harness, truth, feed, options=options)
+    sink.close()
+    expected = [("changed", "[1]"), ("changed", "[2]"), ("missing", "[5]"), ("extra", "[9]")]
+    assert _kinds(found) == expected, f"found {found}"
+    assert found[0].source == '{"b": "same "}' and found[0].target == '{"b": "same"}'
+    assert found[1].source == '{"b": null}' and found[1].target == '{"b": ""}'
+    assert found[2].target is None and found[3].source is None
+    some = differences(harness, truth, feed, 3, options=options)
+    assert _kinds(some) == expected[:3], "the first ones where there are more than asked for"
+
+
+def compares(harness: MergeHarness) -> None:
+    """Missing, extra and changed rows are named by key, texts compared by their bytes."""
+    _apart(harness, {})
+
+
+def compares_soft_deletes(harness: MergeHarness) -> None:
+    """A row that is marked as deleted is no row."""
+    _apart(harness, {"deletes": "soft"})
+
+
+def compares_versions(harness: MergeHarness) -> None:
+    """Of a table that keeps versions, the current ones are compared."""
+    _apart(harness, {"history": "scd2"})
+
+
+def compares_equal_rows(harness: MergeHarness) -> None:
+    """Of a table without a key, equal rows are counted on both sides."""
+    schema = table_of("t", a="int32", b="text")
+    written, truth = Source(schema), Source(schema)
+    for source in (written, truth):
+        source.commit(insert("t", a=1, b="x"), insert("t", a=1, b="x"), insert("t", a=2, b=None))
+    feed = _feed(harness, written, {})
+    sink = feed.open(harness.sink())
+    feed.deliver(sink)
+    assert differences(harness, truth, feed) == []
+    written.commit(insert("t", a=1, b="x"), insert("t", a=9, b="there"))
+    truth.commit(insert("t", a=2, b=None), insert("t", a=5, b="here"))
+    feed.deliver(sink)
+    found = {(d.kind, d.source, d.target) for d in differences(harness, truth, feed)}
+    sink.close()
+    assert found == {
+        ("count", '2 x {"a": "1", "b": "x"}', '3 x {"a": "1", "b": "x"}'),
+        ("count", '2 x {"a": "2", "b": null}', '1 x {"a": "2", "b": null}'),
+        ("missing", '1 x {"a": "5", "b": "here"}', None),
+        ("extra", None, '1 x {"a": "9", "b": "there"}'),
+    }
+
+
+COMPARING_CASES = (compares, compares_soft_deletes, compares_versions, compares_equal_rows)
