@@ -82,6 +82,12 @@ class TableVerifier:
         if job.sink_uri is None:
             message = "a feed without a sink has no target to verify"
             raise ChangefeedError(Code.NOT_SUPPORTED, message)
+        if job.is_query:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                "the target of a CDC query cannot be verified yet",
+                hint="VERIFY compares feeds of whole tables.",
+            )
         self._catalog = catalog
         self._job = job
         self._source = source
