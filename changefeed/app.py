@@ -7,7 +7,7 @@ driver) is imported when it is first needed, so that a listing answers at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from changefeed.query.model import CompiledQuery
     from changefeed.spark.session import SparkEngine
     from grammar import nodes
+    from sinks.base import SparkAccess
 
 
 class Application:
@@ -160,6 +161,6 @@ class Application:
         """Whether some process runs the feeds of this state."""
         return self.is_node or bool(self.catalog.live_nodes())
 
-    def spark(self) -> SparkEngine:
-        """Spark of this process: the node's, or one that starts for a statement."""
-        return self._made().engine
+    def spark(self, packs: Sequence[str]) -> SparkAccess:
+        """Spark of this process with jar packs: the node's, or one that starts for a statement."""
+        return self._made().spark(packs)

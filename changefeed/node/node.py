@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -44,7 +44,7 @@ from changefeed.query.model import CompiledQuery
 from changefeed.query.written import Constants
 from changefeed.spark.session import SparkEngine
 from grammar import nodes
-from sinks.base import Sink
+from sinks.base import Sink, SparkAccess
 from sinks.registry import open_sink
 
 LOOP_SECONDS = 0.1
@@ -190,8 +190,9 @@ class Node:
             runner.request_checkpoint()
         self._wake.set()
 
-    def spark(self) -> SparkEngine:
-        """Spark of this process."""
+    def spark(self, packs: Sequence[str]) -> SparkAccess:
+        """Spark of this process with jar packs."""
+        self.engine.require(*packs)
         return self.engine
 
     def node_running(self) -> bool:

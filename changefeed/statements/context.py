@@ -27,7 +27,7 @@ from grammar import nodes
 from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from changefeed.spark.session import SparkEngine
+    from sinks.base import SparkAccess
 
 
 class FeedHost(Protocol):
@@ -53,8 +53,8 @@ class FeedHost(Protocol):
         """Whether some process runs the feeds of this state."""
         ...
 
-    def spark(self) -> SparkEngine:
-        """Spark in this process, for a statement that reads a lake table.
+    def spark(self, packs: Sequence[str]) -> SparkAccess:
+        """Spark of this process with jar packs, for a statement that reads a lake table.
 
         Raises:
             ChangefeedError: CF1303 this process has none.
@@ -99,7 +99,7 @@ class NoHost:
         """Whether a node's heartbeat is fresh."""
         return bool(self._catalog.live_nodes())
 
-    def spark(self) -> SparkEngine:
+    def spark(self, packs: Sequence[str]) -> SparkAccess:
         """Refused: nobody here can start it.
 
         Raises:

@@ -12,10 +12,9 @@ rows and the differences is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -32,10 +31,7 @@ from changefeed.options import Options
 from changefeed.scan.table import TYPED_ROWS, joined
 from changefeed.sources.base import KeyRange, Source
 from sinks import registry
-from sinks.base import Compares, Difference, SinkContext, Target
-
-if TYPE_CHECKING:
-    from changefeed.spark.session import SparkEngine
+from sinks.base import Compares, Difference, SinkContext, SparkAccess, Target
 
 #: Differences that are named of one table.
 LIMIT = 1_000
@@ -68,13 +64,13 @@ class TableVerifier:
         job: Job,
         source: Source,
         delivered: Callable[[], object],
-        spark: Callable[[], SparkEngine],
+        spark: Callable[[Sequence[str]], SparkAccess],
     ) -> None:
         """
         Args:
             catalog, job, source: the feed and what it reads.
             delivered: returns when everything that is committed at the source is in the target.
-            spark: Spark of this process, asked only where the sink needs it.
+            spark: gives Spark with jar packs; called only where the sink needs it.
 
         Raises:
             ChangefeedError: CF1303 the feed's sink cannot be compared with.
@@ -140,7 +136,7 @@ class TableVerifier:
             job_id=self._job.id,
             targets=(target,),
             options=self._options,
-            spark=self._engine(),
+            spark=self._spark(self._packs) if self._packs else None,
             scratch=str(StateLayout(Path(self._catalog.directory)).scratch(self._job.id)),
             state=self._catalog.state_id,
         )
@@ -151,14 +147,6 @@ class TableVerifier:
             sink.close()
         # What was deleted at the source stays in a target that is told of no deletes.
         return [d for d in found if d.kind != "extra" or deletes is not Deletes.NO]
-
-    def _engine(self) -> SparkEngine | None:
-        """Spark with what the sink needs of it; None where the sink needs none."""
-        if not self._packs:
-            return None
-        engine = self._spark()
-        engine.require(*self._packs)
-        return engine
 
     def _schema(self, table: TableProgress) -> TableSchema:
         schema = self._source.describe(table.table.schema, table.table.name)

@@ -30,11 +30,10 @@ from changefeed.sources.base import (
     TableInfo,
     Watch,
 )
-from changefeed.spark.session import SparkEngine
 from grammar import nodes
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
-from sinks.base import Target
+from sinks.base import SparkAccess, Target
 
 #: 2023-11-14 22:13:20 UTC.
 NOW = 1_700_000_000_000_000_000
@@ -256,7 +255,7 @@ class FakeNode:
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         raise ChangefeedError("CF4003", "a CDC query needs Spark in this process")
 
-    def spark(self) -> SparkEngine:
+    def spark(self, packs: Sequence[str]) -> SparkAccess:
         raise AssertionError("no statement of these tests reads a lake table")
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
