@@ -26,8 +26,8 @@ import pyarrow as pa
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import helpers
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import MESSAGE_SCHEMA
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink

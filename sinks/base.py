@@ -21,14 +21,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-import pyarrow as pa
-
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -36,7 +35,7 @@ class Accepts(StrEnum):
     """What the batches of a sink hold."""
 
     MESSAGES = "messages"
-    """Rows of :data:`changefeed.core.events.MESSAGE_SCHEMA`: key and value as finished bytes."""
+    """Rows of :data:`changefeed.core.arrow.MESSAGE_SCHEMA`: key and value as finished bytes."""
     ROWS = "rows"
     """Rows of the table's log schema: for sinks that merge typed columns."""
 

@@ -188,6 +188,8 @@ class Database:
 
 
 def _create(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        tables.prepare_for_postgres()
     tables.metadata.create_all(connection, checkfirst=False)
     state_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(6))
     rows = [

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableName, TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: A place in the source's own log. Opaque to all but its source, except for one promise:
 #: positions of one source compare as text in the order of that source's log.
@@ -140,21 +141,6 @@ class Resolved:
 
     at: Timestamp
     payloads: Mapping[str, bytes] = field(default_factory=dict)
-
-
-#: Columns of finished messages, as the Spark stages hand them to a sink. ``key`` and
-#: ``value`` are finished bytes (a null value is a tombstone). ``headers`` is a JSON object.
-MESSAGE_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("wall", pa.int64()),
-        pa.field("logical", pa.int32()),
-        pa.field("seq", pa.int64()),
-        pa.field("op", pa.string()),
-        pa.field("headers", pa.string()),
-    ]
-)
 
 
 class ClientRow(NamedTuple):

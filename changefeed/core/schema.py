@@ -23,9 +23,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Form(StrEnum):
@@ -96,16 +97,9 @@ class Column:
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type of the column in the log."""
-        return _PHYSICAL[self.physical]
+        from changefeed.core.arrow import PHYSICAL
 
-
-_PHYSICAL: dict[str, pa.DataType] = {
-    "bool": pa.bool_(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "string": pa.string(),
-}
+        return PHYSICAL[self.physical]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +180,10 @@ class TableSchema:
         Columns are named by position, not by name: two source columns that differ only in
         case, or hold a dot, would collide in Spark.
         """
+        import pyarrow as pa
+
+        from changefeed.core.arrow import METADATA
+
         fields = list(METADATA)
         fields += [pa.field(f"a{i}", c.arrow) for i, c in enumerate(self.columns)]
         fields += [pa.field(f"b{i}", self.columns[i].arrow) for i in self.before_ordinals]
@@ -200,29 +198,3 @@ def _column(fields: dict[str, Any]) -> Column:
     """One column of :meth:`TableSchema.to_json`."""
     known = {name: value for name, value in fields.items() if name not in ("form", "number")}
     return Column(**known, form=Form(fields["form"]), column_id=fields["number"])
-
-
-#: What every change carries besides the row. One row of the log is one change.
-#:
-#: ``op``       ``c`` insert, ``u`` update (key unchanged), ``d`` delete, ``r`` read by a scan.
-#:              An update that changes the key is two rows: ``d`` of the old, ``c`` of the new.
-#: ``wall``, ``logical``  commit timestamp (HLC); all rows of a transaction share it.
-#: ``seq``      sequence number of the change, rising through the whole log of a source.
-#: ``ord``      position of the change inside its transaction, from 0.
-#: ``xid``      transaction id at the source, 0 for a scan.
-#: ``commit_us``  the source's own commit time, microseconds since 1970 UTC.
-#: ``last``     false where a later change of the same key in the same transaction supersedes
-#:              this one. On the row that stays, ``b*`` is the image before the transaction.
-#: ``missing``  names of columns (JSON array) whose value the source did not send and that
-#:              could not be looked up; null almost always.
-METADATA: tuple[pa.Field, ...] = (
-    pa.field("op", pa.string(), nullable=False),
-    pa.field("wall", pa.int64(), nullable=False),
-    pa.field("logical", pa.int32(), nullable=False),
-    pa.field("seq", pa.int64(), nullable=False),
-    pa.field("ord", pa.int32(), nullable=False),
-    pa.field("xid", pa.int64(), nullable=False),
-    pa.field("commit_us", pa.int64(), nullable=False),
-    pa.field("last", pa.bool_(), nullable=False),
-    pa.field("missing", pa.string()),
-)

@@ -1,6 +1,6 @@
 """The Arrow columns of messages, and what sinks of typed formats do with them.
 
-Messages have :data:`changefeed.core.events.MESSAGE_SCHEMA` in every format but for ``value``:
+Messages have :data:`changefeed.core.arrow.MESSAGE_SCHEMA` in every format but for ``value``:
 
 * ``format = 'avro'`` without a schema registry: bare datums; the field's metadata has their
   schema under :data:`~changefeed.encoding.avro.schema.SCHEMA_KEY`. :func:`avro_header` and
@@ -21,7 +21,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.shapes import Format
 from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes, value_schema
 from changefeed.encoding.plan import MessagePlan

@@ -1,4 +1,4 @@
-"""Rows of the log into rows of :data:`changefeed.core.events.MESSAGE_SCHEMA`."""
+"""Rows of the log into rows of :data:`changefeed.core.arrow.MESSAGE_SCHEMA`."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from changefeed.core.arrow import METADATA
 from changefeed.core.clock import Timestamp
 from changefeed.core.log_rows import scan_rows
-from changefeed.core.schema import METADATA, TableSchema
+from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
 

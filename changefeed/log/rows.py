@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import METADATA, Form, TableSchema
+from changefeed.core.arrow import METADATA
+from changefeed.core.schema import Form, TableSchema
 from changefeed.log.journal import damaged, padded
 
 #: A commit timestamp as (wall, logical): tuples compare fast.

@@ -32,8 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.arrow import METADATA
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import METADATA, BeforeImage, Column
+from changefeed.core.schema import BeforeImage, Column
 from changefeed.query.compile import batch_fields, prev_type
 from changefeed.query.model import CompiledQuery
 from changefeed.query.types import input_values, log_text

@@ -27,14 +27,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: How many bytes of table one scan part should hold.
 DEFAULT_PART_BYTES = 64 << 20

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import MESSAGE_SCHEMA, Resolved, Truncate
+from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.testing.history import History

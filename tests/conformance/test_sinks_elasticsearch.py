@@ -20,9 +20,10 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA, Resolved, Truncate
+from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, Sink, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 import sinks.kafka.native
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.kafka.channel import Channel
 from sinks.kafka.errors import Reasons

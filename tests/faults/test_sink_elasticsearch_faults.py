@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 import sinks.elasticsearch.bulk
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA, Truncate
+from changefeed.core.events import Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink

@@ -16,6 +16,7 @@ import sys
 before = set(sys.modules)
 {code}
 loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+loaded |= {{n for n in sys.modules if n.startswith("sqlalchemy.dialects.")}}
 print(*sorted(n for n in loaded - set(sys.stdlib_module_names) if not n.startswith("_")))
 """
 
@@ -26,6 +27,15 @@ sys.argv = ["changefeed", {option!r}]
 with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
     main()
 assert said.getvalue(), "it printed nothing"
+"""
+
+_COMMAND = """
+import contextlib, io
+from shell.cli import main
+sys.argv = ["changefeed", "--state", {state!r}, "-c", {statement!r}]
+with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+    main()
+assert {heading!r} in said.getvalue(), said.getvalue()
 """
 
 _EVERY_MODULE = """
@@ -59,6 +69,21 @@ def test_grammar_loads_lark_and_nothing_else() -> None:
 def test_shell_answers_without_spark_and_without_sinks(option: str) -> None:
     heavy = {"pyspark", "py4j", "pyarrow", "confluent_kafka", "sqlalchemy", "psycopg", "numpy"}
     assert packages_loaded_by(_HELP.format(option=option)) & heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("statement", "heading"),
+    [("SHOW JOBS", "job_id"), ("SHOW CHANGEFEEDS", "lag"), ("SHOW EXTERNAL CONNECTIONS", "uri")],
+)
+def test_a_listing_loads_nothing_that_reads_rows(
+    statement: str, heading: str, tmp_path: Path
+) -> None:
+    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "psycopg", "confluent_kafka", "rich"}
+    unused = {"prompt_toolkit", "sqlalchemy.dialects.postgresql", "starlette", "httpx"}
+    code = _COMMAND.format(state=str(tmp_path / "state"), statement=statement, heading=heading)
+    loaded = packages_loaded_by(code)
+    assert "sqlalchemy.dialects.sqlite" in loaded
+    assert loaded & (heavy | unused) == set()
 
 
 def test_naming_the_sinks_loads_none() -> None:

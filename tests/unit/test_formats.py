@@ -15,9 +15,9 @@ import fastavro
 import pyarrow as pa
 import pytest
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA
 from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.arrow_schema import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.arrow_schema import message_schema

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.uri import sink_location
 from sinks.base import SinkContext

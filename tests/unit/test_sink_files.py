@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import MESSAGE_SCHEMA
 from sinks.base import Batch, Sink
 from sinks.files.places.base import explained
 from sinks.files.places.local import TEMPORARY

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.core.events import MESSAGE_SCHEMA
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from sinks.base import Batch, Sink
 from sinks.files.writers import PACKINGS

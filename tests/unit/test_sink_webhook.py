@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.events import MESSAGE_SCHEMA
 from changefeed.core.schema import TableName
 from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Target
