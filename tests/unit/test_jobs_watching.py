@@ -174,7 +174,7 @@ def test_a_feed_of_another_process_hears_of_a_gap_that_the_node_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt beside a node runs its own feeds, and the node is the one that looks."""
-    monkeypatch.setattr("changefeed.capture.source_runtime.GAPS_SECONDS", 0.0)
+    monkeypatch.setattr("changefeed.capture.table_gaps.GAPS_SECONDS", 0.0)
     node, prompt = Catalog.open(tmp_path), Catalog.open(tmp_path)
     keeper = SourceKeeper(prompt, str(tmp_path), "shop", capturing=False)
     assert keeper.gaps == {}

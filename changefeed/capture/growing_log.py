@@ -1,0 +1,245 @@
+"""The change log of a source while it grows: read by many feeds, written by a capture process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
+from changefeed.core.events import Frontier, Position
+from changefeed.core.schema import TableName
+from changefeed.core.telemetry import log
+from changefeed.log import LogReader, Slice
+
+#: How often a log that another process writes is looked at.
+POLL_SECONDS = 0.05
+
+
+class GrowingLog:
+    """One reader of the log and all who wait for it. Thread-safe.
+
+    It also knows why the log does not grow: :attr:`error` stops it, :attr:`stalled` holds it up.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._grown = threading.Condition(self._lock)
+        self._reader: LogReader | None = None
+        self._error: ChangefeedError | None = None
+        self._wakes = 0
+        self._closed = threading.Event()
+        self._follower: threading.Thread | None = None
+        #: Why the log takes no more, or an empty string.
+        self.stalled = ""
+
+    def _log(self) -> LogReader:
+        """The reader; :attr:`_lock` is held while it is used."""
+        with self._lock:
+            if self._reader is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._reader = LogReader(self._folder)
+                self._reader.refresh()
+            return self._reader
+
+    # -- what is in it --------------------------------------------------------------------
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """How far the log reaches."""
+        with self._lock:
+            return self._log().frontier
+
+    @property
+    def oldest(self) -> Timestamp:
+        """Everything above this is in the log; MAX while it is empty."""
+        with self._lock:
+            return self._log().oldest
+
+    def slice(
+        self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
+    ) -> Slice:
+        """See :meth:`changefeed.capture.log_access.LogAccess.slice`."""
+        with self._lock:
+            return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
+
+    def timestamp_of(self, position: Position) -> Timestamp | None:
+        """The log timestamp of a place in the source's log; None while the log has not come so
+        far. A place before the log's begin has the begin's timestamp."""
+        with self._lock:
+            frontier = self._log().frontier
+            if frontier is None or frontier.position < position:
+                return None
+            return self._log().timestamp_at(position) or self._log().oldest
+
+    # -- what became known ----------------------------------------------------------------
+
+    @property
+    def error(self) -> ChangefeedError | None:
+        """Why the log does not grow, if it does not."""
+        return self._error
+
+    def fail(self, error: ChangefeedError) -> None:
+        """The log does not grow because of ``error``; all who wait see it."""
+        with self._grown:
+            self._error = error
+            self._grown.notify_all()
+
+    def stall(self, why: str) -> None:
+        """The log takes no more for now; an empty text: it goes on."""
+        with self._grown:
+            self.stalled = why
+            self._grown.notify_all()
+
+    def retry(self) -> None:
+        """Forget the error, and look at a damaged log afresh."""
+        with self._lock:
+            if self._error is not None and self._error.code is Code.LOG_DAMAGED:
+                # Not closed: pieces that were handed out may still be read through it.
+                self._reader = None
+            self._error = None
+
+    def refresh(self) -> None:
+        """See how far the log is; what is wrong with it is said once."""
+        with self._grown:
+            self.stalled = ""
+            self._refresh()
+            self._grown.notify_all()
+
+    def _refresh(self) -> None:
+        before = self._error
+        try:
+            self._log().refresh()
+        except ChangefeedError as error:
+            if before is None or before.message != error.message:
+                log.error("log of %s: %s %s", self._name, error.code.number, error.message)
+            self._error = error
+        else:
+            self._error = None
+
+    def follow(self) -> None:
+        """Refresh by looking, for a log that another process writes."""
+        if self._follower is None:
+            self._follower = threading.Thread(target=self._look, name="log-follower", daemon=True)
+            self._follower.start()
+
+    def _look(self) -> None:
+        while not self._closed.wait(POLL_SECONDS):
+            with self._grown:
+                before = self._log().frontier, self._error
+                self._refresh()
+                if (self._log().frontier, self._error) != before:
+                    self._grown.notify_all()
+
+    def wake(self) -> None:
+        """Let every waiting feed look around."""
+        with self._grown:
+            self._wakes += 1
+            self._grown.notify_all()
+
+    # -- waiting --------------------------------------------------------------------------
+
+    def wait_beyond(self, at: Timestamp, timeout: float) -> Frontier | None:
+        """Wait until the log reaches above ``at``, :meth:`wake` or the timeout; the frontier."""
+        deadline = time.monotonic() + timeout
+        with self._grown:
+            woken = self._wakes
+            while True:
+                frontier = self._log().frontier
+                if frontier is not None and frontier.at > at:
+                    return frontier
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed.is_set() or woken != self._wakes:
+                    return frontier
+                self._grown.wait(left)
+
+    def wait_position(
+        self, position: Position, stop: threading.Event, timeout: float = 300.0
+    ) -> Timestamp:
+        """The log timestamp of ``position``, once the log has reached it.
+
+        A position before the log's begin has the begin's timestamp.
+
+        Raises:
+            ChangefeedError: capture stopped with an error, or the wait was too long.
+        """
+        with self._grown:
+            self._wait_until(lambda f: f.position >= position, position, stop, timeout)
+            at = self._log().timestamp_at(position)
+            return at if at is not None else self._log().oldest
+
+    def wait_above(self, at: Timestamp, stop: threading.Event, timeout: float = 300.0) -> None:
+        """Wait until the log has reached above ``at`` (an idle source's does every second).
+
+        Raises:
+            ChangefeedError: capture stopped with an error, or the wait was too long.
+        """
+        with self._grown:
+            self._wait_until(lambda f: f.at > at, str(at), stop, timeout)
+
+    def _wait_until(
+        self,
+        reached: Callable[[Frontier], bool],
+        place: str,
+        stop: threading.Event,
+        timeout: float,
+    ) -> None:
+        deadline = time.monotonic() + timeout
+        while not stop.is_set():
+            frontier = self._log().frontier
+            if frontier is not None and reached(frontier):
+                return
+            if self._error is not None:
+                raise self._error
+            if time.monotonic() > deadline:
+                raise ChangefeedError(
+                    "CF2101", f"the change log of {self._name!r} did not reach {place}"
+                )
+            self._grown.wait(0.2)
+        raise ChangefeedError("CF2201", "stopped")
+
+    def why_lost(self, stop: threading.Event, timeout: float = 60.0) -> ChangefeedError | None:
+        """Why the change log cannot go on, once the capture has met the source; None: it goes on.
+
+        Raises:
+            ChangefeedError: the capture cannot tell: another error holds it up.
+        """
+        deadline = time.monotonic() + timeout
+        with self._grown:
+            before = self.frontier
+            while not stop.is_set() and time.monotonic() < deadline:
+                error = self._error
+                if error is not None and error.code in LOG_LOST:
+                    return error
+                if error is not None and error.action is not Action.RETRY:
+                    raise error
+                frontier = self.frontier
+                if frontier is not None and (before is None or frontier.at > before.at):
+                    return None
+                self._grown.wait(0.2)
+            raise self._error or ChangefeedError(
+                "CF2101", f"capture from {self._name!r} did not begin"
+            )
+
+    # -- the end --------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """It was closed for good."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Let all who wait go; :meth:`release` lets go of the files."""
+        self._closed.set()
+        with self._grown:
+            self._grown.notify_all()
+
+    def release(self) -> None:
+        """Let go of the log's files."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()

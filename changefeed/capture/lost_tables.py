@@ -1,0 +1,92 @@
+"""The tables of a source that are no longer what a feed began with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+
+from changefeed.capture.process import Notice
+from changefeed.capture.table_identity import Known, Lost, missing, moved
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableName
+from changefeed.core.telemetry import log
+from changefeed.sources.base import Located, Source
+
+
+class LostTables:
+    """Found by looking at the source, and by rows in the log under another name. Thread-safe."""
+
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._lock = threading.Lock()
+        self._wanted: frozenset[Known] = frozenset()
+        self._lost: dict[Known, Lost] = {}
+
+    def get(self, table: TableName, table_id: int) -> Lost | None:
+        """What became of a table that is no longer what a feed began with."""
+        return self._lost.get((table, table_id))
+
+    @property
+    def names(self) -> frozenset[TableName]:
+        """The names of the lost tables."""
+        with self._lock:
+            return frozenset(table for table, _ in self._lost)
+
+    def look(self, source: Source, wanted: Iterable[Known]) -> tuple[Located | None, bool]:
+        """Where the wanted tables are now, None when the source has no ids for them; and whether
+        another one is lost.
+
+        Raises:
+            ChangefeedError: the source cannot be asked.
+        """
+        self._wanted = frozenset(wanted)
+        names = {table for table, _ in self._wanted}
+        seen = source.locate(sorted(names), sorted({i for _, i in self._wanted if i}))
+        if seen is None:
+            return None, False
+        unknown = {table for table, table_id in self._wanted if not table_id}
+        self._catalog.adopt_table_ids({t: seen.ids[t] for t in unknown & seen.ids.keys()})
+        gone = missing(self._wanted, seen)
+        back = self._back(gone)
+        with self._lock:
+            new = gone.keys() - self._lost.keys()
+        after = source.current_position() if new else ""
+        with self._lock:
+            self._lost = {known: lost for known, lost in self._lost.items() if known not in back}
+            for known in new:
+                dropped = known[1] not in seen.names
+                self._lost[known] = Lost(gone[known], dropped, after)
+        for known in new:
+            log.warning("source %s: %s", self._name, gone[known].message)
+        return seen, bool(new)
+
+    def _back(self, gone: Collection[Known]) -> set[Known]:
+        """What is no longer lost: nobody wants it, or it has its name again.
+
+        While it had another name its rows went there, so a feed that follows it must hear of
+        that first; one that was resumed scans it.
+        """
+        back = self._lost.keys() - self._wanted
+        again = self._lost.keys() - back - set(gone)
+        if again:
+            for job in self._catalog.source_jobs(self._name):
+                for table in self._catalog.tables(job.id):
+                    if table.state is TableState.RUNNING:
+                        again.discard((table.table, table.table_id))
+        return back | again
+
+    def hear(self, notice: Notice) -> bool:
+        """The log has rows of a table under a new name: a look may come too late to see it.
+        Whether the table is lost by that."""
+        table, now = (TableName(self._name, *name) for name in (notice.table, notice.now))
+        known = (table, notice.table_id)
+        with self._lock:
+            if known not in self._wanted or known in self._lost:
+                return False
+            error = moved(table, now)
+            self._lost[known] = Lost(error, dropped=False, at=Timestamp.parse(notice.at))
+        log.warning("source %s: %s is %s now", self._name, table, now)
+        return True

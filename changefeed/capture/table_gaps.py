@@ -1,0 +1,57 @@
+"""Tables of a source of which changes may be missing in the change log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from changefeed.catalog import Catalog, Gap
+from changefeed.core.schema import TableName
+from changefeed.core.telemetry import log
+
+#: How often the state is asked for gaps that another process found.
+GAPS_SECONDS = 1.0
+
+_SECONDS = "%Y-%m-%d %H:%M:%S"
+
+
+class TableGaps:
+    """What the state knows of gaps, read again when it has changed."""
+
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._known: Mapping[TableName, Gap] = {}
+        #: Of the state, when the gaps were read last; and when that is looked at again.
+        self._version = -1
+        self._due = 0.0
+        #: When the source was last seen in order.
+        self.looked: datetime | None = None
+
+    def add(self, reasons: Mapping[TableName, str]) -> None:
+        """Tell the feeds of tables that changes of them may be missing."""
+        now = f"{datetime.now(UTC):{_SECONDS}}"
+        when = f"between {self.looked:{_SECONDS}} and {now}" if self.looked else f"before {now}"
+        texts = {
+            table: f'changes to table "{table.schema}.{table.name}" {when} UTC may be missing: '
+            f"{why}"
+            for table, why in reasons.items()
+        }
+        ids = self._catalog.captured_table_ids(self._name)
+        found = self._catalog.add_gaps(texts)
+        for table, gap in found.items():
+            log.warning("source %s: %s", self._name, gap.reason)
+            self._catalog.fail_idle_tables(table, ids.get(table, 0), gap.error, gap.at)
+        self._due = 0.0
+
+    def known(self) -> Mapping[TableName, Gap]:
+        """The gaps by table, whichever process found them."""
+        now = time.monotonic()
+        if now >= self._due:
+            # Feeds ask in each of their rounds.
+            self._due = now + GAPS_SECONDS
+            version = self._catalog.version()
+            if version != self._version:
+                self._known, self._version = self._catalog.gaps(self._name), version
+        return self._known
