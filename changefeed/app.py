@@ -157,6 +157,16 @@ class Application:
         if self._node is not None:
             self._node.wake()
 
+    def hasten(self, source: str) -> None:
+        """Somebody waits until the change log has what is committed at a source now."""
+        if self._node is not None:
+            self._node.hasten(source)
+
+    def deliver_now(self, job_id: int) -> None:
+        """Deliver what a feed has waiting and save its progress, without the pauses of its sink."""
+        if self._node is not None:
+            self._node.deliver_now(job_id)
+
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""
         return self.is_node or bool(self.catalog.live_nodes())

@@ -126,6 +126,10 @@ class Capture:
         self._stop.set()
         self._stream.close()
 
+    def hasten(self) -> None:
+        """Somebody waits for the frontier of the log; safe from any thread."""
+        self._stream.hasten()
+
     def run(self) -> None:
         """Append every flush of the stream; return when stopped.
 
@@ -243,6 +247,13 @@ class Life:
         if worker is not None:
             worker.stop()
 
+    def hasten(self) -> None:
+        """Somebody waits for the frontier of the log; safe from any thread."""
+        with self._lock:
+            worker = self._worker
+        if worker is not None:
+            worker.hasten()
+
     def run(self) -> None:
         """Work until stopped.
 
@@ -280,12 +291,13 @@ def _moved(event: SchemaChange) -> Notice:
     )
 
 
-def _end_with_parent(stop: Callable[[], None]) -> None:
-    """Call ``stop`` when standard input closes: the node is gone."""
+def _listen_to_parent(hasten: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Call ``hasten`` when the node writes to standard input, ``stop`` when that closes: the node
+    is gone."""
 
     def wait() -> None:
         while os.read(0, 4096):
-            continue
+            hasten()
         stop()
         # The stream may sit in a blocking call that close() cannot wake; the log is durable
         # at every instant, so leaving hard is safe.
@@ -385,7 +397,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
 
     try:
         life = Life(worker, writer, tell)
-        _end_with_parent(life.stop)
+        _listen_to_parent(life.hasten, life.stop)
         life.run()
     finally:
         writer.close()

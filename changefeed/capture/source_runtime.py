@@ -250,6 +250,12 @@ class SourceKeeper:
             if self._supervisor is not None:
                 self._supervisor.retry()
 
+    def hasten(self) -> None:
+        """Somebody waits for the log to reach what is committed now: capture looks at once."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.hasten()
+
     @property
     def capture_pid(self) -> int | None:
         """Process id of the capture, if it runs here."""

@@ -5,6 +5,7 @@ A capture that ended with an error that a person must mend stays down until :met
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -81,6 +82,14 @@ class CaptureSupervisor:
     def retry(self) -> None:
         """Start a stopped child again now instead of after the pause (or never)."""
         self._nudge.set()
+
+    def hasten(self) -> None:
+        """Let the child give the source's frontier now; without a child, nothing."""
+        child = self._child
+        if child is not None and child.stdin is not None:
+            # A child that has just ended hears nothing, and its successor begins with a frontier.
+            with contextlib.suppress(OSError, ValueError):
+                os.write(child.stdin.fileno(), b"\n")
 
     def stop(self) -> None:
         """End the child: politely by closing its input, then by force; waits for it."""

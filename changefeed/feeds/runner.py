@@ -123,6 +123,7 @@ class FeedRunner:
             lambda: self._checkpoint.resolved,
         )
         self._next_round = 0.0
+        self._hurried = threading.Event()
         self._state_version: object = None
         self._unknown: set[TableName] = set()
         self._seen = Timestamp.ZERO
@@ -167,6 +168,11 @@ class FeedRunner:
         """Save progress at the next turn (SYNC waits for it)."""
         self._checkpoint.want()
         self.wake()
+
+    def request_delivery(self) -> None:
+        """Deliver what the log has and save progress now, whatever the sink's pace (SYNC waits)."""
+        self._hurried.set()
+        self.request_checkpoint()
 
     def wake(self) -> None:
         """Look around now."""
@@ -260,7 +266,7 @@ class FeedRunner:
     def _wait(self) -> None:
         """Until the log has more; a sink with a pace lets changes gather first."""
         pause = self._next_round - time.monotonic()
-        if pause > 0:
+        if pause > 0 and not self._hurried.is_set():
             # Whatever the log does; but a statement or the scan may want something.
             self.keeper.wait_beyond(Timestamp.MAX, min(pause, IDLE_SECONDS))
         else:
@@ -301,8 +307,9 @@ class FeedRunner:
     def _deliver(self) -> bool:
         """Deliver what the log has beyond the feed; whether rows were delivered."""
         began = time.monotonic()
-        if began < self._next_round:
+        if began < self._next_round and not self._hurried.is_set():
             return False
+        self._hurried.clear()
         self._leave_dropped_tables()
         frontier = self.keeper.frontier
         at = frontier.at if frontier else Timestamp.ZERO

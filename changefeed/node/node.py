@@ -190,6 +190,18 @@ class Node:
             runner.request_checkpoint()
         self._wake.set()
 
+    def hasten(self, source: str) -> None:
+        """Somebody waits until the change log has what is committed at a source now."""
+        keeper = self._keepers.get(source)
+        if keeper is not None:
+            keeper.hasten()
+
+    def deliver_now(self, job_id: int) -> None:
+        """Deliver what a feed has waiting and save its progress, without the pauses of its sink."""
+        runner = self._runners.get(job_id)
+        if runner is not None:
+            runner.request_delivery()
+
     def spark(self, packs: Sequence[str]) -> SparkAccess:
         """Spark of this process with jar packs."""
         self.engine.require(*packs)

@@ -248,6 +248,11 @@ class Stream(Protocol):
         """Everything up to ``position`` is durable with us: the source may forget it."""
         ...
 
+    def hasten(self) -> None:
+        """Somebody waits for the frontier of an idle source: give it now instead of with the next
+        heartbeat. Safe from any thread, at any time."""
+        ...
+
     def close(self) -> None:
         """End the iteration soon; safe from any thread."""
         ...

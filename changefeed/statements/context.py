@@ -49,6 +49,14 @@ class FeedHost(Protocol):
         """Look at the job table now."""
         ...
 
+    def hasten(self, source: str) -> None:
+        """Somebody waits until the change log has what is committed at a source now."""
+        ...
+
+    def deliver_now(self, job_id: int) -> None:
+        """Deliver what a feed has waiting and save its progress, without the pauses of its sink."""
+        ...
+
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""
         ...
@@ -94,6 +102,12 @@ class NoHost:
 
     def wake(self) -> None:
         """Another process's node sees the change by itself."""
+
+    def hasten(self, source: str) -> None:
+        """Another process's node gives the frontier with its next heartbeat."""
+
+    def deliver_now(self, job_id: int) -> None:
+        """Another process's node delivers at its own pace."""
 
     def node_running(self) -> bool:
         """Whether a node's heartbeat is fresh."""

@@ -16,6 +16,8 @@ from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Seconds
 from grammar import nodes
 
+#: How often capture is asked to look at the source at once, seconds.
+HASTEN_SECONDS = 0.5
 #: A feed in one of these will never get there by itself.
 _STUCK = (Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
 
@@ -35,8 +37,16 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     position = context.source(job.source).current_position()
     place: list[Timestamp] = []
 
+    hastened = -inf
+
     def in_log() -> bool:
+        nonlocal hastened
         found = context.log_place(job.source, position)
+        now = context.clock.monotonic()
+        if found is None and now >= hastened + HASTEN_SECONDS:
+            # An idle source gives its frontier about once a second; somebody waits for it.
+            context.host.hasten(job.source)
+            hastened = now
         place.extend([found] if found is not None else [])
         return found is not None
 
@@ -44,7 +54,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     upto = place[-1]
 
     def durable() -> bool:
-        context.host.wake()  # progress is saved now and then; somebody waits for it
+        context.host.deliver_now(job.id)
         high_water = context.catalog.job(job.id).high_water
         if high_water is None or high_water < upto:
             return False

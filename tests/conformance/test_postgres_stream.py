@@ -17,11 +17,13 @@ from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, T
 from changefeed.core.schema import BeforeImage
 from changefeed.sources.base import StreamFallback
 from changefeed.sources.postgres.lookup import Lookup
+from changefeed.sources.postgres.lsn import parse_lsn, position_of
 from changefeed.sources.postgres.wire import ReplicationConnection
 from tests.conformance.conftest import ALL
 from tests.conftest import PostgresFactory
 from tests.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
 from tests.services.postgres import Database, PostgresCluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -728,6 +730,24 @@ def test_commit_is_out_at_once(postgres: Database, tmp_path: Path) -> None:
             tail.wait_for(partial(_has_more_than, tail, number))
             delays.append(time.monotonic() - began)
     assert sorted(delays)[10] < 0.1
+
+
+def test_hasten_gives_the_frontier_of_an_idle_source(postgres: Database, tmp_path: Path) -> None:
+    """Without it nothing comes before the next heartbeat, which is in an hour."""
+    postgres.execute("create table mine (id int primary key); create table other (id int)")
+    prepare(postgres, "mine")
+    with tailing(postgres, tmp_path, heartbeat=3600.0) as tail:
+        until(lambda: postgres.execute("select 1 from pg_replication_slots where active"))
+        for number in range(3):
+            postgres.execute(f"insert into other values ({number})")
+            [(end,)] = postgres.execute("select pg_current_wal_insert_lsn()::text")
+            tail.stream.hasten()
+            tail.wait_for(partial(_has_reached, tail, position_of(parse_lsn(end))))
+    assert not tail.changes()
+
+
+def _has_reached(tail: Tail, position: str) -> bool:
+    return tail.frontier.position >= position
 
 
 def _has_more_than(tail: Tail, number: int) -> bool:

@@ -247,6 +247,7 @@ class FakeNode:
         self.asleep = False
         self.refuses: ChangefeedError | None = None
         self.wakes = 0
+        self.hastened: list[str] = []
         self._leases: dict[int, Lease] = {}
 
     def node_running(self) -> bool:
@@ -262,6 +263,12 @@ class FakeNode:
         for table in plan.tables:
             yield ClientRow(table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode())
         yield ClientRow(None, None, b'{"resolved": "1.0000000000"}')
+
+    def hasten(self, source: str) -> None:
+        self.hastened.append(source)
+
+    def deliver_now(self, job_id: int) -> None:
+        self.wake()
 
     def wake(self) -> None:
         self.wakes += 1

@@ -376,6 +376,18 @@ def test_sync_waits_for_the_log_and_then_for_the_sink(world: World) -> None:
     assert answers == [(1, "f", str(Timestamp(target)))]
 
 
+def test_sync_asks_for_the_frontier_of_an_idle_source_and_for_delivery(world: World) -> None:
+    """Nobody waits for the next heartbeat of a source, or for the pause between two rounds."""
+    running(world)
+    refused(world, "SYNC CHANGEFEED f TIMEOUT '50ms'", "CF1304")
+    assert world.node.hastened == ["shop"]
+    world.node.wakes = 0
+    world.logs["shop"] = Timestamp(NOW)
+    refused(world, "SYNC CHANGEFEED f TIMEOUT '50ms'", "CF1304")
+    assert world.node.hastened == ["shop"], "the log has what SYNC waits for"
+    assert world.node.wakes
+
+
 def test_sync_that_is_late_names_the_lag(world: World) -> None:
     running(world)
     world.node.deliver("f", NOW - 90 * 10**9)

@@ -267,6 +267,9 @@ class FakeStream:
     def acknowledge(self, position: str) -> None:
         self.order.append(f"acknowledge {position}")
 
+    def hasten(self) -> None:
+        self.order.append("hasten")
+
     def close(self) -> None:
         self.closed = True
 

@@ -11,6 +11,7 @@ to the server while the consumer is busy, so a slow consumer never looks like a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -54,6 +55,8 @@ NAP_SECONDS = 0.001
 #: After a flush of little, so long until the next is begun: at a thousand commits a second each
 #: costs a durable append, and three of them together hardly more than one.
 GATHER_SECONDS = 0.003
+#: After :meth:`ReplicationStream.hasten` heartbeats follow each other so fast for so long, seconds.
+HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
 #: Acknowledgements are sent at most this often, seconds; the last one always gets out.
 STATUS_SECONDS = 0.1
 
@@ -148,6 +151,7 @@ class ReplicationStream:
         self._reporter: _Reporter | None = None
         self._connection: ReplicationConnection | None = None
         self._closed = False
+        self._hasty_until = 0.0
 
     def __iter__(self) -> Iterator[Flush]:
         return self.run()
@@ -185,6 +189,15 @@ class ReplicationStream:
         reporter = self._reporter
         if reporter is not None:
             reporter.acknowledge(lsn_of(position))
+
+    def hasten(self) -> None:
+        """Somebody waits for the frontier: the heartbeats of the next moment come at once."""
+        self._hasty_until = time.monotonic() + HASTY_SECONDS
+        reporter = self._reporter
+        if reporter is not None:
+            # The answer wakes the thread that reads. One that broke finds out by itself.
+            with contextlib.suppress(ChangefeedError):
+                reporter.report(reply=True)
 
     def close(self) -> None:
         """End :meth:`run` soon. Safe from any thread, idempotent."""
@@ -318,7 +331,7 @@ class ReplicationStream:
         )
         inbox = Inbox(self._batch_bytes)
         told = beaten = start.frontier
-        next_beat = time.monotonic() + self._heartbeat
+        last_beat = time.monotonic()
         gather_until = 0.0
         while True:
             if (pause := gather_until - time.monotonic()) > 0:
@@ -333,8 +346,8 @@ class ReplicationStream:
                     gather_until = time.monotonic() + GATHER_SECONDS
             inbox.drop(cut)
             now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + self._heartbeat
+            if now >= last_beat + self._beat(now):
+                last_beat = now
                 if assembler.idle and assembler.settled:
                     if assembler.last == beaten.at and assembler.frontier != beaten:
                         # The server reads on through log that is not ours: its keepalives
@@ -346,7 +359,13 @@ class ReplicationStream:
                 beaten = assembler.frontier
                 reporter.report(reply=True)
             if not inbox.filled or not inbox.full:
-                connection.wait(max(0.0, next_beat - time.monotonic()))
+                now = time.monotonic()
+                connection.wait(max(0.0, last_beat + self._beat(now) - now))
+
+    def _beat(self, now: float) -> float:
+        """Seconds between two heartbeats."""
+        hasty = now < self._hasty_until
+        return min(self._heartbeat, HASTY_BEAT_SECONDS) if hasty else self._heartbeat
 
     def _receive(self, connection: ReplicationConnection, reporter: _Reporter, inbox: Inbox) -> int:
         """Read what is there, up to a batch; how many bytes."""
