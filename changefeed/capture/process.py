@@ -28,7 +28,7 @@ from changefeed.catalog import Catalog
 from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Event, Flush, Frontier, SchemaChange
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.internal_errors import place_of
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
@@ -161,7 +161,7 @@ class Capture:
                 self.stop()
 
     def _append(self, flush: Flush) -> None:
-        fault_point("capture.before_append")
+        fault_point(Point.CAPTURE_BEFORE_APPEND)
         while True:
             try:
                 self._writer.append(flush)
@@ -171,7 +171,7 @@ class Capture:
                     raise
                 if not self._wait_stalled(error.message):
                     return
-        fault_point("capture.before_acknowledge")
+        fault_point(Point.CAPTURE_BEFORE_ACKNOWLEDGE)
         for event in flush.events:
             # Before the frontier: nobody may deliver beyond it without knowing.
             if isinstance(event, SchemaChange) and event.old.table != event.new.table:
@@ -182,7 +182,7 @@ class Capture:
             self._tell(
                 Notice("frontier", at=str(flush.frontier.at), position=flush.frontier.position)
             )
-        fault_point("capture.after_acknowledge")
+        fault_point(Point.CAPTURE_AFTER_ACKNOWLEDGE)
 
     def _announce(self, flush: Flush) -> None:
         """Say which schema versions are new in the log.

@@ -8,8 +8,8 @@ variable ``CHANGEFEED_FAULT`` (read once, at import) or :func:`armed` names it::
     log.append.write@2+:full       from the second time on: OSError(ENOSPC)
     log.roll.created:error         OSError(EIO)
 
-Several rules are separated by commas. Names are constants of this module or of the part that
-owns the place; a rule for a name nobody reaches does nothing.
+Several rules are separated by commas. Names are the members of :class:`Point`; a rule for another
+name is an error, for a test that arms nothing proves nothing.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 #: The environment variable that arms fault points in a child process.
 VARIABLE: Final = "CHANGEFEED_FAULT"
 
-LOG_APPEND_BEGIN: Final = "log.append.begin"
-LOG_SEGMENT_WRITE: Final = "log.segment.write"
-LOG_SEGMENT_SYNCED: Final = "log.segment.synced"
-LOG_APPEND_WRITE: Final = "log.append.write"
-LOG_APPEND_WRITTEN: Final = "log.append.written"
-LOG_APPEND_SYNCED: Final = "log.append.synced"
-LOG_APPEND_PUBLISHED: Final = "log.append.published"
-LOG_ROLL_BEGIN: Final = "log.roll.begin"
-LOG_ROLL_CREATED: Final = "log.roll.created"
-LOG_LEDGER_WRITE: Final = "log.ledger.write"
-LOG_LEDGER_WRITTEN: Final = "log.ledger.written"
-LOG_LEDGER_RENAMED: Final = "log.ledger.renamed"
-LOG_COMPACT_BEGIN: Final = "log.compact.begin"
-LOG_COMPACT_WRITE: Final = "log.compact.write"
-LOG_COMPACT_WRITTEN: Final = "log.compact.written"
-LOG_COMPACT_DONE: Final = "log.compact.done"
-LOG_RETAIN_DECIDED: Final = "log.retain.decided"
-LOG_SWEEP_BEGIN: Final = "log.sweep.begin"
-LOG_SWEEP_REMOVED: Final = "log.sweep.removed"
 
-#: Every fault point of the change log, in the order a life goes through them.
-LOG_POINTS: Final = (
-    LOG_APPEND_BEGIN,
-    LOG_SEGMENT_WRITE,
-    LOG_SEGMENT_SYNCED,
-    LOG_APPEND_WRITE,
-    LOG_APPEND_WRITTEN,
-    LOG_APPEND_SYNCED,
-    LOG_APPEND_PUBLISHED,
-    LOG_ROLL_BEGIN,
-    LOG_ROLL_CREATED,
-    LOG_LEDGER_WRITE,
-    LOG_LEDGER_WRITTEN,
-    LOG_LEDGER_RENAMED,
-    LOG_COMPACT_BEGIN,
-    LOG_COMPACT_WRITE,
-    LOG_COMPACT_WRITTEN,
-    LOG_COMPACT_DONE,
-    LOG_RETAIN_DECIDED,
-    LOG_SWEEP_BEGIN,
-    LOG_SWEEP_REMOVED,
-)
+class Point(StrEnum):
+    """Every place that a rule may name, in the order in which a life goes through them."""
 
+    LOG_APPEND_BEGIN = "log.append.begin"
+    LOG_SEGMENT_WRITE = "log.segment.write"
+    LOG_SEGMENT_SYNCED = "log.segment.synced"
+    LOG_APPEND_WRITE = "log.append.write"
+    LOG_APPEND_WRITTEN = "log.append.written"
+    LOG_APPEND_SYNCED = "log.append.synced"
+    LOG_APPEND_PUBLISHED = "log.append.published"
+    LOG_ROLL_BEGIN = "log.roll.begin"
+    LOG_ROLL_CREATED = "log.roll.created"
+    LOG_LEDGER_WRITE = "log.ledger.write"
+    LOG_LEDGER_WRITTEN = "log.ledger.written"
+    LOG_LEDGER_RENAMED = "log.ledger.renamed"
+    LOG_COMPACT_BEGIN = "log.compact.begin"
+    LOG_COMPACT_WRITE = "log.compact.write"
+    LOG_COMPACT_WRITTEN = "log.compact.written"
+    LOG_COMPACT_DONE = "log.compact.done"
+    LOG_RETAIN_DECIDED = "log.retain.decided"
+    LOG_SWEEP_BEGIN = "log.sweep.begin"
+    LOG_SWEEP_REMOVED = "log.sweep.removed"
+
+    CAPTURE_BEFORE_APPEND = "capture.before_append"
+    CAPTURE_BEFORE_ACKNOWLEDGE = "capture.before_acknowledge"
+    CAPTURE_AFTER_ACKNOWLEDGE = "capture.after_acknowledge"
+
+    RUNNER_BEFORE_WRITE = "runner.before_write"
+    RUNNER_AFTER_COMMIT = "runner.after_commit"
+    RUNNER_AFTER_SAVE = "runner.after_save"
+
+    SCAN_AFTER_SNAPSHOT = "scan.after_snapshot"
+    SCAN_BEFORE_END = "scan.before_end"
+    SCAN_AFTER_END = "scan.after_end"
+    SCAN_TABLE_SAVED = "scan.table_saved"
+
+
+#: The fault points of the change log.
+LOG_POINTS: Final = tuple(point for point in Point if point.startswith("log."))
+
+_NAMES: Final = frozenset(point.value for point in Point)
 _RULE = re.compile(r"(?P<name>[\w.-]+)(?:@(?P<hit>\d+)(?P<onward>\+)?)?:(?P<action>\w+)\Z")
 
 
@@ -113,6 +113,8 @@ def _parse(text: str) -> dict[str, _Rule] | None:
                 f"not a fault rule: {part!r} (name[@hit[+]]:action, action one of "
                 f"{', '.join(_ACTIONS)})"
             )
+        if match["name"] not in _NAMES:
+            raise ValueError(f"no fault point has the name {match['name']!r}")
         # Without a hit number every visit counts, so that `name:full` means "the disk is full".
         rules[match["name"]] = _Rule(
             hit=int(match["hit"] or 1),
@@ -125,16 +127,16 @@ def _parse(text: str) -> dict[str, _Rule] | None:
 _rules: dict[str, _Rule] | None = _parse(os.environ.get(VARIABLE, ""))
 
 
-def fault_point(name: str) -> None:
-    """Do what a rule says for ``name``; one comparison when nothing is armed.
+def fault_point(point: Point) -> None:
+    """Do what a rule says for ``point``; one comparison when nothing is armed.
 
     Raises:
         OSError: a rule says ``error`` (EIO) or ``full`` (ENOSPC).
     """
     if _rules is not None:
-        rule = _rules.get(name)
+        rule = _rules.get(point)
         if rule is not None:
-            rule.reached(name)
+            rule.reached(point)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import Outlet
 from changefeed.options import MIN_CHECKPOINT_FREQUENCY, RESOLVED
@@ -53,7 +53,7 @@ class Checkpoint:
         self._wanted.clear()
         feed.save()
         self._saved_at = now
-        fault_point("runner.after_save")
+        fault_point(Point.RUNNER_AFTER_SAVE)
         if resolve:
             self._resolve(feed)
 

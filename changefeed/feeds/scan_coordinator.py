@@ -10,7 +10,7 @@ from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
@@ -176,7 +176,7 @@ class Scanning:
             )
             show()
             feed.save()
-            fault_point("scan.table_saved")
+            fault_point(Point.SCAN_TABLE_SAVED)
             return
         # A feed with an end goes no further than there, and its scan need not wait for more.
         end = feed.job.end_time or Timestamp.MAX

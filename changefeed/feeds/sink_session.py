@@ -15,7 +15,7 @@ from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import Resolved, SchemaChange, Truncate
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope, Format
 from changefeed.core.state import StateLayout
@@ -173,7 +173,7 @@ class Outlet:
             TableError: the sink refuses this table's data.
             ChangefeedError: anything else.
         """
-        fault_point("runner.before_write")
+        fault_point(Point.RUNNER_BEFORE_WRITE)
         with self._about(batch.target.table):
             return self.open().write(batch)
 
@@ -207,7 +207,7 @@ class Outlet:
                 raise TableError(table, error) from error
             raise
         require_durable(delivery)
-        fault_point("runner.after_commit")
+        fault_point(Point.RUNNER_AFTER_COMMIT)
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
         """The table an error of ``commit`` is about: the only one, or the one of its target."""

@@ -197,7 +197,7 @@ class Merge:
         try:
             for table, measured in self._blocks(runs, step, size):
                 writer = writer or draft.open_segment(shape)
-                faults.fault_point(faults.LOG_COMPACT_WRITE)
+                faults.fault_point(faults.Point.LOG_COMPACT_WRITE)
                 writer.add(table, measured)
                 if writer.bytes >= self._settings.segment_target:
                     draft.close_segment(number, writer)
@@ -216,7 +216,7 @@ class Merge:
         for table, measured in self._blocks(runs, step, size):
             draft = self._frame()
             number, _ = draft.declare(runs[0].schema)
-            faults.fault_point(faults.LOG_COMPACT_WRITE)
+            faults.fault_point(faults.Point.LOG_COMPACT_WRITE)
             draft.inline(number, table.combine_chunks().to_batches()[0], measured)
             draft.rows += measured.rows
 

@@ -176,20 +176,20 @@ def write_ledger(root: Path, ledger: Ledger) -> None:
         OSError: nothing has changed (the rename is the last step that can fail for want of
             room).
     """
-    faults.fault_point(faults.LOG_LEDGER_WRITE)
+    faults.fault_point(faults.Point.LOG_LEDGER_WRITE)
     temporary = root / f"{LEDGER_NAME}.tmp"
     try:
         with temporary.open("w") as file:
             file.write(ledger.to_json())
             file.flush()
             os.fsync(file.fileno())
-        faults.fault_point(faults.LOG_LEDGER_WRITTEN)
+        faults.fault_point(faults.Point.LOG_LEDGER_WRITTEN)
         temporary.replace(root / LEDGER_NAME)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(root)
-    faults.fault_point(faults.LOG_LEDGER_RENAMED)
+    faults.fault_point(faults.Point.LOG_LEDGER_RENAMED)
 
 
 @dataclass(frozen=True, slots=True)

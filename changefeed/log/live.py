@@ -74,7 +74,7 @@ class LiveJournal:
             os.pwrite(fd, file_header(number, sync), 0)
             os.fsync(fd)
             sync_directory(root)
-            faults.fault_point(faults.LOG_ROLL_CREATED)
+            faults.fault_point(faults.Point.LOG_ROLL_CREATED)
         except OSError:
             os.close(fd)
             path.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ class LiveJournal:
         start = self.tally.end
         try:
             end = self._write(b"".join(parts), start)
-            faults.fault_point(faults.LOG_APPEND_WRITTEN)
+            faults.fault_point(faults.Point.LOG_APPEND_WRITTEN)
             _sync(self._fd)
         except BaseException:
             self._truncate(start)
@@ -124,7 +124,7 @@ class LiveJournal:
 
     def _write(self, data: bytes, start: int) -> int:
         view = memoryview(data)
-        faults.fault_point(faults.LOG_APPEND_WRITE)
+        faults.fault_point(faults.Point.LOG_APPEND_WRITE)
         while view:
             written = os.pwrite(self._fd, view, start)
             start += written

@@ -51,7 +51,7 @@ class SegmentWriter:
 
     def add(self, rows: pa.Table, measure: Measure) -> None:
         """Write ``rows`` as the next row group."""
-        faults.fault_point(faults.LOG_SEGMENT_WRITE)
+        faults.fault_point(faults.Point.LOG_SEGMENT_WRITE)
         self._writer.write_table(rows, row_group_size=max(len(rows), 1))
         self.groups.append(measure)
 
@@ -69,7 +69,7 @@ class SegmentWriter:
             self.size = os.fstat(fd).st_size
         finally:
             os.close(fd)
-        faults.fault_point(faults.LOG_SEGMENT_SYNCED)
+        faults.fault_point(faults.Point.LOG_SEGMENT_SYNCED)
 
     def discard(self) -> None:
         """Give up: close quietly and remove the file."""

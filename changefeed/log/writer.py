@@ -146,7 +146,7 @@ class LogWriter:
         """
         with self._lock, self._writing():
             self._check_usable()
-            faults.fault_point(faults.LOG_APPEND_BEGIN)
+            faults.fault_point(faults.Point.LOG_APPEND_BEGIN)
             if flush.frontier is None and not flush.events:
                 return
             if flush.events and not self.room():
@@ -181,7 +181,7 @@ class LogWriter:
         self._used += sum(map(len, parts)) + sum(size for _, size in draft.segments)
         self._fences = draft.fences
         try:
-            faults.fault_point(faults.LOG_APPEND_SYNCED)
+            faults.fault_point(faults.Point.LOG_APPEND_SYNCED)
         except OSError as error:
             raise self._break(error) from error
 
@@ -228,7 +228,7 @@ class LogWriter:
 
     def _roll(self) -> None:
         """Close the live journal and begin the next."""
-        faults.fault_point(faults.LOG_ROLL_BEGIN)
+        faults.fault_point(faults.Point.LOG_ROLL_BEGIN)
         old, frontier = self._live, self._live.frontier
         if frontier is None or old.after is None:
             raise ValueError("an empty journal cannot be sealed")
@@ -273,7 +273,7 @@ class LogWriter:
         head = Head(self._ledger.generation, self._live.number, self._live.complete.end)
         try:
             os.pwrite(self._head_fd, head.to_bytes(), 0)
-            faults.fault_point(faults.LOG_APPEND_PUBLISHED)
+            faults.fault_point(faults.Point.LOG_APPEND_PUBLISHED)
         except OSError as error:
             raise self._break(error) from error
 
@@ -420,7 +420,7 @@ class LogWriter:
             )
             if not count:
                 return 0
-            faults.fault_point(faults.LOG_RETAIN_DECIDED)
+            faults.fault_point(faults.Point.LOG_RETAIN_DECIDED)
             gone, kept = self._ledger.sealed[:count], self._ledger.sealed[count:]
             self._commit(
                 base=gone[-1].frontier,
@@ -451,11 +451,11 @@ class LogWriter:
         return merged
 
     def _merge(self, run: tuple[Sealed, ...], now: Timestamp) -> None:
-        faults.fault_point(faults.LOG_COMPACT_BEGIN)
+        faults.fault_point(faults.Point.LOG_COMPACT_BEGIN)
         merge = Merge(self.root, self._take_number(), run, self.settings)
         try:
             made = merge.run()
-            faults.fault_point(faults.LOG_COMPACT_WRITTEN)
+            faults.fault_point(faults.Point.LOG_COMPACT_WRITTEN)
             with self._lock:
                 at = self._ledger.sealed.index(run[0])
                 rest = self._ledger.sealed
@@ -467,7 +467,7 @@ class LogWriter:
             if self._broken is None:
                 merge.discard()
             raise
-        faults.fault_point(faults.LOG_COMPACT_DONE)
+        faults.fault_point(faults.Point.LOG_COMPACT_DONE)
 
     def _sweep(self, now: Timestamp) -> int:
         """Remove files that nobody needs any more; how many bytes."""
@@ -477,10 +477,10 @@ class LogWriter:
         gone = swept(garbage, self.settings, now=now, pressed=pressed)
         if not gone:
             return 0
-        faults.fault_point(faults.LOG_SWEEP_BEGIN)
+        faults.fault_point(faults.Point.LOG_SWEEP_BEGIN)
         for item in gone:
             (self.root / item.name).unlink(missing_ok=True)
-        faults.fault_point(faults.LOG_SWEEP_REMOVED)
+        faults.fault_point(faults.Point.LOG_SWEEP_REMOVED)
         with self._lock:
             self._commit(garbage=tuple(g for g in self._ledger.garbage if g not in gone))
             self._publish()

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
@@ -280,11 +280,11 @@ class Writer:
             self._settled()
         else:
             self.commit()
-        fault_point("scan.before_end")
+        fault_point(Point.SCAN_BEFORE_END)
         if self._ends and isinstance(sink, EndsScans):
             with self._reading.fence.passing():
                 sink.end_scan(self.target, self.seen, at)
-        fault_point("scan.after_end")
+        fault_point(Point.SCAN_AFTER_END)
 
     def _settled(self) -> None:
         self._receipts.clear()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
 from changefeed.scan.barrier import Fence, ScanStopped
@@ -121,7 +121,7 @@ class Scan(threading.Thread):
             self.at = keeper.wait_position(snapshot.position, self._stopping)
             self._began = time.monotonic()
             self._host.wake()
-            fault_point("scan.after_snapshot")
+            fault_point(Point.SCAN_AFTER_SNAPSHOT)
             self.placed.wait()
             # Again: the image may have waited long for open transactions, and has the columns
             # that came meanwhile. One that came since then is not in the image, and told by it.

@@ -90,7 +90,7 @@ def test_append_fails_at_a_point(tmp_path: Path, point: str, action: str) -> Non
     step = flushes(9)[0]
     with faults.armed(f"{point}:{action}"), pytest.raises(ChangefeedError) as caught:
         writer.append(step)
-    durable = point in (faults.LOG_APPEND_SYNCED, faults.LOG_APPEND_PUBLISHED)
+    durable = point in (faults.Point.LOG_APPEND_SYNCED, faults.Point.LOG_APPEND_PUBLISHED)
     assert caught.value.code.number == ("CF3003" if action == "full" and not durable else "CF3004")
     if durable:
         with pytest.raises(ChangefeedError, match="opened again"):
@@ -110,7 +110,9 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
 
     run(tmp_path, 4)
     with LogWriter(tmp_path, SETTINGS) as writer:
-        full = ",".join(f"{p}:full" for p in (faults.LOG_APPEND_WRITE, faults.LOG_SEGMENT_WRITE))
+        full = ",".join(
+            f"{p}:full" for p in (faults.Point.LOG_APPEND_WRITE, faults.Point.LOG_SEGMENT_WRITE)
+        )
         for part in flushes(5):
             with faults.armed(full):
                 for _ in range(3):

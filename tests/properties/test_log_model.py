@@ -211,15 +211,15 @@ class LogMachine(RuleBasedStateMachine):
         plan=plans,
         point=st.sampled_from(
             [
-                faults.LOG_APPEND_BEGIN,
-                faults.LOG_SEGMENT_WRITE,
-                faults.LOG_SEGMENT_SYNCED,
-                faults.LOG_APPEND_WRITE,
-                faults.LOG_APPEND_WRITTEN,
-                faults.LOG_ROLL_BEGIN,
-                faults.LOG_ROLL_CREATED,
-                faults.LOG_LEDGER_WRITE,
-                faults.LOG_LEDGER_WRITTEN,
+                faults.Point.LOG_APPEND_BEGIN,
+                faults.Point.LOG_SEGMENT_WRITE,
+                faults.Point.LOG_SEGMENT_SYNCED,
+                faults.Point.LOG_APPEND_WRITE,
+                faults.Point.LOG_APPEND_WRITTEN,
+                faults.Point.LOG_ROLL_BEGIN,
+                faults.Point.LOG_ROLL_CREATED,
+                faults.Point.LOG_LEDGER_WRITE,
+                faults.Point.LOG_LEDGER_WRITTEN,
             ]
         ),
     )
@@ -296,7 +296,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def maintain_without_room(self) -> None:
-        with faults.armed(f"{faults.LOG_COMPACT_WRITE}:full"):
+        with faults.armed(f"{faults.Point.LOG_COMPACT_WRITE}:full"):
             try:
                 self.writer.maintain(Timestamp(self.wall), Timestamp(0))
             except ChangefeedError as error:

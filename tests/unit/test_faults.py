@@ -7,32 +7,36 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from changefeed.core import faults
-from changefeed.core.faults import VARIABLE, armed, fault_point
+from changefeed.core.faults import VARIABLE, Point, armed, fault_point
+
+#: Two points of which nothing else is reached here.
+HERE, THERE = Point.LOG_APPEND_BEGIN, Point.LOG_ROLL_BEGIN
 
 
 def test_nothing_happens_when_nothing_is_armed() -> None:
-    fault_point("log.append.begin")
+    fault_point(HERE)
     assert faults._rules is None
 
 
 @pytest.mark.parametrize(("action", "number"), [("error", errno.EIO), ("full", errno.ENOSPC)])
 def test_errors_carry_their_number(action: str, number: int) -> None:
-    with armed(f"here:{action}"), pytest.raises(OSError, match="injected at here") as caught:
-        fault_point("here")
+    with armed(f"{HERE}:{action}"), pytest.raises(OSError, match=f"injected at {HERE}") as caught:
+        fault_point(HERE)
     assert caught.value.errno == number
 
 
 def hits(rule: str, visits: int) -> list[int]:
-    """Which of the visits of ``here`` fail."""
+    """Which of the visits fail."""
     failed = []
     with armed(rule):
         for visit in range(1, visits + 1):
             try:
-                fault_point("here")
+                fault_point(HERE)
             except OSError:
                 failed.append(visit)
     return failed
@@ -41,11 +45,11 @@ def hits(rule: str, visits: int) -> list[int]:
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        ("here:error", [1, 2, 3, 4]),
-        ("here@3:error", [3]),
-        ("here@3+:error", [3, 4]),
-        ("there:error", []),
-        (" there:full , here@1:full", [1]),
+        (f"{HERE}:error", [1, 2, 3, 4]),
+        (f"{HERE}@3:error", [3]),
+        (f"{HERE}@3+:error", [3, 4]),
+        (f"{THERE}:error", []),
+        (f" {THERE}:full , {HERE}@1:full", [1]),
     ],
 )
 def test_hits(rule: str, expected: list[int]) -> None:
@@ -53,24 +57,39 @@ def test_hits(rule: str, expected: list[int]) -> None:
 
 
 def test_the_rules_of_before_come_back() -> None:
-    with armed("here:error"):
-        with armed("there:error"):
-            fault_point("here")
-        with pytest.raises(OSError, match="here"):
-            fault_point("here")
+    with armed(f"{HERE}:error"):
+        with armed(f"{THERE}:error"):
+            fault_point(HERE)
+        with pytest.raises(OSError, match=HERE):
+            fault_point(HERE)
 
 
-@pytest.mark.parametrize("wrong", ["here", "here:explode", "here@x:kill", ":kill"])
+@pytest.mark.parametrize("wrong", [HERE, f"{HERE}:explode", f"{HERE}@x:kill", ":kill"])
 def test_a_rule_that_is_none(wrong: str) -> None:
     with pytest.raises(ValueError, match="not a fault rule"), armed(wrong):
         pytest.fail("armed")
 
 
+def test_a_name_that_no_point_has() -> None:
+    with pytest.raises(ValueError, match="no fault point has the name"):
+        with armed("log.append.begun:kill"):
+            pytest.fail("armed")
+
+
+def test_every_point_is_somewhere() -> None:
+    root = Path(faults.__file__).parents[1]
+    used = "".join(path.read_text("utf-8") for path in root.rglob("*.py"))
+    assert [point.name for point in Point if f"Point.{point.name})" not in used] == []
+
+
 def test_kill_from_the_environment() -> None:
-    code = "from changefeed.core.faults import fault_point as f; f('x'); f('x'); print('alive')"
+    code = (
+        "from changefeed.core.faults import Point, fault_point;"
+        "[fault_point(Point.LOG_APPEND_BEGIN) for _ in range(2)]; print('alive')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, VARIABLE: "x@2:kill"},
+        env={**os.environ, VARIABLE: f"{HERE}@2:kill"},
         capture_output=True,
         text=True,
     )

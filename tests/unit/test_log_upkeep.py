@@ -296,7 +296,7 @@ class TestRetention:
             sealed_at(writer, 10, 20)
             put(writer, 30, "a")
             writer.maintain(at(30))
-            with faults.armed(f"{faults.LOG_ROLL_CREATED}:full"):
+            with faults.armed(f"{faults.Point.LOG_ROLL_CREATED}:full"):
                 done = writer.maintain(at(125))
             assert (done.rolled, writer.oldest) == (False, at(20))
 

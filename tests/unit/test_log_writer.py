@@ -233,7 +233,7 @@ class TestRoom:
     def test_a_full_disk_leaves_the_log_as_it_was(self, writer: LogWriter, tmp_path: Path) -> None:
         wanted = flush([batch(A, [Row(at(2000), 1)])], at(2000), 2)
         size = writer.bytes
-        for point in (faults.LOG_APPEND_WRITE, faults.LOG_APPEND_WRITTEN):
+        for point in (faults.Point.LOG_APPEND_WRITE, faults.Point.LOG_APPEND_WRITTEN):
             with faults.armed(f"{point}:full"), pytest.raises(ChangefeedError) as caught:
                 writer.append(wanted)
             assert caught.value.code.number == "CF3003"
