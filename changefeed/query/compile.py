@@ -19,6 +19,7 @@ from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
     ALWAYS,
     CHANGE_COLUMNS,
+    KEEP,
     OP,
     PREV,
     ROW,
@@ -26,6 +27,7 @@ from changefeed.query.written import (
     BatchSql,
     Constants,
     Written,
+    backticked,
 )
 from grammar import nodes
 from grammar.printer import to_sql
@@ -294,6 +296,7 @@ class _Compiler:
             outputs=tuple(outputs),
             shown=shown,
             sql=self._batch_sql(evaluated, outputs) if computed or self._sql.where else None,
+            row_sql=self._row_sql(found, evaluated, outputs),
             inputs=inputs,
             filtered=bool(self._sql.where),
             of_changes=of_changes,
@@ -378,6 +381,17 @@ class _Compiler:
         except ChangefeedError:
             return list(range(items))
         return computed
+
+    def _row_sql(self, found: _Analysis, items: Sequence[int], outputs: Sequence[Output]) -> str:
+        """:meth:`_batch_sql` that answers for each row of the batch."""
+        named = {place: found.columns[place][0] for place in items}
+        inner = self._sql.each(VIEW, list(named.items())).text
+        wanted = [
+            f"{output_sql(backticked(named[o.place]), o.spark_type)} AS c{o.place}"
+            for o in outputs
+            if o.place is not None
+        ]
+        return f"SELECT {', '.join([ROW, KEEP, *wanted])} FROM ({inner}) AS q"
 
     def _batch_sql(self, items: Sequence[int], outputs: Sequence[Output]) -> str:
         """The SELECT of a batch: its items, of which only the expressions are kept."""

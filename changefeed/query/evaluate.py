@@ -1,14 +1,12 @@
 """Runs a query over a batch in Spark: a small batch without a job, a large one as a job.
 
-A DataFrame made of a small Arrow table is a relation in the driver's memory. Spark's optimizer
-evaluates deterministic projections and filters over it while it plans, so what is left is a list
-of rows: no job, no task (some 20 ms for 100 rows). Above :data:`FOLDED_BYTES` the batch is cut
-over the executors and evaluated by a job.
+A small batch goes through the query's compiled function in the driver's JVM
+(:mod:`.projection`): some 5 ms for 100 rows, and nothing is planned. Above :data:`DIRECT_BYTES`
+the batch is cut over the executors and evaluated by a job.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,26 +18,27 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.query.compile import VIEW, compile_query
 from changefeed.query.model import CompiledQuery
+from changefeed.query.projection import Projection
 from changefeed.query.written import ROW, Constants
 from grammar import nodes
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from changefeed.spark.session import SparkEngine
 
-#: Batches up to this size are evaluated while Spark plans: about 5,000 narrow rows.
-FOLDED_BYTES = 256 << 10
+#: Batches up to this size need no job: some 25,000 narrow rows. One thread takes 1.9 us a row, as
+#: long as a job on two cores; more cores make a job the faster way (``benchmarks/query.py``).
+DIRECT_BYTES = 1 << 20
 
 _SETTINGS = {
-    "spark.sql.execution.arrow.localRelationThreshold": str(FOLDED_BYTES),
+    # A batch is cut over the tasks of a job, not kept in the plan.
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
     # Names in double quotes are names, as in the rest of the language and in PostgreSQL.
     "spark.sql.ansi.enabled": "true",
     "spark.sql.ansi.doubleQuotedIdentifiers": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
 }
-
-_views = itertools.count(1)
 
 
 class QuerySessions:
@@ -53,6 +52,7 @@ class QuerySessions:
         self.engine = engine
         self._lock = threading.Lock()
         self._made: tuple[SparkSession, SparkSession] | None = None
+        self._projections: dict[CompiledQuery, tuple[SparkSession, Projection | None]] = {}
 
     def of(self, plain: SparkSession) -> SparkSession:
         """The session beside the engine's present one."""
@@ -63,6 +63,14 @@ class QuerySessions:
                     session.conf.set(name, value)
                 self._made = plain, session
             return self._made[1]
+
+    def projection(self, session: SparkSession, query: CompiledQuery) -> Projection | None:
+        """The query as a function; None where Spark has none for it."""
+        with self._lock:
+            known = self._projections.get(query)
+            if known is None or known[0] is not session:
+                known = self._projections[query] = session, Projection.of(session, query)
+            return known[1]
 
     def compile(
         self, schema: TableSchema, query: nodes.Query, constants: Constants | None = None
@@ -77,13 +85,12 @@ class QuerySessions:
 
 
 class Evaluator:
-    """Evaluates batches of one feed. For one thread at a time."""
+    """Evaluates batches of one feed, for its thread and for that of its scan."""
 
     def __init__(self, sessions: QuerySessions) -> None:
         self._sessions = sessions
-        self._view = f"__cf_batch_{next(_views)}"
         #: How many batches were evaluated without a job, and by one.
-        self.folded = self.jobs = 0
+        self.direct = self.jobs = 0
 
     def run(self, query: CompiledQuery, batch: pa.Table) -> pa.Table:
         """The rows of a batch for which the query's WHERE holds: ``__cf_row`` and ``c<i>``.
@@ -95,37 +102,19 @@ class Evaluator:
             raise AssertionError("nothing to evaluate")
         with self._sessions.engine.use() as plain:
             session = self._sessions.of(plain)
+            if batch.nbytes <= DIRECT_BYTES:
+                projection = self._sessions.projection(session, query)
+                if projection is not None:
+                    with _rows_that_fail(query):
+                        self.direct += 1
+                        return projection.run(batch)
             with _rows_that_fail(query):
-                session.createDataFrame(batch).createOrReplaceTempView(self._view)
-                frame = session.sql(query.sql.replace(VIEW, self._view))
-                made = self._collected(frame)
+                view = f"__cf_batch_{threading.get_ident()}"
+                session.createDataFrame(batch).createOrReplaceTempView(view)
+                frame = session.sql(query.sql.replace(VIEW, view))
+                self.jobs += 1
+                made = frame.toArrow()
         return _in_order(made)
-
-    def _collected(self, frame: DataFrame) -> pa.Table:
-        plan = frame._jdf.queryExecution().executedPlan()
-        if plan.getClass().getSimpleName() == "LocalTableScanExec":
-            self.folded += 1
-            return _of_plan(frame, plan)
-        self.jobs += 1
-        return frame.toArrow()
-
-
-def _of_plan(frame: DataFrame, plan: Any) -> pa.Table:
-    """The rows of a plan that holds them, through Spark's own writer of Arrow: no job runs."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    jvm: Any = frame.sparkSession._jvm
-    package = jvm.org.apache.spark.sql.execution.arrow
-    # A Scala object that has no static methods.
-    converters = getattr(getattr(package, "ArrowConverters$"), "MODULE$")
-    batches = converters.toBatchWithSchemaIterator(
-        plan.rows().iterator(), frame._jdf.schema(), 0, 1 << 40, "UTC", True, False
-    )
-    tables = []
-    while batches.hasNext():
-        with pa.ipc.open_stream(batches.next()) as stream:
-            tables.append(stream.read_all())
-    return pa.concat_tables(tables) if tables else to_arrow_schema(frame.schema).empty_table()
 
 
 def _in_order(made: pa.Table) -> pa.Table:

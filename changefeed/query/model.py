@@ -36,6 +36,7 @@ class CompiledQuery:
         outputs: one for each column of ``schema``.
         shown: how many of them the SELECT has; those behind are key columns for the message key.
         sql: evaluates a batch, with a placeholder for its name; None where nothing is computed.
+        row_sql: the same with a row for each row of the batch, ``__cf_keep`` among its columns.
         inputs: columns of the table that ``sql`` reads.
         filtered: there is a WHERE.
         of_changes: the WHERE asks for more than the row (``event_op()``, ``cdc_prev``): it
@@ -51,6 +52,7 @@ class CompiledQuery:
     outputs: tuple[Output, ...]
     shown: int
     sql: str | None
+    row_sql: str
     inputs: tuple[int, ...]
     filtered: bool
     of_changes: bool

@@ -13,6 +13,7 @@ from grammar.select import Lexeme, lexemes_of, nested, unquoted
 #: Columns of a batch beside those of the table.
 ROW = "__cf_row"
 ALWAYS = "__cf_always"
+KEEP = "__cf_keep"
 OP = "__cf_op"
 TIME = "__cf_time"
 PREV = "cdc_prev"
@@ -146,6 +147,37 @@ class BatchSql:
             self._add(out, self.where)
             out.add(")")
         return out
+
+    def each(self, view: str, items: Sequence[tuple[int, str]]) -> Written:
+        """A row for each row of the batch: whether it satisfies the WHERE (``__cf_keep``), and the
+        items under these names, NULL where it does not.
+
+        An expression is then never evaluated on a row that the WHERE leaves out.
+        """
+        alias = backticked(self.alias)
+        out = Written(f"SELECT `{ROW}`, `{KEEP}`")
+        for number, name in items:
+            out.add(f", IF(`{KEEP}`, (")
+            self._add(out, self._unnamed(number, name))
+            out.add(f"), NULL) AS {backticked(name)}")
+        out.add(" FROM (SELECT *, ")
+        if self.where:
+            out.add(f"coalesce(`{ALWAYS}` OR (")
+            self._add(out, self.where)
+            out.add("), false)")
+        else:
+            out.add("true")
+        out.add(f" AS `{KEEP}` FROM {view} AS {alias}) AS {alias}")
+        return out
+
+    def _unnamed(self, number: int, name: str) -> Sequence[tuple[Lexeme, nodes.Span | None]]:
+        """The tokens of an item without the name that is given to it."""
+        tokens = self.items[number].tokens
+        if len(tokens) < 3 or unquoted(tokens[-1][0].text).lower() != name.lower():
+            return tokens
+        if tokens[-2][0].word == "AS":
+            return tokens[:-2]
+        return tokens if tokens[-2][0].text == "." else tokens[:-1]
 
     def condition(self, view: str) -> Written:
         """The WHERE alone: a table of it, to look at what it reads."""

@@ -29,6 +29,7 @@ OPEN = CompiledQuery(
     outputs=(Output(0, None, "int"), Output(None, 1, "int")),
     shown=2,
     sql="SELECT",
+    row_sql="SELECT",
     inputs=(1, 2),
     filtered=True,
     of_changes=False,

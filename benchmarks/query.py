@@ -1,0 +1,145 @@
+"""A CDC query beside the plain feed of the same table: rows a second, CPU, and milliseconds.
+
+    python -m benchmarks.query rows --rows 1000000 --rounds 3
+    python -m benchmarks.query latency --rate 100 --seconds 30
+
+*rows*: two feeds into Kafka wait behind the same backlog of changes in the log, and are resumed
+one after the other: the plain feed, then the query (three expressions and a WHERE that keeps two
+rows of three), in one node whose Spark is warm. *latency*: from the commit of a row of ``ticks``
+to a consumer, for each feed at the same rate. Ours against ours on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.latency import measure, prepare
+from benchmarks.measure import Meter
+from benchmarks.peers.debezium import Run, place
+from benchmarks.workload import NARROW
+from changefeed.api import Engine, Session
+from changefeed.catalog import Catalog
+from changefeed.node.node import Node
+
+QUERY = (
+    "AS SELECT id, quantity, price * 2 AS twice, upper(label) AS name, year(at) AS year "
+    "FROM source.public.narrow WHERE quantity % 3 <> 0"
+)
+
+
+class Here:
+    """A state with a node in this process."""
+
+    def __init__(self, run: Run) -> None:
+        state = run.folder / "query-state"
+        state.mkdir()
+        self.catalog = Catalog.open(str(state))
+        self.node = Node(self.catalog, str(state))
+        self._engine = Engine(self.catalog, host=self.node)
+        self._session = Session(client="benchmark")
+        if not self.node.start():
+            raise SystemExit("another node runs this state")
+        self.execute(f"CREATE EXTERNAL CONNECTION source AS '{run.database.uri}'")
+
+    def execute(self, sql: str) -> None:
+        """One statement."""
+        self._engine.execute(sql, self._session)
+
+    def sync(self, feed: str) -> None:
+        """Wait until everything committed before now is in the feed's sink."""
+        self.execute(f"SYNC CHANGEFEED {feed} TIMEOUT '600s'")
+
+    def check(self) -> None:
+        """Raise when a feed has failed."""
+        for job in self.catalog.jobs():
+            if str(job.status) == "failed":
+                raise RuntimeError(f"{job.name} failed: {job.error}")
+
+
+@contextmanager
+def here(run: Run) -> Iterator[Here]:
+    """A node that is stopped afterwards."""
+    made = Here(run)
+    try:
+        yield made
+    finally:
+        made.node.stop()
+        made.catalog.close()
+
+
+def rows(run: Run, count: int, rounds: int) -> None:
+    """Both feeds through the same backlogs; prints each round."""
+    with run.database.connect() as connection, here(run) as ours:
+        NARROW.create(connection)
+        sink = f"kafka://{run.broker.bootstrap}?topic_name="
+        no_scan = "WITH initial_scan = 'no'"
+        ours.execute(f"CREATE CHANGEFEED plain FOR source.narrow INTO '{sink}plain' {no_scan}")
+        ours.execute(f"CREATE CHANGEFEED query INTO '{sink}query' {no_scan} {QUERY}")
+        ours.execute(f"CREATE CHANGEFEED log FOR source.narrow INTO 'null://' {no_scan}")
+        existing = 0
+        for number in range(rounds + 1):  # the first one warms up
+            ours.execute("PAUSE CHANGEFEED plain, query")
+            changes = count if number else min(count, 200_000)
+            NARROW.change(connection, changes, existing=existing, seed=0.1 + number / 100)
+            existing += changes
+            ours.sync("log")
+            for feed in ("plain", "query"):
+                with Meter(os.getpid()) as meter:
+                    began = time.perf_counter()
+                    ours.execute(f"RESUME CHANGEFEED {feed}")
+                    ours.sync(feed)
+                    seconds = time.perf_counter() - began
+                used = meter.cost.cpu_seconds * 1e6 / changes
+                if number:
+                    print(f"round {number} {feed}: {changes / seconds:,.0f} rows/s, {used:.1f} us")
+                ours.check()
+
+
+def latency(run: Run, rate: int, seconds: float) -> None:
+    """Each feed alone, at the same rate; prints both."""
+    prepare(run.database.uri)
+    with here(run) as ours:
+        queries = {
+            "plain": "CREATE CHANGEFEED plain FOR source.ticks INTO '{sink}'",
+            "query": "CREATE CHANGEFEED query INTO '{sink}' AS SELECT id, id * 2 AS twice "
+            "FROM source.public.ticks WHERE id >= 0",
+        }
+        for name, sql in queries.items():
+            ours.execute(sql.format(sink=f"kafka://{run.broker.bootstrap}?topic_name={name}"))
+            ours.sync(name)
+            found = measure(
+                run.database.uri,
+                run.broker.bootstrap,
+                name,
+                rate=rate,
+                seconds=seconds,
+                check=ours.check,
+            )
+            print(f"{name}, {rate} commits/s: {found}")
+            ours.execute(f"DROP CHANGEFEED {name}")
+            with run.database.connect() as connection:
+                connection.execute("truncate ticks")
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run one mode and print what it cost."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.query")
+    parser.add_argument("mode", choices=["rows", "latency"])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=30)
+    given = parser.parse_args(words)
+    with place() as run:
+        if given.mode == "rows":
+            rows(run, given.rows, given.rounds)
+        else:
+            latency(run, given.rate, given.seconds)
+
+
+if __name__ == "__main__":
+    main()
