@@ -111,6 +111,25 @@ def test_files(
     check(request, folder / "expected" / "sensors.csv", [line for line in csv if line])
 
 
+def test_queries(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+) -> None:
+    folder = EXAMPLES / "queries"
+    targets = {"open": tmp_path / "open", "events": tmp_path / "events"}
+    play(postgres, folder / "setup.sql")
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri, **{n: path.as_uri() for n, path in targets.items()})
+        feeds.run_file(folder / "feeds.sql")
+        follow(feeds, postgres, folder, "open_orders", "order_events")
+    for name, target in targets.items():
+        files = sorted(target.rglob("*.ndjson"))
+        rows = [masked(line) for file in files for line in file.read_bytes().splitlines()]
+        check(request, folder / "expected" / f"{name}.ndjson", rows)
+
+
 def test_warehouse(
     request: pytest.FixtureRequest,
     tmp_path: Path,
