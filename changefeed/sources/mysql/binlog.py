@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from changefeed.core.errors import ChangefeedError
 
@@ -63,8 +63,7 @@ class Kind(IntEnum):
 ARTIFICIAL = 0x20
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What every event begins with. ``end`` is the offset behind it in the server's file."""
 
     seconds: int

@@ -41,38 +41,41 @@ class BinlogConnection:
         self._closed = False
 
     def register(self, server_id: int) -> None:
-        """Appear in SHOW REPLICAS."""
+        """Appear in SHOW REPLICAS.
+
+        Raises:
+            ChangefeedError: CF2004 the user may not read the log.
+        """
         names = b"\x00\x00\x00"  # host, user and password: none
         self._send(_REGISTER, struct.pack("<I", server_id) + names + struct.pack("<HII", 0, 0, 0))
-        self._connection._read_ok_packet()
+        try:
+            self._connection._read_ok_packet()
+        except OSError as error:
+            raise _broken(error) from error
+        except Exception as error:  # PyMySQL's errors, without importing it here
+            number, text = (*error.args, "")[:2] if error.args else (0, "")
+            raise refusal(number if isinstance(number, int) else 0, str(text)) from None
 
     def dump(self, server_id: int, file: str, offset: int) -> None:
         """Ask for the log from a place in a file on; in a MariaDB session that has set
         ``@slave_connect_state`` the place is ignored."""
         if offset > 0xFFFFFFFF:
             raise ChangefeedError("CF2003", "a binlog file above 4 GB cannot be read by position")
-        self._begin()
         self._send(_DUMP, struct.pack("<IHI", offset, 0, server_id) + file.encode())
+        self._socket.setblocking(False)
 
     def dump_gtid(self, server_id: int, known: GtidSet) -> None:
         """Ask for every transaction that is not in ``known``."""
         told = known.encoded()
         # Flag 4: the set counts, not the place.
         head = struct.pack("<HIIQI", 4, server_id, 0, 4, len(told))
-        self._begin()
         self._send(_DUMP_GTID, head + told)
-
-    def _begin(self) -> None:
         self._socket.setblocking(False)
 
     def _send(self, command: int, payload: bytes) -> None:
-        packet = struct.pack("<I", len(payload) + 1)[:3] + b"\x00" + bytes([command]) + payload
         try:
-            self._socket.setblocking(True)
-            self._socket.sendall(packet)
-            if command != _REGISTER:
-                self._socket.setblocking(False)
-        except OSError as error:
+            self._connection._execute_command(command, payload)
+        except Exception as error:
             raise _broken(error) from error
 
     def receive_into(self, view: memoryview) -> int:

@@ -1,0 +1,105 @@
+"""Where the values of a row image lie: widths of the types, and columns in groups.
+
+A row image is a bitmap of nulls and then the values that are not null, one behind the other.
+Between two columns of variable length all widths are known, so a decoder has to *look* at a row
+only where such a column begins: it remembers these anchors, and computes the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.tablemap import ColumnShape, TableShape, Wire
+
+_FIXED = {
+    Wire.TINY: 1, Wire.SHORT: 2, Wire.INT24: 3, Wire.LONG: 4, Wire.LONGLONG: 8, Wire.FLOAT: 4,
+    Wire.DOUBLE: 8, Wire.YEAR: 1, Wire.DATE: 3, Wire.NEWDATE: 3, Wire.TIME: 3,
+    Wire.TIMESTAMP: 4, Wire.DATETIME: 8, Wire.NULL: 0,
+}  # fmt: skip
+#: Bytes of so many decimal digits.
+DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column: its position, and ``width`` bytes, or ``-width`` bytes of a length before it."""
+
+    place: int
+    width: int
+    nullable: bool
+
+    @property
+    def variable(self) -> bool:
+        """The value says how long it is."""
+        return self.width < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a table, in groups: each but the last one ends with a variable column."""
+
+    columns: int
+    null_bytes: int
+    groups: tuple[tuple[Field, ...], ...]
+
+
+def fraction_bytes(digits: int) -> int:
+    """Bytes of a fraction of a second."""
+    if digits > 6:
+        raise misfit("a time with more than six digits behind the second")
+    return (digits + 1) // 2
+
+
+def decimal_bytes(precision: int, scale: int) -> int:
+    """Bytes of a DECIMAL."""
+    whole = precision - scale
+    if not 0 < precision <= 65 or whole < 0 or scale > 38:
+        raise misfit(f"a decimal({precision},{scale})")
+    left, right = divmod(whole, 9), divmod(scale, 9)
+    return (left[0] + right[0]) * 4 + DIGIT_BYTES[left[1]] + DIGIT_BYTES[right[1]]
+
+
+def width_of(column: ColumnShape) -> int:
+    """Bytes of a column's values; negative: of the length before each."""
+    wire, meta = column.wire, column.meta
+    if wire in _FIXED:
+        return _FIXED[wire]
+    if wire in (Wire.VARCHAR, Wire.VAR_STRING, Wire.STRING):
+        return -1 if meta < 256 else -2
+    if wire in (Wire.BLOB, Wire.JSON, Wire.GEOMETRY, Wire.VECTOR):
+        if not 1 <= meta <= 4:
+            raise misfit(f"a length of {meta} bytes")
+        return -meta
+    if wire in (Wire.ENUM, Wire.SET):
+        if not 1 <= meta <= 8:
+            raise misfit(f"an ENUM or SET of {meta} bytes")
+        return meta
+    if wire is Wire.NEWDECIMAL:
+        return decimal_bytes(meta >> 8, meta & 0xFF)
+    if wire is Wire.BIT:
+        bits = (meta >> 8) * 8 + (meta & 0xFF)
+        if not 0 < bits <= 64:
+            raise misfit(f"a bit({bits})")
+        return (bits + 7) // 8
+    seconds = {Wire.TIMESTAMP2: 4, Wire.DATETIME2: 5, Wire.TIME2: 3}.get(wire)
+    if seconds is None:
+        raise misfit(f"a column of type {wire.name}, which cannot be read")
+    return seconds + fraction_bytes(meta)
+
+
+@lru_cache(maxsize=1024)
+def layout_of(shape: TableShape) -> Layout:
+    """The layout of a table's rows."""
+    groups: list[tuple[Field, ...]] = []
+    group: list[Field] = []
+    for place, column in enumerate(shape.columns):
+        # The bitmap counts, whatever the table's map says of nulls.
+        group.append(Field(place, width_of(column), column.nullable))
+        if group[-1].variable:
+            groups.append(tuple(group))
+            group = []
+    groups.append(tuple(group))
+    count = len(shape.columns)
+    return Layout(count, (count + 7) // 8, tuple(groups))

@@ -1,0 +1,191 @@
+"""Which schema the rows of a table map have.
+
+The binlog says how rows *were* at that place; the server's catalog says how the table is *now*. The
+two are the same for almost every table at almost every time, and then the catalog's description
+(which knows more: unique keys, MariaDB's JSON and UUID) is the schema. Where the binlog is older
+than the catalog, the schema is made of the table map alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
+from changefeed.sources.mysql.types import ColumnInfo, column_of
+
+Describe = Callable[[TableName], TableSchema | None]
+Intern = Callable[[TableSchema], TableSchema]
+
+#: Types that only the catalog knows, and how the binlog calls them.
+_STORED_AS = {
+    "uuid": "binary(16)",
+    "inet6": "binary(16)",
+    "inet4": "binary(4)",
+}
+_GEOMETRY = frozenset({"geomcollection", "geometrycollection"})
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeChange:
+    """A table looks otherwise than before."""
+
+    old: TableSchema
+    new: TableSchema
+    rewritten: bool
+
+
+class Shapes:
+    """The schemas of the tables of one stream."""
+
+    def __init__(
+        self,
+        source: str,
+        charsets: Charsets,
+        describe: Describe,
+        intern: Intern,
+        latest: Describe,
+    ) -> None:
+        self.charsets = charsets
+        self._source = source
+        self._describe = describe
+        self._intern = intern
+        self._latest = latest
+        self._known: dict[TableName, TableSchema] = {}
+        self._statements: dict[TableName, str] = {}
+
+    def name(self, database: str, table: str) -> TableName:
+        """The full name of a table of the source."""
+        return TableName(self._source, database, table)
+
+    def altered(self, name: TableName, statement: str) -> None:
+        """Remember the last ALTER of a table: it says what the map does not."""
+        self._statements[name] = statement
+
+    def present(self, name: TableName) -> TableSchema | None:
+        """The shape as far as the stream knows it, for a TRUNCATE."""
+        known = self._known.get(name) or self._latest(name)
+        if known is None:
+            described = self._describe(name)
+            known = None if described is None else self._intern(described)
+        if known is not None:
+            self._known[name] = known
+        return known
+
+    def resolve(self, shape: TableShape) -> tuple[TableSchema, ShapeChange | None]:
+        """The schema of rows of this shape, and what changed since the last ones.
+
+        Raises:
+            ChangefeedError: CF2003 the server does not send the names of columns.
+        """
+        name = self.name(shape.database, shape.table)
+        if not shape.named:
+            raise ChangefeedError(
+                "CF2003",
+                f"the binlog does not name the columns of {name}",
+                hint="SET GLOBAL binlog_row_metadata = 'FULL'; then RESCAN the feeds, since what"
+                " is in the binlog already stays without names.",
+            )
+        known = self._known.get(name) or self._latest(name)
+        if known is not None and self.fits(shape, known):
+            self._known[name] = known
+            return known, None
+        described = self._describe(name)
+        if described is not None and self.fits(shape, described):
+            new = self._intern(described)
+        else:
+            new = self._intern(self._made(shape, known or described))
+        self._known[name] = new
+        if known is None or known.fingerprint() == new.fingerprint():
+            return new, None
+        return new, ShapeChange(known, new, self._rewritten(known, new))
+
+    def fits(self, shape: TableShape, schema: TableSchema) -> bool:
+        """Rows of the shape can be read as rows of the schema."""
+        if len(shape.columns) != len(schema.columns):
+            return False
+        for told, column in zip(shape.columns, schema.columns, strict=True):
+            if told.name != column.name:
+                return False
+            if canonical(column.type_name) != self._canonical(told):
+                return False
+        return not shape.key or (not schema.keyless and schema.key == shape.key)
+
+    def _canonical(self, column: ColumnShape) -> str:
+        return canonical(type_text(column, self.charsets))
+
+    def _made(self, shape: TableShape, like: TableSchema | None) -> TableSchema:
+        """A schema of what the binlog says; columns that are as in ``like`` stay as they are."""
+        known = {} if like is None else {column.name: column for column in like.columns}
+        columns = []
+        for told in shape.columns:
+            column = known.get(told.name or "")
+            if column is None or canonical(column.type_name) != self._canonical(told):
+                column = self._column(told)
+            columns.append(column)
+        places = {column.name: place for place, column in enumerate(columns)}
+        key = shape.key
+        if not key and like is not None and not like.keyless:
+            # A unique index, which the map does not tell.
+            names = [column.name for column in like.key_columns]
+            if all(name in places for name in names):
+                key = tuple(places[name] for name in names)
+        if like is not None:
+            return replace(
+                like,
+                columns=tuple(columns),
+                key=key or tuple(range(len(columns))),
+                keyless=not key,
+                version=0,
+            )
+        return TableSchema(
+            table=self.name(shape.database, shape.table),
+            columns=tuple(columns),
+            key=key or tuple(range(len(columns))),
+            before_image=BeforeImage.FULL,
+            keyless=not key,
+        )
+
+    def _column(self, told: ColumnShape) -> Column:
+        text = type_text(told, self.charsets)
+        return column_of(ColumnInfo(told.name or "", text, told.nullable))
+
+    def _rewritten(self, old: TableSchema, new: TableSchema) -> bool:
+        """Rows that are there already read otherwise now, and were not sent.
+
+        A column that may be NULL and has no default was added: they read as before, with a null.
+        """
+        before = {column.name: column for column in old.columns}
+        added = [column for column in new.columns if column.name not in before]
+        for column in new.columns:
+            known = before.get(column.name)
+            if known is not None and known.logical != column.logical:
+                return True
+        if not added:
+            return False
+        statement = self._statements.get(new.table, "")
+        plain = bool(statement) and not _FILLS.search(statement)
+        return not plain or not all(column.nullable for column in added)
+
+
+#: Words of an ALTER that may give a new column a value in old rows.
+_FILLS = re.compile(r"\b(?:NOT\s+NULL|DEFAULT(?!\s+NULL\b)|AS\s*\(|CURRENT_TIMESTAMP)", re.I)
+_WIDTH = re.compile(r"^((?:tiny|small|medium|big)?int|year)\(\d+\)")
+_NOISE = re.compile(r" zerofill| /\*.*\*/", re.I)
+
+
+def canonical(text: str) -> str:
+    """A COLUMN_TYPE without what the binlog does not tell: widths of display."""
+    head, quote, values = text.partition("'")
+    head = _NOISE.sub("", _WIDTH.sub(r"\1", head.lower().strip()))
+    if text.lower().rstrip().endswith("zerofill") and "unsigned" not in head:
+        head += " unsigned"
+    head = _STORED_AS.get(head, head)
+    if head.startswith(("float(", "double(")):
+        head = head.partition("(")[0] + head.partition(")")[2]
+    if head in _GEOMETRY:
+        head = "geometrycollection"
+    return head + quote + values

@@ -1,0 +1,313 @@
+"""The binlog of one server: followed, decoded, in flushes.
+
+    for flush in stream:            # one thread
+        log.append(flush)           # durable
+        stream.acknowledge(flush.frontier.position)
+
+One connection serves all feeds of a source. What is there is decoded at once, so a lone commit is
+out within milliseconds; a deep backlog is decoded in batches of some megabytes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Flush, Frontier, Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import StreamRequest
+from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
+from changefeed.sources.mysql.position import FilePlace, GtidPlace
+from changefeed.sources.mysql.position import Place as StreamPlace
+from changefeed.sources.mysql.shapes import Shapes
+from changefeed.sources.mysql.tablemap import Charset, Charsets
+from changefeed.sources.mysql.transactions import BATCH_BYTES, Assembler
+from changefeed.sources.mysql.wire import BinlogConnection, Inbox
+
+#: An idle server says so this often, seconds.
+HEARTBEAT = 0.5
+#: An idle source's frontier moves this often, seconds.
+BEAT = 1.0
+#: So long without a byte, and the connection counts as lost: sixty heartbeats.
+SILENCE = 30.0
+#: How long a commit may wait for more to decode it with, seconds.
+GATHER_SECONDS = 0.05
+#: After a flush of little, so long until the next is begun: at a thousand commits a second each
+#: costs a durable append.
+PAUSE_SECONDS = 0.003
+_SMALL_PIECE = 128 << 10
+
+
+class SqlSession(Protocol):
+    """What is needed of :class:`changefeed.sources.mysql.session.Session`."""
+
+    @property
+    def raw(self) -> Any:
+        """PyMySQL's connection."""
+        ...
+
+    def rows(self, sql: str, doing: str = ...) -> list[tuple[Any, ...]]:
+        """All rows of an answer."""
+        ...
+
+    def run(self, *statements: str, doing: str = ...) -> None:
+        """Statements without an answer."""
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
+
+
+class BinlogStream:
+    """Flushes of everything that commits after ``request.start``, in commit order."""
+
+    def __init__(
+        self,
+        connect: Callable[[], SqlSession],
+        *,
+        source: str,
+        flavor: str,
+        mode: str,
+        server_id: int,
+        request: StreamRequest,
+        describe: Callable[[TableName], TableSchema | None],
+        batch_bytes: int = BATCH_BYTES,
+        small: int | None = None,
+    ) -> None:
+        """
+        Args:
+            connect: makes a logged-in session of our own.
+            source: the name that table names begin with.
+            flavor: ``mysql`` or ``mariadb``.
+            mode: ``gtid`` or ``file``: how places are written.
+            server_id: as which replica we appear; no other reader may have it.
+            describe: the server's present description of a table.
+        """
+        self._connect = connect
+        self._source = source
+        self._flavor = flavor
+        self._mode = mode
+        self._server_id = server_id
+        self._request = request
+        self._describe = describe
+        self._batch_bytes = batch_bytes
+        self._small = small
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connection: BinlogConnection | None = None
+        self._acknowledged = ""
+
+    def __iter__(self) -> Iterator[Flush]:
+        return self.run()
+
+    def acknowledge(self, position: Position) -> None:
+        """Everything up to ``position`` is durable."""
+        self._acknowledged = max(self._acknowledged, position)
+
+    def close(self) -> None:
+        """End the iteration soon. Safe from any thread, idempotent."""
+        with self._lock:
+            self._closed = True
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def run(self) -> Iterator[Flush]:
+        """Connect and follow the log until :meth:`close`.
+
+        Raises:
+            ChangefeedError: CF2001/CF2002 cannot connect, CF2003 the log is not written as it
+                must be, CF2101 the stream broke, CF2102 the log was purged, CF2103 it is not the
+                log that was read, CF2105 bytes that cannot be.
+        """
+        try:
+            session = self._connect()
+            try:
+                place = self._place()
+                self._check(session, place)
+                shapes = self._shapes(session)
+                skew = _clock_skew(session)
+                connection = self._begin(session, place)
+            except BaseException:
+                session.close()
+                raise
+            try:
+                yield from self._follow(connection, place, shapes, skew)
+            finally:
+                connection.close()
+        except ChangefeedError:
+            if not self._closed:
+                raise
+        finally:
+            with self._lock:
+                self._connection = None
+
+    # ------------------------------------------------------------------------- start
+
+    def _place(self) -> StreamPlace:
+        history = self._request.start.history
+        if self._mode == "file":
+            return FilePlace.parse(history)
+        mariadb = self._flavor == "mariadb"
+        return GtidPlace(MariaGtid.parse(history) if mariadb else GtidSet.parse(history))
+
+    def _check(self, session: SqlSession, place: StreamPlace) -> None:
+        """Does this server's log go on from what was read?"""
+        if isinstance(place, FilePlace):
+            if self._flavor == "mysql":
+                [(server,)] = session.rows("SELECT @@GLOBAL.server_uuid")
+                if server != place.server:
+                    raise ChangefeedError(
+                        "CF2104",
+                        "the source is another MySQL server than before",
+                        detail=f"server_uuid {server}, was {place.server}",
+                    )
+            return
+        if self._flavor == "mysql" and place.history:
+            [(contained, purged)] = session.rows(
+                f"SELECT GTID_SUBSET('{place.history}', @@GLOBAL.gtid_executed),"
+                f" GTID_SUBTRACT(@@GLOBAL.gtid_purged, '{place.history}')"
+            )
+            if not int(contained):
+                raise ChangefeedError(
+                    "CF2103",
+                    "the MySQL server does not have all transactions that were read",
+                    detail="its log was reset, or another server took its place that was behind",
+                )
+            if purged:
+                raise ChangefeedError(
+                    "CF2102",
+                    "the MySQL server has purged the binlog that was not read yet",
+                    detail=f"missing transactions: {str(purged)[:500]}",
+                )
+
+    def _shapes(self, session: SqlSession) -> Shapes:
+        return Shapes(
+            self._source,
+            read_charsets(session),
+            self._describe,
+            self._request.intern,
+            self._request.latest,
+        )
+
+    def _begin(self, session: SqlSession, place: StreamPlace) -> BinlogConnection:
+        beat = int(HEARTBEAT * 1e9)
+        session.run(
+            "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
+            f"SET @master_heartbeat_period = {beat}, @source_heartbeat_period = {beat}",
+        )
+        if self._flavor == "mariadb":
+            session.run("SET @mariadb_slave_capability = 4")
+            if isinstance(place, GtidPlace):
+                session.run(f"SET @slave_connect_state = '{place.history}'")
+        connection = BinlogConnection(session.raw)
+        with self._lock:
+            if self._closed:
+                raise ChangefeedError("CF2101", "the stream was closed")
+            self._connection = connection
+        connection.register(self._server_id)
+        if isinstance(place, FilePlace):
+            connection.dump(self._server_id, place.file, place.offset)
+        elif isinstance(place, GtidPlace) and isinstance(place.gtids, GtidSet):
+            connection.dump_gtid(self._server_id, place.gtids)
+        else:
+            connection.dump(self._server_id, "", 4)
+        return connection
+
+    # ------------------------------------------------------------------------ following
+
+    def _follow(
+        self, connection: BinlogConnection, place: StreamPlace, shapes: Shapes, skew: int
+    ) -> Iterator[Flush]:
+        start = self._request.start
+        given = {} if self._small is None else {"small": self._small}
+        assembler = Assembler(
+            Frontier(start.at, place.position, start.seq, place.history),
+            place,
+            shapes,
+            self._request.spool,
+            self._request.folder,
+            batch_bytes=self._batch_bytes,
+            **given,
+        )
+        inbox = Inbox()
+        told = start
+        heard = time.monotonic()
+        next_beat = heard + BEAT
+        while True:
+            received, gather_until = 0, time.monotonic() + GATHER_SECONDS
+            while count := inbox.fill(connection.receive_into):
+                received += count
+                # After what is decoded now was received: a table that is captured from some
+                # commit on is in the memo by then.
+                assembler.watch(self._tables())
+                for place_of_event in inbox.events():
+                    ready = assembler.take(place_of_event)
+                    if ready is not None:
+                        for flush in ready:
+                            told = flush.frontier or told
+                            yield flush
+                if received >= self._batch_bytes or time.monotonic() >= gather_until:
+                    break
+            now = time.monotonic()
+            if received:
+                heard = now
+                for flush in assembler.flush():
+                    told = flush.frontier or told
+                    yield flush
+                    if received < _SMALL_PIECE:
+                        time.sleep(PAUSE_SECONDS)
+            elif now - heard > SILENCE:
+                raise ChangefeedError("CF2101", "the MySQL server is silent: no heartbeat came")
+            if now >= next_beat:
+                next_beat = now + BEAT
+                assembler.acknowledged(self._acknowledged)
+                if assembler.idle:
+                    if assembler.heartbeats > 1:
+                        assembler.caught_up(time.time_ns() + skew)
+                    if assembler.frontier != told:
+                        told = assembler.frontier
+                        yield Flush((), told)
+            if not received:
+                connection.wait(max(0.0, next_beat - time.monotonic()))
+
+    def _tables(self) -> frozenset[tuple[str, str]]:
+        listed = self._request.memo().get("tables", ())
+        return frozenset((str(database), str(name)) for database, name in listed)
+
+
+def read_charsets(session: SqlSession) -> Charsets:
+    """What collation numbers stand for at this server."""
+    widths = {
+        str(name): int(width)
+        for name, width in session.rows(
+            "SELECT CHARACTER_SET_NAME, MAXLEN FROM information_schema.CHARACTER_SETS"
+        )
+    }
+    columns = {
+        str(name).upper()
+        for (name,) in session.rows(
+            "SELECT COLUMN_NAME FROM information_schema.COLUMNS"
+            " WHERE TABLE_SCHEMA = 'information_schema'"
+            " AND TABLE_NAME = 'COLLATION_CHARACTER_SET_APPLICABILITY'"
+        )
+    }
+    # MariaDB's newer collations have a number only together with a character set.
+    table = "COLLATION_CHARACTER_SET_APPLICABILITY" if "ID" in columns else "COLLATIONS"
+    return {
+        int(number): Charset(str(name), widths.get(str(name), 1))
+        for number, name in session.rows(
+            f"SELECT ID, CHARACTER_SET_NAME FROM information_schema.{table}"
+            " WHERE ID IS NOT NULL AND CHARACTER_SET_NAME IS NOT NULL"
+        )
+    }
+
+
+def _clock_skew(session: SqlSession) -> int:
+    """How far the server's clock is ahead of ours, nanoseconds (less the way of the answer)."""
+    [(seconds,)] = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS CHAR)")
+    return int(float(seconds) * 1e9) - time.time_ns()

@@ -1,0 +1,816 @@
+"""Events of the binlog -> flushes: transactions, timestamps, numbers, places.
+
+Pure: no socket, no clock. The same events after the same frontier give the same flushes, so a
+crash between receiving and making durable changes nothing.
+
+* The binlog has transactions in commit order, each as a whole. A commit gets
+  ``last.at_least(commit time)``.
+* Rows of complete transactions are decoded together, a table at a time (:mod:`.decode`).
+* The rows of a transaction that grows too large go to disk (:mod:`.stored`), and out in flushes
+  without a frontier when it ends. A prepared XA transaction waits there for its decision, which may
+  come days and restarts later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import (
+    ChangeBatch,
+    Commits,
+    Event,
+    Flush,
+    Frontier,
+    SchemaChange,
+    Truncate,
+)
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.mysql import binlog
+from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
+from changefeed.sources.mysql.decode import OPERATIONS, RowEvents, decode, skip_to_rows
+from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
+from changefeed.sources.mysql.position import GtidPlace
+from changefeed.sources.mysql.position import Place as StreamPlace
+from changefeed.sources.mysql.shapes import ShapeChange, Shapes
+from changefeed.sources.mysql.stored import Part, StoredTransaction
+from changefeed.sources.mysql.tablemap import (
+    TableShape,
+    read_table_id,
+    read_table_map,
+    read_table_name,
+)
+from changefeed.sources.mysql.walk import PADDING, Places
+from changefeed.sources.mysql.wire import Place
+from changefeed.sources.postgres.columns import Decoded
+from changefeed.sources.postgres.superseded import Collapsed, collapse
+
+#: Bytes of rows that are decoded together at most; a transaction above goes to disk.
+BATCH_BYTES = 8 << 20
+
+#: What is ready, if anything.
+Flushes = Iterator[Flush] | None
+#: Database and name of the tables that somebody watches.
+Tables = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table that is watched, in the shape of one table map."""
+
+    shape: TableShape
+    schema: TableSchema
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction being read.
+
+    Attributes:
+        first: its first row event among those that wait.
+        skip: it was read before.
+        gtid: adds it to the place; None for an anonymous one.
+        commit_us: when it committed, microseconds; 0 where the event of its end says so.
+        changes: tables that look otherwise from here on.
+        decides: the XA transaction that this one commits or rolls back.
+        savepoint: row events when a savepoint was set.
+    """
+
+    first: int
+    skip: bool = False
+    gtid: Callable[[], None] | None = None
+    commit_us: int = 0
+    changes: list[ShapeChange] = field(default_factory=list)
+    stored: StoredTransaction | None = None
+    begun: bool = False
+    xid: int = 0
+    savepoint: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What the rows of a finished transaction carry."""
+
+    at: Timestamp
+    xid: int
+    commit_us: int
+
+
+class _Waiting:
+    """Row events that wait to be decoded, with their rows in one buffer."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.tables: list[_Table] = []
+        self.numbers: dict[int, int] = {}
+        self.table: list[int] = []
+        self.operation: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def add(
+        self, table: _Table, operation: int, data: bytes | bytearray, start: int, end: int
+    ) -> None:
+        """The rows of one event."""
+        number = self.numbers.get(id(table))
+        if number is None:
+            number = self.numbers[id(table)] = len(self.tables)
+            self.tables.append(table)
+        self.starts.append(len(self.data))
+        self.data += memoryview(data)[start:end]
+        self.ends.append(len(self.data))
+        self.table.append(number)
+        self.operation.append(operation)
+
+    def split(self, first: int) -> _Waiting:
+        """Take out the events from ``first`` on."""
+        tail = _Waiting()
+        for i in range(first, len(self)):
+            table = self.tables[self.table[i]]
+            tail.add(table, self.operation[i], self.data, self.starts[i], self.ends[i])
+        if first < len(self):
+            del self.data[self.starts[first] :]
+        for column in (self.table, self.operation, self.starts, self.ends):
+            del column[first:]
+        return tail
+
+
+class Assembler:
+    """The state of one stream between its events and its flushes."""
+
+    def __init__(
+        self,
+        start: Frontier,
+        place: StreamPlace,
+        shapes: Shapes,
+        spool: Path,
+        folder: Path,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        small: int | None = None,
+    ) -> None:
+        """
+        Args:
+            start: everything up to there was read.
+            place: the same place, to be moved on.
+            shapes: of the source's tables.
+            spool: a folder of our own for large transactions; its content is rubbish.
+            folder: one that outlives us, for prepared transactions.
+            small: see :func:`changefeed.sources.mysql.decode.decode`.
+        """
+        self._last = start.at
+        self._seq = start.seq
+        self._place = place
+        self._shapes = shapes
+        self._spool = spool
+        self._prepared = folder / "xa"
+        self._batch_bytes = batch_bytes
+        self._small = {} if small is None else {"small": small}
+        self._tables: Tables = frozenset()
+        self._maps: dict[int, tuple[bytes, _Table | None]] = {}
+        self._waiting = _Waiting()
+        self._finished: list[tuple[int, _Commit]] = []
+        self._open: _Open | None = None
+        self._events: list[Event] = []
+        self._commits: list[tuple[Timestamp, str, int]] = []
+        self._log_schemas: dict[int, tuple[TableSchema, pa.Schema]] = {}
+        self._checksums: bool | None = None
+        self._file = ""
+        self._offset = 0
+        #: Where the server stood at the last heartbeat, and whether nothing came since.
+        self.heartbeats = 0
+        self._decided: list[tuple[str, StoredTransaction]] = []
+
+    # ------------------------------------------------------------------------- outside
+
+    @property
+    def frontier(self) -> Frontier:
+        """What was read completely so far."""
+        return Frontier(self._last, self._place.position, self._seq, self._place.history)
+
+    @property
+    def idle(self) -> bool:
+        """No transaction is half read."""
+        return self._open is None
+
+    def watch(self, tables: Tables) -> None:
+        """The tables of which rows are wanted from here on."""
+        if tables != self._tables:
+            self._tables = tables
+            self._maps.clear()
+
+    def caught_up(self, now_ns: int) -> None:
+        """The server had nothing more to send at that time."""
+        if now_ns > self._last.version:
+            self._last = Timestamp(now_ns)
+
+    def acknowledged(self, position: str) -> None:
+        """Everything up to there is durable: decided XA transactions are not needed again."""
+        while self._decided and self._decided[0][0] <= position:
+            self._decided.pop(0)[1].discard()
+
+    def take(self, place: Place) -> Flushes:
+        """One event as it came; what is ready because of it, to be taken before the next one."""
+        header = binlog.read_header(place)
+        if self._checksums is None:
+            if header.kind != Kind.FORMAT_DESCRIPTION:  # says itself whether it has one
+                place = binlog.without_guessed_checksum(place)
+        elif self._checksums and header.kind != Kind.FORMAT_DESCRIPTION:
+            place = binlog.strip_checksum(place)
+        if header.kind in _HEARTBEATS:
+            self.heartbeats += 1
+            if self._open is None:
+                self._place.passed(self._file, header.end)
+            return None
+        self.heartbeats = 0
+        if header.end and not header.flags & binlog.ARTIFICIAL:
+            self._offset = header.end
+        ready = self._event(header, place)
+        if ready is None and self._open is None:
+            self._place.passed(self._file, self._offset)
+        return ready
+
+    def flush(self) -> Iterator[Flush]:
+        """All complete transactions."""
+        self._decode_finished()
+        yield from self._flushed(self.frontier)
+
+    def _flushed(self, frontier: Frontier | None) -> Iterator[Flush]:
+        if self._events or self._commits:
+            commits = Commits(
+                [at.wall for at, _, _ in self._commits],
+                [at.logical for at, _, _ in self._commits],
+                [position for _, position, _ in self._commits],
+                [xid for _, _, xid in self._commits],
+            )
+            events, self._events, self._commits = tuple(self._events), [], []
+            yield Flush(events, frontier, commits)
+
+    # -------------------------------------------------------------------------- events
+
+    def _event(self, header: Header, place: Place) -> Flushes:
+        kind = header.kind
+        if kind in OPERATIONS:
+            return self._rows(header, place)
+        action = _ACTIONS.get(kind)
+        return None if action is None else action(self, header, place)
+
+    def _format(self, header: Header, place: Place) -> None:
+        self._checksums = binlog.read_format(place)
+        self._maps.clear()  # a server that was started again counts its tables from the begin
+        self._drop_half()
+
+    def _drop_half(self) -> None:
+        """A server that crashed left the begin of a transaction at the end of a file."""
+        if self._open is not None:
+            self._waiting.split(self._open.first)
+            if self._open.stored is not None:
+                self._open.stored.discard()
+            self._open = None
+
+    def _rotate(self, header: Header, place: Place) -> None:
+        self._file, self._offset = binlog.read_rotate(place)
+        if self._open is None:
+            self._place.passed(self._file, self._offset)
+
+    def _gtid(self, header: Header, place: Place) -> None:
+        told = binlog.read_gtid(place)
+        opened = _Open(len(self._waiting), commit_us=told.commit_us)
+        if isinstance(self._place, GtidPlace):
+            held = self._place.gtids
+            if not isinstance(held, GtidSet):
+                raise misfit("a GTID of MySQL in the log of MariaDB")
+            if not told.number:
+                raise ChangefeedError("CF2103", "the server no longer gives its transactions GTIDs")
+            opened.skip = (told.server, told.number) in held
+            opened.gtid = lambda: held.add(told.server, told.number)
+        self._drop_half()
+        self._open = opened
+
+    def _maria_gtid(self, header: Header, place: Place) -> None:
+        told = binlog.read_maria_gtid(place, header.server_id)
+        opened = _Open(len(self._waiting), begun=not told.alone)
+        if isinstance(self._place, GtidPlace):
+            held = self._place.gtids
+            if not isinstance(held, MariaGtid):
+                raise misfit("a GTID of MariaDB in the log of MySQL")
+            opened.skip = held.covers(told.domain, told.number)
+            opened.gtid = lambda: held.add(told.domain, told.server, told.number)
+        self._drop_half()
+        self._open = opened
+
+    def _tagged(self, header: Header, place: Place) -> None:
+        raise ChangefeedError(
+            "CF2003",
+            "the binlog has transactions with a tagged GTID, which cannot be read",
+            hint="run them with GTID_NEXT = 'AUTOMATIC'; then RESCAN the feeds of this source.",
+        )
+
+    def _payload(self, header: Header, place: Place) -> Iterator[Flush]:
+        for inner in binlog.read_payload(place):
+            yield from self._event(binlog.read_header(inner), inner) or ()
+
+    def _incident(self, header: Header, place: Place) -> None:
+        raise ChangefeedError(
+            "CF2103",
+            "the server says that its binlog lost changes (an incident event)",
+        )
+
+    def _query(self, header: Header, place: Place) -> Flushes:
+        compressed = header.kind == Kind.MARIA_QUERY_COMPRESSED
+        query = binlog.read_query(place, compressed=compressed)
+        word = _WORD.match(query.text)
+        first = word[0].upper() if word else ""
+        opened = self._open
+        if opened is None:
+            opened = self._open = _Open(len(self._waiting))
+        if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
+            opened.begun = True
+        elif first == "XA":
+            return self._xa(query, header, opened)
+        elif first == "COMMIT" and opened.begun:
+            return self._commit(header.seconds)
+        elif first == "SAVEPOINT":
+            opened.savepoint = len(self._waiting)
+        elif first == "ROLLBACK":
+            self._rollback(query, opened)
+        elif opened.begun:
+            self._statement(query, first)
+        else:
+            return self._definition(query, first, header)
+        return None
+
+    def _rollback(self, query: Query, opened: _Open) -> None:
+        """Written only where tables without transactions were changed as well."""
+        if not re.match(r"\s*ROLLBACK\s+(?:WORK\s+)?TO\b", query.text, re.I):
+            self._waiting.split(opened.first)
+            opened.changes.clear()
+            self._forget(opened)
+        elif opened.savepoint != len(self._waiting):
+            raise ChangefeedError(
+                "CF1303",
+                "a transaction that went back to a savepoint beside tables without transactions",
+                hint="RESCAN the feeds of this source.",
+            )
+
+    def _forget(self, opened: _Open) -> None:
+        if opened.stored is not None:
+            opened.stored.discard()
+        if opened.gtid is not None:
+            opened.gtid()
+        self._open = None
+
+    def _statement(self, query: Query, first: str) -> None:
+        """A statement inside a transaction: rows are sent as statements where they should not."""
+        if first not in _WRITES:
+            return
+        text = query.text.lower()
+        for database, table in self._tables:
+            if table.lower() in text:
+                raise ChangefeedError(
+                    "CF2003",
+                    f"the binlog has a statement in place of the rows of {database}.{table}",
+                    hint="SET GLOBAL binlog_format = 'ROW'; sessions that are open keep the old"
+                    " setting until they end. Then RESCAN the feeds of this source.",
+                )
+
+    def _definition(self, query: Query, first: str, header: Header) -> Flushes:
+        """A statement that is a transaction by itself: DDL."""
+        opened = self._open
+        if opened is not None and not opened.skip:
+            if first == "TRUNCATE":
+                name = self._target(query, _TRUNCATE)
+                schema = None if name is None else self._shapes.present(name)
+                if schema is not None:
+                    self._truncate(schema, header.seconds)
+                    return None
+            elif first in ("ALTER", "CREATE", "DROP") and (name := self._target(query, _ALTERED)):
+                self._shapes.altered(name, query.text)
+            elif first in _WRITES:
+                self._statement(query, first)
+        return self._commit(header.seconds)
+
+    def _target(self, query: Query, pattern: re.Pattern[str]) -> TableName | None:
+        """The watched table that a statement is about."""
+        match = pattern.match(_COMMENTS.sub(" ", query.text))
+        if match is None:
+            return None
+        database, table = _unquoted(match[1]) or query.database, _unquoted(match[2])
+        if (database, table) not in self._tables:
+            return None
+        return self._shapes.name(database, table)
+
+    def _truncate(self, schema: TableSchema, seconds: int) -> None:
+        self._decode_finished()
+        commit = self._finish(seconds, touched=True)
+        if commit is not None:
+            self._seq += 1
+            self._events.append(Truncate(schema, commit.at, self._seq))
+
+    def _xid(self, header: Header, place: Place) -> Flushes:
+        if self._open is None:
+            raise misfit("a commit without a transaction")
+        self._open.xid = int.from_bytes(binlog.body(place).take(8), "little", signed=True)
+        return self._commit(header.seconds)
+
+    # ---------------------------------------------------------------------------- rows
+
+    def _table_map(self, header: Header, place: Place) -> None:
+        data, start, end = place
+        number = read_table_id(data, start, end)
+        content = bytes(memoryview(data)[start + binlog.HEADER_SIZE : end])
+        known = self._maps.get(number)
+        if known is not None and known[0] == content:
+            return
+        opened = self._open
+        if opened is None:
+            opened = self._open = _Open(len(self._waiting), begun=True)
+        table: _Table | None = None
+        if read_table_name(data, start, end) in self._tables:
+            if opened.skip:
+                # Nothing is decoded, and what the table looks like is not known: it may have
+                # changed since.
+                self._maps[number] = _SKIPPED
+                return
+            shape = read_table_map(data, start, end)
+            schema, change = self._shapes.resolve(shape)
+            if change is not None:
+                opened.changes.append(change)
+            table = _Table(shape, schema)
+        if len(self._maps) > 10_000:
+            self._maps.clear()
+        self._maps[number] = (content, table)
+
+    def _rows(self, header: Header, place: Place) -> Flushes:
+        cursor = binlog.body(place)
+        known = self._maps.get(cursor.number(6), _UNKNOWN)
+        if known is _UNKNOWN:
+            raise misfit("rows of a table that was not described")
+        table, opened = known[1], self._open
+        if opened is None:
+            opened = self._open = _Open(len(self._waiting), begun=True)
+        if table is None or opened.skip:
+            return None
+        operation = skip_to_rows(cursor, header.kind, table.shape)
+        data, start, end = cursor.data, cursor.place, cursor.end
+        if header.kind in _COMPRESSED:
+            data = binlog.maria_unpacked(bytes(data[start:end]))
+            start, end = 0, len(data)
+        if end > start:
+            self._waiting.add(table, operation, data, start, end)
+        return self._full(opened) if len(self._waiting.data) >= self._batch_bytes else None
+
+    def _partial(self, header: Header, place: Place) -> None:
+        known = self._maps.get(binlog.body(place).number(6))
+        if known is not None and known[1] is not None:
+            raise ChangefeedError(
+                "CF2003",
+                f"the binlog has only changes inside JSON values of {known[1].schema.table}",
+                hint="SET GLOBAL binlog_row_value_options = ''; sessions that are open keep the"
+                " old setting until they end. Then RESCAN the feeds of this source.",
+            )
+
+    def _full(self, opened: _Open) -> Iterator[Flush]:
+        """Too many rows wait: complete transactions go out, the open one goes to disk if it is
+        the large one."""
+        tail = self._waiting.split(opened.first)
+        self._decode_finished()
+        yield from self._flushed(self.frontier)
+        self._waiting, opened.first = tail, 0
+        if len(tail.data) >= self._batch_bytes // 2:
+            self._store(opened)
+
+    def _store(self, opened: _Open) -> None:
+        """Put the rows of the open transaction to disk; nothing else waits."""
+        if opened.stored is None:
+            opened.stored = StoredTransaction(self._spool / "transaction")
+        parts, count, _ = self._decoded(self._waiting)
+        for part in parts:
+            part.number[:] += opened.stored.rows
+        opened.stored.append(parts, count)
+        self._waiting, opened.first = _Waiting(), 0
+
+    def _commit(self, seconds: int) -> Flushes:
+        """The open transaction is complete."""
+        opened = self._open
+        if opened is None:
+            raise misfit("a commit without a transaction")
+        if opened.stored is not None:
+            return self._commit_stored(opened, opened.stored, seconds, discard=True)
+        touched = len(self._waiting) > opened.first
+        if opened.changes:
+            tail = self._waiting.split(opened.first)
+            self._decode_finished()
+            self._waiting, opened.first = tail, 0
+        commit = self._finish(seconds, touched=touched)
+        if commit is not None:
+            self._announce(opened.changes, commit)
+            if touched:
+                self._finished.append((opened.first, commit))
+        return None
+
+    def _finish(self, seconds: int, *, touched: bool) -> _Commit | None:
+        """End the open transaction; None for one that was read before."""
+        opened, self._open = self._open, None
+        if opened is None:
+            raise misfit("a commit without a transaction")
+        if opened.skip:
+            return None
+        commit_us = opened.commit_us or seconds * 1_000_000
+        self._last = self._last.at_least(commit_us * 1000)
+        if opened.gtid is not None:
+            opened.gtid()
+        self._place.passed(self._file, self._offset)
+        if touched:
+            self._commits.append((self._last, self._place.position, opened.xid))
+        return _Commit(self._last, opened.xid, commit_us)
+
+    def _announce(self, changes: list[ShapeChange], commit: _Commit) -> None:
+        for change in changes:
+            self._seq += 1
+            self._events.append(
+                SchemaChange(change.old, change.new, commit.at, self._seq, change.rewritten)
+            )
+
+    def _commit_stored(
+        self, opened: _Open, stored: StoredTransaction, seconds: int, *, discard: bool
+    ) -> Iterator[Flush]:
+        """Give out the rows that are on disk: flushes without a frontier, and one that has it."""
+        if len(self._waiting) > opened.first:
+            tail = self._waiting.split(opened.first)
+            self._decode_finished()
+            self._waiting = tail
+            self._store(opened)
+        self._decode_finished()
+        yield from self._flushed(self.frontier)
+        commit = self._finish(seconds, touched=True)
+        if commit is None:
+            return
+        ended, self._commits = self._commits, []
+        self._announce(opened.changes, commit)
+        base = self._seq + 1
+        for replayed in stored.replay():
+            yield from self._flushed(None)
+            for part in replayed:
+                batch = self._batch(
+                    part.schema, part.rows.after, part.marked, base + part.number,
+                    part.number, np.zeros(len(part.number), np.intp), [commit],
+                )  # fmt: skip
+                self._events.append(batch)
+        self._seq += stored.rows
+        self._commits = ended
+        if discard:
+            stored.discard()
+        else:
+            self._decided.append((self._place.position, stored))
+        yield from self._flushed(self.frontier)
+
+    # -------------------------------------------------------------------------- XA
+
+    def _xa(self, query: Query, header: Header, opened: _Open) -> Flushes:
+        match = _XA.match(query.text)
+        verb = match[1].upper() if match else ""
+        if verb in ("START", "BEGIN", "END"):
+            opened.begun = True
+            return None
+        if match is None or match[2] is None or verb not in ("COMMIT", "ROLLBACK"):
+            raise misfit("an XA statement that is not known")
+        name = binlog.xa_name(bytes.fromhex(match[2]), bytes.fromhex(match[3]), int(match[4]))
+        folder = self._folder_of(name)
+        if opened.skip or not folder.exists():
+            return self._commit(header.seconds)
+        stored = StoredTransaction(folder, fresh=False)
+        if verb == "COMMIT":
+            stored.rows = int((folder / "rows").read_text())
+            return self._commit_stored(opened, stored, header.seconds, discard=False)
+        self._finish(header.seconds, touched=False)
+        self._decided.append((self._place.position, stored))
+        return None
+
+    def _folder_of(self, name: str) -> Path:
+        return self._prepared / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+    def _xa_prepare(self, header: Header, place: Place) -> Flushes:
+        one_phase, name = binlog.read_xa_prepare(place)
+        opened = self._open
+        if opened is None:
+            raise misfit("an XA PREPARE without a transaction")
+        if one_phase:
+            return self._commit(header.seconds)
+        touched = len(self._waiting) > opened.first or opened.stored is not None
+        if touched and not opened.skip:
+            return self._prepare(opened, self._folder_of(name), header.seconds)
+        self._finish(header.seconds, touched=False)
+        return None
+
+    def _prepare(self, opened: _Open, folder: Path, seconds: int) -> Iterator[Flush]:
+        """Keep the rows of a prepared transaction until it is decided."""
+        tail = self._waiting.split(opened.first)
+        self._decode_finished()
+        yield from self._flushed(self.frontier)
+        self._waiting, opened.first = tail, 0
+        self._store(opened)
+        stored = opened.stored
+        if stored is None:
+            raise misfit("an XA PREPARE without a transaction")
+        kept = StoredTransaction(folder)
+        for path in stored.folder.iterdir():
+            path.rename(folder / path.name)
+        (folder / "rows").write_text(str(stored.rows))
+        kept.make_durable()
+        stored.discard()
+        opened.stored = None
+        commit = self._finish(seconds, touched=False)
+        if commit is not None:
+            self._announce(opened.changes, commit)
+
+    # ------------------------------------------------------------------------ decoding
+
+    def _decode_finished(self) -> None:
+        """Decode the rows of all complete transactions, which are all that waits."""
+        finished, self._finished = self._finished, []
+        if not finished:
+            return
+        opened = self._open
+        tail = None
+        if opened is not None and opened.first < len(self._waiting):
+            tail = self._waiting.split(opened.first)
+        waiting, self._waiting = self._waiting, tail or _Waiting()
+        if opened is not None:
+            opened.first = 0
+        self._give_out(waiting, finished)
+
+    def _give_out(self, waiting: _Waiting, finished: list[tuple[int, _Commit]]) -> None:
+        firsts = np.array([first for first, _ in finished], np.intp)
+        commits = [commit for _, commit in finished]
+        parts, count, starts = self._decoded(waiting)
+        first_rows = starts[firsts]
+        for part in parts:
+            of = np.searchsorted(firsts, part.rows.message, "right") - 1
+            marked = collapse(part.schema, part.rows, of)
+            self._events.append(
+                self._batch(
+                    part.schema,
+                    part.rows.after,
+                    marked,
+                    part.number + self._seq + 1,
+                    part.number - first_rows[of],
+                    of,
+                    commits,
+                )
+            )
+        self._seq += count
+
+    def _decoded(self, waiting: _Waiting) -> tuple[list[Part], int, Places]:
+        """The rows by table, how many there are, and for each event the number of its first."""
+        waiting.data.extend(bytes(PADDING))
+        table = np.array(waiting.table, np.intp)
+        operation = np.array(waiting.operation, np.intp)
+        starts, ends = np.array(waiting.starts, np.intp), np.array(waiting.ends, np.intp)
+        width = np.zeros(len(starts) + 1, np.intp)
+        decoded = []
+        for number, described in enumerate(waiting.tables):
+            at = np.flatnonzero(table == number)
+            if not len(at):
+                continue
+            events = RowEvents(at, operation[at], starts[at], ends[at])
+            rows = decode(
+                waiting.data, events, described.shape, described.schema, self._shapes.charsets,
+                **self._small,
+            )  # fmt: skip
+            width[:-1] += np.bincount(rows.message, minlength=len(starts))
+            decoded.append((described.schema, rows))
+        first = np.cumsum(width) - width
+        parts = []
+        for schema, rows in decoded:
+            message = rows.message
+            within = np.arange(len(message)) - np.searchsorted(message, message)
+            parts.append(Part(schema, rows, (first[message] + within).astype(np.int64)))
+        return _together(parts), int(width.sum()), first
+
+    def _batch(
+        self,
+        schema: TableSchema,
+        after: list[pa.Array],
+        marked: Collapsed,
+        seq: Places,
+        ordinal: Places,
+        of: Places,
+        commits: list[_Commit],
+    ) -> ChangeBatch:
+        walls = np.array([commit.at.wall for commit in commits], np.int64)
+        logicals = np.array([commit.at.logical for commit in commits], np.int32)
+        xids = np.array([commit.xid for commit in commits], np.int64)
+        micros = np.array([commit.commit_us for commit in commits], np.int64)
+        arrays = [
+            _LETTERS.take(pa.array(marked.op)),
+            pa.array(walls[of]),
+            pa.array(logicals[of]),
+            pa.array(seq.astype(np.int64)),
+            pa.array(ordinal.astype(np.int32)),
+            pa.array(xids[of]),
+            pa.array(micros[of]),
+            marked.last_column(),
+            pa.nulls(len(of), pa.string()),
+            *after,
+            *marked.before,
+        ]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._log_schema(schema))
+        return ChangeBatch(schema, rows)
+
+    def _log_schema(self, schema: TableSchema) -> pa.Schema:
+        known = self._log_schemas.get(id(schema))
+        if known is None or known[0] is not schema:
+            known = (schema, schema.log_schema())
+            self._log_schemas[id(schema)] = known
+        return known[1]
+
+
+def _together(parts: list[Part]) -> list[Part]:
+    """Parts of one table under several table numbers (it was opened again) as one: the writes of
+    a key must be seen together."""
+    names = [part.schema.table for part in parts]
+    if len(set(names)) == len(names):
+        return parts
+    found: dict[TableName, Part] = {}
+    for part in parts:
+        known = found.get(part.schema.table)
+        found[part.schema.table] = part if known is None else _merged(known, part)
+    return list(found.values())
+
+
+def _merged(one: Part, other: Part) -> Part:
+    if one.schema is not other.schema:
+        raise misfit("a table that changes its shape within a transaction")
+    number = np.concatenate([one.number, other.number])
+    order = np.argsort(number, kind="stable")
+    at = pa.array(order)
+
+    def column(a: pa.Array, b: pa.Array) -> pa.Array:
+        return pa.concat_arrays([a, b]).take(at)
+
+    a, b = one.rows, other.rows
+    rows = Decoded(
+        np.concatenate([a.message, b.message])[order],
+        np.concatenate([a.op, b.op])[order],
+        [column(x, y) for x, y in zip(a.after, b.after, strict=True)],
+        [column(x, y) for x, y in zip(a.before, b.before, strict=True)],
+        [column(x, y) for x, y in zip(a.key, b.key, strict=True)],
+    )
+    return Part(other.schema, rows, number[order])
+
+
+_LETTERS = pa.array([chr(code) if code in b"cud" else "" for code in range(256)])
+_UNKNOWN: tuple[bytes, None] = (b"unknown", None)
+_SKIPPED: tuple[bytes, None] = (b"skipped", None)
+_HEARTBEATS = frozenset({int(Kind.HEARTBEAT), int(Kind.HEARTBEAT_V2)})
+_COMPRESSED = frozenset(int(kind) for kind in Kind if "COMPRESSED" in kind.name)
+
+Action = Callable[[Assembler, Header, Place], Flushes]
+_ACTIONS: dict[int, Action] = {
+    Kind.FORMAT_DESCRIPTION: Assembler._format,
+    Kind.ROTATE: Assembler._rotate,
+    Kind.GTID: Assembler._gtid,
+    Kind.ANONYMOUS_GTID: Assembler._gtid,
+    Kind.GTID_TAGGED: Assembler._tagged,
+    Kind.MARIA_GTID: Assembler._maria_gtid,
+    Kind.QUERY: Assembler._query,
+    Kind.MARIA_QUERY_COMPRESSED: Assembler._query,
+    Kind.XID: Assembler._xid,
+    Kind.TABLE_MAP: Assembler._table_map,
+    Kind.PARTIAL_UPDATE_ROWS: Assembler._partial,
+    Kind.TRANSACTION_PAYLOAD: Assembler._payload,
+    Kind.XA_PREPARE: Assembler._xa_prepare,
+    Kind.INCIDENT: Assembler._incident,
+}
+
+_WRITES = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD"})
+_WORD = re.compile(r"(?:\s|/\*.*?\*/)*(\w+)", re.S)
+_COMMENTS = re.compile(r"/\*.*?\*/", re.S)
+_PART = r"(`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+)"
+_NAME = rf"(?:{_PART}\s*\.\s*)?{_PART}"
+_TRUNCATE = re.compile(rf"\s*TRUNCATE\s+(?:TABLE\s+)?{_NAME}", re.I)
+_ALTERED = re.compile(
+    rf"\s*(?:ALTER|CREATE|DROP)\s+(?:ONLINE\s+|IGNORE\s+|OR\s+REPLACE\s+)*TABLE\s+"
+    rf"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?{_NAME}",
+    re.I,
+)
+_XA = re.compile(r"\s*XA\s+(\w+)(?:\s+X'([0-9a-f]*)'\s*,\s*X'([0-9a-f]*)'\s*,\s*(-?\d+))?", re.I)
+
+
+def _unquoted(name: str | None) -> str:
+    if not name:
+        return ""
+    quote = name[0]
+    return name[1:-1].replace(quote * 2, quote) if quote in '`"' else name

@@ -1,0 +1,405 @@
+"""What real servers sent, decoded: every way of decoding gives the same, and the right rows."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.core import log_form
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Change, ChangeBatch, Flush, SchemaChange, Truncate
+from changefeed.core.schema import Column, TableName
+from tests.mysql_recordings import FLAVORS, SOURCE, Described, Recording, changes
+
+#: So that every row is decoded by columns, or every row by itself.
+BY_COLUMNS, BY_ROWS = 0, 1 << 40
+
+
+@pytest.fixture(params=FLAVORS)
+def recording(request: pytest.FixtureRequest) -> Recording:
+    return Recording.load(request.param)
+
+
+def test_both_decoders_give_the_same_changes(recording: Recording, tmp_path: Path) -> None:
+    columns = changes(list(recording.replay(tmp_path, small=BY_COLUMNS)))
+    rows = changes(list(recording.replay(tmp_path, small=BY_ROWS)))
+    assert len(columns) > 2500
+    assert columns == rows
+
+
+def test_the_changes_lead_to_the_rows_that_the_server_has(
+    recording: Recording, tmp_path: Path
+) -> None:
+    state = _applied(list(recording.replay(tmp_path)))
+    for name, schema in recording.schemas.items():
+        printed = recording.rows[name.name]
+        expected = [
+            {c.name: _log_value(c, row.get(c.name), recording.flavor) for c in schema.columns}
+            for row in printed
+        ]
+        found = [{c.name: row[c.name] for c in schema.columns} for row in state[name]]
+        assert len(expected) > 1
+        assert _sorted(found) == _sorted(expected), name
+
+
+def test_the_columns_are_in_the_neutral_log_form(recording: Recording, tmp_path: Path) -> None:
+    for flush in recording.replay(tmp_path):
+        for event in flush.events:
+            if isinstance(event, ChangeBatch):
+                assert event.rows.schema == event.schema.log_schema()
+                for place, column in enumerate(event.schema.columns):
+                    assert not log_form.problem(column, event.rows.column(f"a{place}"))
+
+
+@pytest.mark.parametrize("chunk", [997, 70_001])
+def test_pieces_of_the_network_do_not_matter(
+    recording: Recording, tmp_path: Path, chunk: int
+) -> None:
+    whole = list(recording.replay(tmp_path))
+    pieces = list(recording.replay(tmp_path, chunk=chunk))
+    assert len(pieces) > len(whole)
+    assert changes(pieces) == changes(whole)
+    assert _others(pieces) == _others(whole)
+    assert pieces[-1].frontier == whole[-1].frontier
+
+
+def test_a_large_transaction_goes_over_the_disk_and_stays_the_same(
+    recording: Recording, tmp_path: Path
+) -> None:
+    whole = list(recording.replay(tmp_path))
+    small = list(recording.replay(tmp_path, batch_bytes=500))
+    assert any(flush.frontier is None for flush in small)
+    assert changes(small) == changes(whole)
+    assert _others(small) == _others(whole)
+    assert _commits(small) == _commits(whole)
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_places_rise_and_every_flush_ends_at_its_last_commit(
+    recording: Recording, tmp_path: Path
+) -> None:
+    flushes = list(recording.replay(tmp_path, chunk=5_003))
+    positions = [position for flush in flushes for position in flush.commits.position]
+    assert len(positions) > 20
+    assert positions == sorted(set(positions))
+    for flush in flushes:
+        assert flush.frontier is not None
+        if flush.commits.position:
+            assert flush.frontier.position >= flush.commits.position[-1]
+    sequences = [change.seq for change in changes(flushes)]
+    assert len(set(sequences)) == len(sequences)
+
+
+def test_a_restart_at_any_frontier_goes_on_where_it_was(
+    recording: Recording, tmp_path: Path
+) -> None:
+    described = Described(recording.schemas)
+    whole = list(recording.replay(tmp_path, chunk=20_011, described=described))
+    everything = changes(whole)
+    for place, flush in enumerate(whole[:-1]):
+        state = Described(recording.schemas)
+        state.latest = _latest(whole[: place + 1])
+        # Prepared transactions outlive a restart, what is in the spool does not.
+        again = list(recording.replay(tmp_path, start=flush.frontier, described=state))
+        assert flush.frontier is not None
+        rest = [change for change in everything if change.seq > flush.frontier.seq]
+        assert [_without_time(c) for c in changes(again)] == [_without_time(c) for c in rest]
+
+
+def test_ddl_between_changes_is_announced_before_the_first_row_of_the_new_shape(
+    recording: Recording, tmp_path: Path
+) -> None:
+    items = TableName(SOURCE, "rec", "items")
+    events = [e for flush in recording.replay(tmp_path) for e in flush.events]
+    shapes = [e for e in events if isinstance(e, SchemaChange)]
+    assert [[c.name for c in e.new.columns] for e in shapes] == [
+        ["id", "name", "n", "note"],
+        ["id", "flag", "name", "n", "note"],
+        ["id", "flag", "title", "n", "note"],
+    ]
+    assert [e.rewritten for e in shapes] == [False, True, True]
+    assert [e.new.table for e in shapes] == [items] * 3
+    assert shapes[-1].new.fingerprint() == recording.schemas[items].fingerprint()
+    last = -1
+    for event in events:
+        if isinstance(event, SchemaChange):
+            assert event.seq > last
+        elif isinstance(event, ChangeBatch) and event.schema.table == items:
+            first = event.rows.column("seq")[0].as_py()
+            known = [s for s in shapes if s.seq < first]
+            if known:
+                assert event.schema.fingerprint() == known[-1].new.fingerprint()
+            last = event.rows.column("seq")[-1].as_py()
+
+
+def test_several_writes_of_a_key_are_one_change(recording: Recording, tmp_path: Path) -> None:
+    found = changes(list(recording.replay(tmp_path)))
+    [at] = {c.at for c in found if c.after and c.after.get("id") == 3001}
+    together = [c for c in found if c.at == at and c.table.name == "items" and c.last]
+    assert [(c.op, (c.after or {}).get("id"), (c.after or {}).get("n")) for c in together] == [
+        ("c", 3000, 10),
+        ("u", 2, 11),
+    ]
+    [update] = [c for c in together if c.op == "u"]
+    assert update.before is not None and update.before["n"] == 2
+    gone = [c for c in found if c.at == at and (c.after or c.before or {}).get("id") == 3001]
+    assert gone and not any(c.last for c in gone)
+
+
+def test_prepared_transactions_appear_when_they_are_decided(
+    recording: Recording, tmp_path: Path
+) -> None:
+    flushes = list(recording.replay(tmp_path, chunk=1_009))
+    found = [c for c in changes(flushes) if c.table.name == "pairs"]
+    six = [c for c in found if (c.after or {}).get("a") == 6 and c.last]
+    assert [(c.op, (c.after or {})["v"]) for c in six] == [("c", 66)]
+    # The transaction that was rolled back had deleted all rows.
+    five = [c for c in found if (c.before or {}).get("a") == 5]
+    assert five == []
+    assert [c.op for c in found if (c.after or {}).get("a") == 8] == ["c"]
+
+
+def test_a_prepared_transaction_is_dropped_when_its_decision_is_durable(
+    recording: Recording, tmp_path: Path
+) -> None:
+    from changefeed.sources.mysql.wire import Inbox
+
+    assembler, inbox, sent = recording.assembler(tmp_path), Inbox(len(recording.data)), []
+
+    def receive(view: memoryview) -> int:
+        view[: len(recording.data)] = recording.data
+        return len(recording.data)
+
+    inbox.fill(receive)
+    for place in inbox.events():
+        sent += list(assembler.take(place) or ())
+    kept = list((tmp_path / "kept" / "xa").iterdir())
+    assert len(kept) == 2
+    assembler.acknowledged(f"{0:020d}")
+    assert len(list((tmp_path / "kept" / "xa").iterdir())) == 2
+    assembler.acknowledged(assembler.frontier.position)
+    assert list((tmp_path / "kept" / "xa").iterdir()) == []
+
+
+def test_a_truncate_comes_between_the_rows_around_it(recording: Recording, tmp_path: Path) -> None:
+    flushes = list(recording.replay(tmp_path))
+    [truncate] = [e for f in flushes for e in f.events if isinstance(e, Truncate)]
+    assert truncate.schema.table.name == "pairs"
+    found = [c for c in changes(flushes) if c.table.name == "pairs"]
+    before = {(c.after or {}).get("a") for c in found if c.seq < truncate.seq}
+    assert before == {None, 1, 2, 9}
+    assert truncate.seq not in {c.seq for c in changes(flushes)}
+
+
+def test_tables_that_nobody_watches_move_the_place_and_nothing_else(
+    recording: Recording, tmp_path: Path
+) -> None:
+    whole = list(recording.replay(tmp_path))
+    plain = {t: s for t, s in recording.schemas.items() if t.name == "plain"}
+    some = replace(recording, schemas=plain)
+    flushes = list(some.replay(tmp_path / "some"))
+    assert {c.table.name for c in changes(flushes)} == {"plain"}
+    assert flushes[-1].frontier is not None and whole[-1].frontier is not None
+    assert flushes[-1].frontier.position <= whole[-1].frontier.position
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changed_bytes_are_an_error_and_never_memory(
+    recording: Recording, tmp_path: Path, seed: int
+) -> None:
+    """Bytes are changed behind the checksum's back: it is computed again."""
+    chosen = random.Random(seed)
+    packets = _packets(recording.data)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = _address_space()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), hard))
+    outcomes = set()
+    try:
+        for _ in range(8):
+            mutated = [bytearray(packet) for packet in packets]
+            for _ in range(chosen.randint(1, 3)):
+                packet = chosen.choice(mutated)
+                _mutate(packet, chosen)
+                _mend_checksum(packet)
+            data = b"".join(mutated)
+            small = chosen.choice([BY_COLUMNS, BY_ROWS, 4096])
+            try:
+                for _flush in recording.replay(tmp_path, data=data, small=small):
+                    pass
+                outcomes.add("read")
+            except ChangefeedError as error:
+                assert error.code in ("CF2105", "CF2101", "CF2103", "CF2003", "CF1303"), error
+                outcomes.add(str(error.code))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "CF2105" in outcomes
+
+
+def test_a_changed_byte_is_noticed_by_the_checksum(recording: Recording, tmp_path: Path) -> None:
+    packets = _packets(recording.data)
+    large = max(range(len(packets)), key=lambda i: len(packets[i]))
+    packet = bytearray(packets[large])
+    packet[len(packet) // 2] ^= 1
+    packets[large] = bytes(packet)
+    with pytest.raises(ChangefeedError) as error:
+        list(recording.replay(tmp_path, data=b"".join(packets)))
+    assert error.value.code == "CF2101"
+
+
+# ------------------------------------------------------------------------------------ tools
+
+
+def _others(flushes: list[Flush]) -> list[tuple[Any, ...]]:
+    return [
+        (type(e).__name__, e.at, e.seq)
+        for f in flushes
+        for e in f.events
+        if not isinstance(e, ChangeBatch)
+    ]
+
+
+def _commits(flushes: list[Flush]) -> list[tuple[Any, ...]]:
+    return [
+        row
+        for f in flushes
+        for row in zip(
+            f.commits.wall, f.commits.logical, f.commits.position, f.commits.xid, strict=True
+        )
+    ]
+
+
+def _latest(flushes: list[Flush]) -> dict[TableName, Any]:
+    found = {}
+    for flush in flushes:
+        for event in flush.events:
+            if isinstance(event, ChangeBatch):
+                found[event.schema.table] = event.schema
+            elif isinstance(event, SchemaChange):
+                found[event.new.table] = event.new
+    return found
+
+
+def _without_time(change: Change) -> Change:
+    return replace(change, at=change.at.__class__(0))
+
+
+def _applied(flushes: list[Flush]) -> dict[TableName, list[dict[str, Any]]]:
+    """The tables after all events, by key; those without one as bags of rows."""
+    state: dict[TableName, dict[Any, list[dict[str, Any]]]] = {}
+    names: dict[TableName, Any] = {}
+    ordered: list[tuple[int, Any, Any]] = []
+    for flush in flushes:
+        for event in flush.events:
+            if isinstance(event, ChangeBatch):
+                ordered += [(c.seq, event.schema, c) for c in event.changes() if c.last]
+            else:
+                ordered.append((event.seq, None, event))
+    for _, schema, event in sorted(ordered, key=lambda some: some[0]):
+        if isinstance(event, Truncate):
+            state[event.schema.table] = {}
+        elif isinstance(event, SchemaChange):
+            _reshape(state, event)
+        else:
+            rows = state.setdefault(schema.table, {})
+            names[schema.table] = schema
+            _apply(rows, schema, event)
+    return {table: [r for some in rows.values() for r in some] for table, rows in state.items()}
+
+
+def _reshape(state: dict[TableName, dict[Any, list[dict[str, Any]]]], event: SchemaChange) -> None:
+    """What the server does to rows that are there: here a column is added or renamed."""
+    old = {c.name for c in event.old.columns}
+    new = [c.name for c in event.new.columns]
+    for rows in state.get(event.new.table, {}).values():
+        for row in rows:
+            if "name" in old and "title" in new:
+                row["title"] = row.pop("name")
+            for name in new:
+                row.setdefault(name, 5 if name == "flag" else None)
+
+
+def _apply(rows: dict[Any, list[dict[str, Any]]], schema: Any, change: Change) -> None:
+    def key(row: dict[str, Any]) -> Any:
+        return tuple(row[c.name] for c in schema.key_columns)
+
+    if change.op in ("u", "d"):
+        held = rows[key(change.before or {})]
+        assert held, change
+        if change.op == "u" and not schema.keyless:
+            rows[key(change.before or {})] = []
+        else:
+            held.pop()
+    if change.op in ("u", "c") and change.after is not None:
+        rows.setdefault(key(change.after), []).append(dict(change.after))
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def _log_value(column: Column, printed: str | None, flavor: str) -> Any:
+    """What the server prints in the neutral form, by other means than the decoders'."""
+    if printed is None:
+        return None
+    kind = column.logical
+    if kind == "bytes" and column.type_name.startswith("bit("):
+        bits = int(column.type_name[4:-1])
+        return f"\\x{int(printed, 16):0{(bits + 7) // 8 * 2}x}"
+    if kind == "bytes":
+        return "\\x" + printed.lower()
+    if kind == "bool":
+        return int(printed, 16) == 1
+    if column.physical.startswith("int"):
+        return int(printed)
+    if kind == "float32":
+        return str(Decimal(printed).normalize()) if "e" not in printed else printed
+    if kind == "float64":
+        return {"-1e300": "-1e+300"}.get(printed, printed)
+    if kind in ("date", "timestamp", "timestamptz"):
+        if printed.startswith("0000") or "-00" in printed:
+            return None
+        text = printed.replace(" ", "T")
+        return text + "Z" if kind == "timestamptz" else text
+    return printed
+
+
+def _packets(data: bytes) -> list[bytes]:
+    found, place = [], 0
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 3], "little")
+        found.append(data[place : place + 4 + length])
+        place += 4 + length
+    return found
+
+
+def _mutate(packet: bytearray, chosen: random.Random) -> None:
+    """Somewhere behind the event's header; the length in the header stays."""
+    if len(packet) <= 30:
+        return
+    place = chosen.randrange(5 + 19, len(packet) - 4)
+    way = chosen.randrange(3)
+    if way == 0:
+        packet[place] = chosen.randrange(256)
+    elif way == 1:
+        packet[place] = chosen.choice([0, 0x7F, 0xFA, 0xFC, 0xFD, 0xFE, 0xFF])
+    else:
+        width = min(8, len(packet) - 4 - place)
+        packet[place : place + width] = bytes([0xFF]) * width
+
+
+def _mend_checksum(packet: bytearray) -> None:
+    import zlib
+
+    packet[-4:] = zlib.crc32(packet[5:-4]).to_bytes(4, "little")
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
