@@ -17,8 +17,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.rows import Decoded
 from changefeed.sources.postgres.assemble import Assembler
-from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
+from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.rows import decode_rows

@@ -16,11 +16,11 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Change, ChangeBatch, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, KeyHashes, Repeats
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED
 from changefeed.sources.postgres.assemble import Assembler
-from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
-from changefeed.sources.postgres.repeats import EXISTED, NEW, ONCE, SUPERSEDED, KeyHashes, Repeats
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import ReplicaIdentity, TableDetails
 from tests.postgres_messages import (

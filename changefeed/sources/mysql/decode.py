@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
 from changefeed.sources.mysql.binlog import Cursor, Kind, misfit
 from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
 from changefeed.sources.mysql.walk import PADDING, Block, Mask, Places, cells, walk
-from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, Operations
 
 #: Below so many bytes of rows the decoder of single values is cheaper.
 SMALL_BYTES = 4096

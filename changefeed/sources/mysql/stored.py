@@ -3,7 +3,7 @@
 The binlog has a transaction only once it is complete, so its rows can be decoded as they come; but
 which of several writes to one key is the last one is not known before the end. Decoded rows are
 kept in Arrow files, one for each table of each stretch. At the end the keys are compared
-(:mod:`changefeed.sources.postgres.repeats`), and the files are read again in order, mapped and not
+(:mod:`changefeed.sources.decoded.repeats`), and the files are read again in order, mapped and not
 loaded.
 """
 
@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, Operations
-from changefeed.sources.postgres.repeats import EXISTED, NEW, ONCE, SUPERSEDED, Repeats, Writes
-from changefeed.sources.postgres.spool import no_room
-from changefeed.sources.postgres.superseded import Collapsed, transaction_op
+from changefeed.sources.decoded.disk import no_room
+from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, Repeats, Writes
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
+from changefeed.sources.decoded.superseded import Collapsed, transaction_op
 
 Numbers = npt.NDArray[np.int64]
 

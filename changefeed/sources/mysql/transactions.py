@@ -34,6 +34,8 @@ from changefeed.core.events import (
     Truncate,
 )
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.superseded import Collapsed, collapse
 from changefeed.sources.mysql import binlog
 from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
 from changefeed.sources.mysql.decode import OPERATIONS, RowEvents, decode, skip_to_rows
@@ -50,8 +52,6 @@ from changefeed.sources.mysql.tablemap import (
 )
 from changefeed.sources.mysql.walk import PADDING, Places
 from changefeed.sources.mysql.wire import Place
-from changefeed.sources.postgres.columns import Decoded
-from changefeed.sources.postgres.superseded import Collapsed, collapse
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20

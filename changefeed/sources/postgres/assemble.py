@@ -33,8 +33,11 @@ from changefeed.core.events import (
     Truncate,
 )
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.spans import Mask, Places
+from changefeed.sources.decoded.superseded import Collapsed, collapse
 from changefeed.sources.postgres import pgoutput
-from changefeed.sources.postgres.columns import Block, Decoded, decode_columns
+from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import History, Redelivery, Witness
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.pgoutput import Cut, Inbox, Mark
@@ -42,14 +45,12 @@ from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.replay import has_rows, replay
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
-from changefeed.sources.postgres.superseded import Collapsed, collapse
 from changefeed.sources.postgres.transactions import (
     RowMessages,
     Shapes,
     Transaction,
     table_oids,
 )
-from changefeed.sources.postgres.values import Mask, Places
 
 #: Below this many rows of a table in a block the decoder of single rows is cheaper. Measured:
 #: five columns break even at 45 rows, fifteen with old rows at 60.

@@ -20,15 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import Column
-from changefeed.sources.postgres.values import (
-    Bytes,
-    Places,
-    Spans,
-    element_json,
-    element_of,
-    gather,
-    without_size,
-)
+from changefeed.sources.decoded.spans import Bytes, Places, Spans, gather
+from changefeed.sources.postgres.values import element_json, element_of, without_size
 
 _DAY_US = 86_400_000_000
 _EPOCH_DAYS = 10_957  # 2000-01-01 in days since 1970-01-01

@@ -9,16 +9,17 @@ column in one go. :mod:`.rows` does the same row by row; tests hold both to be e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableSchema
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
+from changefeed.sources.decoded.spans import Bytes, Mask, Places, Spans, gather
 from changefeed.sources.postgres.binary import binary_column, has_binary
 from changefeed.sources.postgres.pgoutput import (
     AS_BINARY,
@@ -33,44 +34,7 @@ from changefeed.sources.postgres.pgoutput import (
     UNCHANGED,
     UPDATE,
 )
-from changefeed.sources.postgres.values import (
-    Bytes,
-    Mask,
-    Places,
-    Spans,
-    gather,
-    span_column,
-)
-
-Operations = npt.NDArray[np.uint8]
-
-#: Operations of the log as bytes.
-CREATED, UPDATED, DELETED = ord("c"), ord("u"), ord("d")
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Rows of one table without what belongs to their transactions.
-
-    Attributes:
-        message: for each row, which of the messages it came from (rising; an update that
-            changed the key gives two rows, ``d`` then ``c``).
-        op: :data:`CREATED`, :data:`UPDATED` or :data:`DELETED`.
-        after: a value array for each column; null on deletes.
-        before: for each of ``schema.before_ordinals``; null on inserts.
-        key: for each of ``schema.key``, the key the row is about.
-        unchanged: by column position, the rows whose value the source did not send.
-    """
-
-    message: Places
-    op: Operations
-    after: list[pa.Array]
-    before: list[pa.Array]
-    key: list[pa.Array]
-    unchanged: dict[int, Mask] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.op)
+from changefeed.sources.postgres.values import span_column
 
 
 class Block:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.sources.postgres.values import PADDING, Bytes
+from changefeed.sources.decoded.spans import PADDING, Bytes
 
 BEGIN, COMMIT = ord("B"), ord("C")
 INSERT, UPDATE, DELETE, TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")

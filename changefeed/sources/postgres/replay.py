@@ -5,7 +5,7 @@ No chunk knows the others' keys, so the transaction is read up to three times:
 1. its messages are found, the shapes of its tables looked up, and which kinds of changes each
    table has;
 2. where a key may be written twice (an update, or inserts beside deletes), the keys are compared
-   (:mod:`.repeats`);
+   (:mod:`changefeed.sources.decoded.repeats`);
 3. the rows are decoded and given out, a flush without a frontier for each chunk but the last,
    which waits for its commit. An image before the transaction is read where the key's first
    write lies.
@@ -28,16 +28,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.events import Flush
 from changefeed.core.schema import BeforeImage, Column, TableSchema
-from changefeed.sources.postgres import pgoutput
-from changefeed.sources.postgres.columns import (
-    Block,
-    Decoded,
-    decode_columns,
-    decode_keys,
-    masked,
-)
-from changefeed.sources.postgres.pgoutput import TAG_OFFSET
-from changefeed.sources.postgres.repeats import (
+from changefeed.sources.decoded.repeats import (
     EXISTED,
     NEW,
     ONCE,
@@ -46,15 +37,19 @@ from changefeed.sources.postgres.repeats import (
     Repeats,
     Writes,
 )
+from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.spans import PADDING, Bytes, Mask, Places
+from changefeed.sources.decoded.superseded import Collapsed, transaction_op
+from changefeed.sources.postgres import pgoutput
+from changefeed.sources.postgres.columns import Block, decode_columns, decode_keys, masked
+from changefeed.sources.postgres.pgoutput import TAG_OFFSET
 from changefeed.sources.postgres.spool import Chunk, Spool
-from changefeed.sources.postgres.superseded import Collapsed, transaction_op
 from changefeed.sources.postgres.transactions import (
     RowMessages,
     Shapes,
     Transaction,
     table_oids,
 )
-from changefeed.sources.postgres.values import PADDING, Bytes, Mask, Places
 
 if TYPE_CHECKING:
     from changefeed.sources.postgres.assemble import Assembler

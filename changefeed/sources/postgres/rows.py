@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded
 from changefeed.sources.postgres.binary import binary_value, has_binary
-from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, no_binary
+from changefeed.sources.postgres.columns import no_binary
 from changefeed.sources.postgres.pgoutput import (
     AS_BINARY,
     AS_TEXT,

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.sources.decoded.disk import no_room
+from changefeed.sources.decoded.spans import PADDING, Places
 from changefeed.sources.postgres.pgoutput import Inbox, Mark
-from changefeed.sources.postgres.values import PADDING, Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Chunk:
 
     Attributes:
         start: where it begins in the transaction.
-        data: its bytes, and :data:`~changefeed.sources.postgres.values.PADDING`.
+        data: its bytes, and :data:`~changefeed.sources.decoded.spans.PADDING`.
         rows: places of the tags of its row messages in ``data``.
         marks: everything between them.
     """
@@ -163,8 +163,3 @@ class Scanned:
             raise no_room(error) from error
         extents.append(_Extent(start, inbox.place, len(rows), marks))
         return Chunk(start, inbox.data, rows, marks)
-
-
-def no_room(error: OSError) -> ChangefeedError:
-    """CF3003 for what a full disk answers."""
-    return ChangefeedError("CF3003", f"cannot keep a large transaction on disk: {error.strerror}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.spans import Places
 from changefeed.sources.postgres.columns import Block
 from changefeed.sources.postgres.relations import ShapeChange
-from changefeed.sources.postgres.values import Places
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import TableSchema
-from changefeed.sources.postgres.columns import CREATED, DELETED, UPDATED, Decoded, Operations
-from changefeed.sources.postgres.values import Mask, Places
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
+from changefeed.sources.decoded.spans import Mask, Places
 
 Codes = npt.NDArray[np.int64]
 

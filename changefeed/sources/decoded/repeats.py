@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changefeed.sources.postgres.columns import CREATED, DELETED, Operations
-from changefeed.sources.postgres.values import Mask, Places, spans_of
+from changefeed.sources.decoded.rows import CREATED, DELETED, Operations
+from changefeed.sources.decoded.spans import Mask, Places, spans_of
 
 #: Records sorted in memory at once, some 200 MB.
 AT_ONCE = 2_000_000
