@@ -5,6 +5,26 @@ public types here (:mod:`changefeed.core.events`, :mod:`changefeed.core.schema`,
 :mod:`changefeed.core.clock`, :mod:`changefeed.core.errors`, :mod:`changefeed.options`,
 :mod:`changefeed.core.uri`) and the engine reaches a sink only through
 :mod:`sinks.registry`.
+
+For programs: :func:`subscribe`, the changes of a table as Arrow; and
+:mod:`changefeed.spark_source`, the same as a source of Spark.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from changefeed.readers.subscription import subscribe as subscribe
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "subscribe"]
+
+
+def __getattr__(name: str) -> object:
+    """Loaded on use: the shell starts without Arrow."""
+    if name == "subscribe":
+        from changefeed.readers.subscription import subscribe
+
+        return subscribe
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -427,3 +427,75 @@ class KeepsProgress(Protocol):
         Answers only when no ``commit_with`` of an earlier object can become true any more.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFiles:
+    """A whole table as a scan read it, for a consumer that reads files.
+
+    Attributes:
+        at: the instant the rows are of.
+        schema: their shape; the rows have ``schema.log_schema()``.
+        files: paths of Arrow IPC files; together they hold each row once.
+        rows: how many rows they hold.
+    """
+
+    at: Timestamp
+    schema: TableSchema
+    files: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPlace:
+    """How far the consumer of a :class:`Pulled` sink is; nothing in it ever goes back.
+
+    Attributes:
+        committed: it has done with everything at or below; None: with nothing yet.
+        idle: between ``committed`` and here the log has nothing for it.
+        planned: it may have begun to work on what is up to here.
+    """
+
+    committed: Timestamp | None = None
+    idle: Timestamp | None = None
+    planned: Timestamp | None = None
+
+    @property
+    def needs_above(self) -> Timestamp | None:
+        """What is at or below it need not be kept for the consumer."""
+        known = [at for at in (self.committed, self.idle) if at is not None]
+        return max(known) if self.committed is not None else None
+
+
+@runtime_checkable
+class Pulled(Protocol):
+    """Optional: a sink whose consumer reads the changes from the change log itself.
+
+    The feed hands over scans only. Its progress is what the consumer has committed, so the log
+    keeps what the consumer still needs. A consumer in another process makes a sink object of its
+    own from the same URI, which it does not open.
+    """
+
+    def consumer(self) -> ConsumerPlace:
+        """How far the consumer is."""
+        ...
+
+    def move(self, place: ConsumerPlace) -> None:
+        """The consumer says how far it is. Durable on return."""
+        ...
+
+    def occupy(self, seconds: float) -> None:
+        """Be the one consumer until :meth:`leave` or the end of the process.
+
+        Raises:
+            ChangefeedError: CF1301, there is another one, and it stays for ``seconds``.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Let another consumer in."""
+        ...
+
+    def scanned(self) -> ScanFiles | None:
+        """The table's last whole scan; None before there is one, and once it was consumed."""
+        ...

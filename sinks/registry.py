@@ -211,6 +211,11 @@ BUILT_IN: dict[str, Entry] = {
         "iceberg://lake/shop?type=hadoop&warehouse=/srv/lake",
         ("pyspark",),
     ),
+    "reader": Entry(
+        "sinks.reader.sink:ReaderSink",
+        "one table for a reader: Spark's changefeed source, or changefeed.subscribe",
+        "reader:///var/lib/feeds/orders",
+    ),
     "null": Entry("sinks.null.sink:NullSink", "nothing: for measuring", "null://"),
     "sinkless": Entry(
         "sinks.terminal:TerminalSink", "rows to the client", "sinkless://", hidden=True

@@ -26,6 +26,7 @@ from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.telemetry import log
 from changefeed.feeds import life
 from changefeed.feeds.checkpoint import Checkpoint
+from changefeed.feeds.consumer import follow_consumer
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import Leaving
@@ -306,6 +307,10 @@ class FeedRunner:
 
     def _deliver(self) -> bool:
         """Deliver what the log has beyond the feed; whether rows were delivered."""
+        if self.outlet.pulled:
+            self._seen = Timestamp.MAX
+            follow_consumer(self._feed, self.outlet.consumed(), self._scanning, self.keeper.oldest)
+            return False
         began = time.monotonic()
         if began < self._next_round and not self._hurried.is_set():
             return False

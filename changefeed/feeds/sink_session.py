@@ -33,6 +33,7 @@ from sinks.base import (
     Evolves,
     KeepsProgress,
     LeavesTables,
+    Pulled,
     Receipt,
     Sink,
     SinkContext,
@@ -163,6 +164,16 @@ class Outlet:
     def evolves(self) -> bool:
         """The sink has tables that follow a change of shape."""
         return isinstance(self.open(), Evolves)
+
+    @property
+    def pulled(self) -> bool:
+        """The sink's consumer reads the changes from the log itself."""
+        return isinstance(self.open(), Pulled)
+
+    def consumed(self) -> Timestamp | None:
+        """How far the consumer of a pulled sink has committed."""
+        sink = self.open()
+        return sink.consumer().needs_above if isinstance(sink, Pulled) else None
 
     # -- changes ----------------------------------------------------------------------------
 

@@ -1,0 +1,42 @@
+"""A feed whose consumer reads the change log itself, and commits how far it is."""
+
+from __future__ import annotations
+
+from changefeed.catalog.model import TableState
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.scan_coordinator import Scanning
+
+
+def follow_consumer(
+    feed: Feed, consumed: Timestamp | None, scanning: Scanning, oldest: Timestamp
+) -> None:
+    """Move the feed's tables to where the consumer is.
+
+    Args:
+        consumed: what the consumer has committed; None before its first commit.
+        oldest: the change log holds everything above this.
+
+    Raises:
+        ChangefeedError: CF3002, retention removed changes that the consumer has not read.
+    """
+    for table in feed.in_state(TableState.RUNNING, TableState.SCANNING):
+        done = table.done_upto
+        if done is None:
+            continue
+        if scanning.holds(table):
+            # A scan that starts again: what the one before it left was shown to nobody, so no
+            # changes need to be delivered between the two.
+            if scanning.at is not None:
+                feed.advance([table.table], scanning.at)
+            continue
+        place = done if consumed is None else max(done, consumed)
+        if oldest is not Timestamp.MAX and place < oldest:
+            raise ChangefeedError(
+                "CF3002",
+                f"the reader of {table.table} has committed {place}, and the change log begins at "
+                f"{oldest}",
+                hint="make another reader, which begins with a scan of the table.",
+            )
+        feed.advance([table.table], place)

@@ -1,0 +1,389 @@
+"""A named reader: the changefeed that scans for it and keeps the log, and how far it is.
+
+The changefeed is an ordinary one, so ``SHOW CHANGEFEEDS`` lists it with its lag, ``PAUSE`` makes it
+wait, ``DROP`` ends it, and the log's retention counts it. It is made at first use where the table
+is named, or by a statement::
+
+    CREATE CHANGEFEED audit FOR TABLE shop.public.orders INTO 'reader:///var/lib/feeds/audit'
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from changefeed.api import Engine, Session
+from changefeed.catalog import Catalog, Job, Status, TableProgress, TableState, Wanted
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.state import StateLayout
+from changefeed.readers.table_log import OnTruncate, Range, Selection, Span, TableLog
+from sinks.base import ConsumerPlace, Pulled, ScanFiles
+from sinks.registry import open_sink
+
+#: Files of a scan that make one range.
+SCAN_FILES = 4
+
+#: How long a process that ends is waited for, seconds.
+OCCUPY_SECONDS = 15.0
+
+_PART = re.compile(r'"(?:[^"]|"")+"|[^".]+')
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a reader that does not exist yet begins.
+
+    Attributes:
+        scan: with the rows that are there, then their changes.
+        after: without a scan, above this; None: with the first change from now on.
+    """
+
+    scan: bool = True
+    after: Timestamp | None = None
+
+
+@dataclass
+class Reader:
+    """One reader. Used by one thread at a time; :meth:`close` it."""
+
+    catalog: Catalog
+    name: str
+    on_truncate: OnTruncate = OnTruncate.ERROR
+    _sink: Pulled | None = field(default=None, init=False, repr=False)
+    _log: TableLog | None = field(default=None, init=False, repr=False)
+
+    # -- opening ----------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        state: str,
+        name: str,
+        table: str = "",
+        start: Start | None = None,
+        on_truncate: OnTruncate = OnTruncate.ERROR,
+    ) -> Reader:
+        """The reader of that name, made where it does not exist and ``table`` is given.
+
+        Args:
+            state: directory or URL of the state.
+            table: ``source.schema.table``; must be the reader's table.
+            start: where a reader that is made begins; with a scan when not given.
+
+        Raises:
+            ChangefeedError: CF1101 there is no such reader; CF1302 it is another table's; CF1303 a
+                changefeed of that name is no reader; else what CREATE CHANGEFEED says.
+        """
+        catalog = Catalog.open(state)
+        try:
+            reader = cls(catalog, name, on_truncate)
+            if catalog.find_job(name) is None:
+                reader._create(table, start or Start())
+            reader._check(table)
+        except BaseException:
+            catalog.close()
+            raise
+        return reader
+
+    def _create(self, table: str, start: Start) -> None:
+        if not table:
+            raise ChangefeedError(
+                "CF1101",
+                f'there is no reader "{self.name}"',
+                hint="name its table, and it is made.",
+            )
+        named = table_name(table)
+        directory = Path(self.catalog.directory).absolute() / "readers" / quote(self.name, safe="")
+        options = [f"initial_scan = '{'yes' if start.scan else 'no'}'"]
+        if start.after is not None:
+            options.append(f"cursor = '{start.after}'")
+        target = ".".join(_quoted(part) for part in (named.source, named.schema, named.name))
+        engine = Engine(self.catalog)
+        engine.execute(
+            f"CREATE CHANGEFEED IF NOT EXISTS {_quoted(self.name)} FOR TABLE {target} "
+            f"INTO 'reader://{quote(str(directory))}' WITH {', '.join(options)}",
+            Session(client="reader"),
+        )
+
+    def _check(self, table: str) -> None:
+        found = self.progress().table
+        if table and table_name(table) != found:
+            raise ChangefeedError(
+                "CF1302",
+                f'reader "{self.name}" reads {found}, not {table}',
+                hint="give each table a reader of its own.",
+            )
+        # Whether it is a reader at all.
+        self.sink()
+
+    # -- the changefeed ---------------------------------------------------------------------
+
+    def job(self) -> Job:
+        """The reader's changefeed, which was not dropped.
+
+        Raises:
+            ChangefeedError: CF1101 it was dropped; its own error where it has failed.
+        """
+        job = self.catalog.find_job(self.name)
+        if job is None or job.wanted is Wanted.DROPPED or job.status is Status.DROPPED:
+            raise ChangefeedError("CF1101", f'reader "{self.name}" was dropped')
+        if job.status is Status.FAILED:
+            raise ChangefeedError(
+                job.error_code or "CF9001",
+                f'reader "{self.name}" has failed: {job.error or job.reason}',
+                hint=job.hint or "",
+            )
+        return job
+
+    def progress(self) -> TableProgress:
+        """The reader's table.
+
+        Raises:
+            ChangefeedError: as :meth:`job`; the table's own error where it has failed.
+        """
+        tables = self.catalog.tables(self.job().id)
+        if len(tables) != 1:
+            raise ChangefeedError("CF1303", f'changefeed "{self.name}" has {len(tables)} tables')
+        if tables[0].state is TableState.FAILED:
+            raise ChangefeedError(
+                tables[0].error_code or "CF9001",
+                f'reader "{self.name}" has failed: {tables[0].error}',
+            )
+        return tables[0]
+
+    def sink(self) -> Pulled:
+        """The place that feed and reader share.
+
+        Raises:
+            ChangefeedError: CF1303 the changefeed is no reader.
+        """
+        if self._sink is None:
+            uri = self.job().sink_uri
+            sink = open_sink(self.catalog.resolve_uri(uri)) if uri else None
+            if not isinstance(sink, Pulled):
+                raise ChangefeedError(
+                    "CF1303",
+                    f'changefeed "{self.name}" is no reader: it delivers to a sink',
+                    hint="choose another name for the reader.",
+                )
+            self._sink = sink
+        return self._sink
+
+    def log(self) -> TableLog:
+        """The reader's table in the change log."""
+        if self._log is None:
+            self._log = TableLog(
+                StateLayout(Path(self.catalog.directory).absolute()).log(self.job().source),
+                selection_of(self.progress()),
+                self.on_truncate,
+            )
+        return self._log
+
+    def schema(self) -> TableSchema:
+        """The newest shape of the table that the log has announced, as the reader selects it.
+
+        Raises:
+            ChangefeedError: the source cannot be asked for the shape of a table nobody has read.
+        """
+        return announced_shape(self.catalog, selection_of(self.progress()))
+
+    # -- how far it is ----------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """A statement stopped it for now."""
+        job = self.job()
+        return job.wanted is Wanted.PAUSED or job.status is Status.PAUSED
+
+    def begun(self) -> Timestamp | None:
+        """Where changes begin: the instant of the scan, or the place the feed was given; None
+        while the node has not got there."""
+        progress = self.progress()
+        if progress.scan_wanted or progress.state is not TableState.RUNNING:
+            return None
+        scan = self.sink().scanned()
+        return scan.at if scan is not None else progress.done_upto
+
+    def place(self) -> ConsumerPlace:
+        """How far the reader is."""
+        return self.sink().consumer()
+
+    def occupy(self) -> None:
+        """Keep other processes from reading as this reader.
+
+        Raises:
+            ChangefeedError: CF1301, one does.
+        """
+        self.sink().occupy(OCCUPY_SECONDS)
+
+    def commit(self, upto: Timestamp) -> None:
+        """Everything at or below ``upto`` is done with: the log need not keep it."""
+        place = self.place()
+        if place.committed is None or place.committed < upto:
+            self.sink().move(replace(place, committed=upto, planned=_later(place.planned, upto)))
+
+    def plan(self, upto: Timestamp) -> None:
+        """Work up to ``upto`` may begin; said before it does."""
+        place = self.place()
+        if place.planned is None or place.planned < upto:
+            self.sink().move(replace(place, planned=upto))
+
+    def idle(self, upto: Timestamp) -> None:
+        """The log has nothing for the reader between what was committed and ``upto``."""
+        place = self.place()
+        if place.committed is not None and (place.idle is None or place.idle < upto):
+            self.sink().move(replace(place, idle=upto))
+
+    def resting(self, after: Timestamp) -> Timestamp:
+        """Where reading on from ``after`` begins: further on, where the log is known to have
+        nothing for the reader in between (it may not go back to ``after`` any more)."""
+        place = self.place()
+        if place.committed is None or place.idle is None or after < place.committed:
+            return after
+        return max(after, place.idle)
+
+    def scan(self) -> ScanFiles | None:
+        """The scan that the reader begins with; None where it has none.
+
+        Raises:
+            ChangefeedError: CF1303 the table was scanned again since the reader began.
+        """
+        scan, committed = self.sink().scanned(), self.place().committed
+        if scan is not None and committed is not None and committed < scan.at:
+            raise ChangefeedError(
+                "CF1303",
+                f'the table of reader "{self.name}" was scanned again at {scan.at}',
+                hint="make another reader: changes before that may be missing in this one.",
+            )
+        return scan
+
+    def work(
+        self, after: Timestamp | None, upto: Timestamp, schema: TableSchema | None = None
+    ) -> Span:
+        """What is to be read above ``after``, up to ``upto``; ``None`` is the begin, scan and all.
+
+        Raises:
+            ChangefeedError: CF3002 the log does not go back so far.
+        """
+        if after is not None:
+            return self.log().span(self.resting(after), upto, schema)
+        begun = self.begun()
+        if begun is None:
+            raise ChangefeedError("CF1301", f'reader "{self.name}" has not begun yet')
+        scan = self.scan()
+        span = self.log().span(begun, upto, schema)
+        if scan is None:
+            return span
+        ranges = (*self._scan_ranges(scan, schema), *span.ranges)
+        return Span(ranges, span.upto, (scan.schema, *span.versions), span.changes)
+
+    def _scan_ranges(self, scan: ScanFiles, schema: TableSchema | None) -> list[Range]:
+        log = self.log()
+        return [
+            Range(
+                log.root,
+                log.selection,
+                schema,
+                scan.at,
+                scan.at,
+                files=scan.files[i : i + SCAN_FILES],
+                version=scan.schema,
+                rows=scan.rows,
+            )
+            for i in range(0, len(scan.files), SCAN_FILES)
+        ]
+
+    def close(self) -> None:
+        """Close state and log, and let another process read."""
+        if self._sink is not None:
+            self._sink.leave()
+        if self._log is not None:
+            self._log.close()
+        self.catalog.close()
+
+
+def selection_of(progress: TableProgress) -> Selection:
+    """Which rows and columns a feed has of a table."""
+    return Selection(
+        progress.table,
+        progress.columns,
+        progress.values_from,
+        progress.values_to,
+        progress.partition,
+    )
+
+
+def announced_shape(catalog: Catalog, selection: Selection) -> TableSchema:
+    """The newest shape of a table that the log has announced, else the one at the source.
+
+    Raises:
+        ChangefeedError: CF1101 there is no such source or table.
+    """
+    name = selection.table
+    whole = catalog.announced_schema(name)
+    if whole is None:
+        uri = catalog.connection(name.source).uri
+        whole = Engine(catalog).open_source(name.source, uri).describe(name.schema, name.name)
+    return selection.of(whole).schema
+
+
+def table_name(text: str) -> TableName:
+    """``source.schema.table``, each part in double quotes where it needs them.
+
+    Raises:
+        ChangefeedError: CF1101, it has not three parts.
+    """
+    parts = [part.group() for part in _PART.finditer(text)]
+    names = [p[1:-1].replace('""', '"') if p.startswith('"') else p.strip() for p in parts]
+    if ".".join(parts) != text or len(names) != 3 or not all(names):
+        raise ChangefeedError(
+            "CF1101",
+            f"{text!r} does not name a table of a source",
+            hint="write connection.schema.table, for example shop.public.orders.",
+        )
+    return TableName(*names)
+
+
+def moment(text: str, option: str) -> Timestamp:
+    """A time as an option has it: ISO 8601, in UTC where it names no zone.
+
+    Raises:
+        ChangefeedError: CF1204.
+    """
+    try:
+        return Timestamp.from_datetime(dt.datetime.fromisoformat(text))
+    except ValueError as cause:
+        raise ChangefeedError(
+            "CF1204",
+            f"option {option}: {text!r} is no time",
+            hint="write it as 2026-11-22T21:00:00Z.",
+        ) from cause
+
+
+def version(text: str, option: str) -> Timestamp:
+    """A commit version as ``_commit_version`` shows it.
+
+    Raises:
+        ChangefeedError: CF1204.
+    """
+    try:
+        return Timestamp.parse(text)
+    except ValueError as cause:
+        raise ChangefeedError(
+            "CF1204",
+            f"option {option}: {text!r} is no commit version",
+            hint="take one from _commit_version, for example 1536242855577149065.0000000000.",
+        ) from cause
+
+
+def _later(one: Timestamp | None, other: Timestamp) -> Timestamp:
+    return other if one is None else max(one, other)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

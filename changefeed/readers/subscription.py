@@ -1,0 +1,198 @@
+"""``changefeed.subscribe``: the changes of a table in plain Python, as Arrow, from a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableSchema
+from changefeed.readers.reader import Reader, Start
+from changefeed.readers.table_log import OnTruncate, Range
+
+#: How often a subscription looks whether the log has grown, seconds.
+POLL_SECONDS = 0.05
+MAX_ROWS = 200_000
+#: A table without changes says this often that the log need not be kept for it, seconds.
+IDLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A part of a table's changes: whole transactions, in commit order.
+
+    Attributes:
+        upto: every change at or below this timestamp is in this part, or was in one before.
+        scan: the part begins with the initial scan.
+    """
+
+    upto: Timestamp
+    scan: bool
+    _ranges: tuple[Range, ...]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, read from disk as they are asked for: the table's columns, then
+        ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.
+
+        A batch has the columns that the table had then: they change where the table's did.
+
+        Raises:
+            ChangefeedError: CF3002 the log has let the rows go; CF1303 the table was truncated, and
+                ``truncate`` does not say what to do; CF4001 a value does not fit its type.
+        """
+        for part in self._ranges:
+            yield from part.read()
+
+    def table(self) -> pa.Table:
+        """All rows in one table. Columns that came or went meanwhile are NULL elsewhere."""
+        return pa.concat_tables(
+            [pa.Table.from_batches([batch]) for batch in self.batches()],
+            promote_options="permissive",
+        )
+
+
+class Subscription:
+    """The changes of one table, one part after another; use it as a context manager.
+
+    Iterating waits for changes and does not end. :meth:`commit` says that everything up to the
+    last part is done with: a subscription of the same name goes on after it, in this process or the
+    next, and the change log lets go of what every feed and reader has done with. What was not
+    committed comes again.
+    """
+
+    def __init__(self, reader: Reader, max_rows: int = MAX_ROWS) -> None:
+        """Subscribe with an open reader, which is closed with the subscription."""
+        self._reader = reader
+        self._max_rows = max_rows
+        self._at = reader.place().committed
+        self._committed = self._at
+        self._idle_at = 0.0
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Changes]:
+        while True:
+            part = self.next()
+            if part is not None:
+                yield part
+
+    @property
+    def schema(self) -> TableSchema:
+        """The newest shape of the table that the log knows."""
+        return self._reader.schema()
+
+    @property
+    def position(self) -> Timestamp | None:
+        """Everything at or below it was handed out; None before the first part."""
+        return self._at
+
+    def next(self, timeout: float | None = None) -> Changes | None:
+        """The next part that has rows; None when there is none within ``timeout`` seconds.
+
+        Raises:
+            ChangefeedError: the reader has failed or was dropped, or the log does not go back to
+                where it stands (CF3002).
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            part = self._look()
+            if part is not None:
+                return part
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+
+    def _look(self) -> Changes | None:
+        reader = self._reader
+        if reader.paused:
+            return None
+        begun = reader.begun() if self._at is None else self._at
+        frontier = reader.log().frontier()
+        if begun is None or frontier is None:
+            return None
+        if self._at is None:
+            scan = reader.scan()
+            span = reader.work(None, begun)
+            self._at = begun
+            if span.ranges:
+                return Changes(begun, scan is not None, span.ranges)
+        upto = reader.log().reach(reader.resting(self._at), frontier, self._max_rows)
+        span = reader.work(self._at, upto)
+        if span.ranges:
+            self._at = span.upto
+            return Changes(self._at, False, span.ranges)
+        self._rest(span.upto)
+        return None
+
+    def _rest(self, upto: Timestamp) -> None:
+        """Nothing was there up to ``upto``: the log need not keep it for us."""
+        now = time.monotonic()
+        if self._at == self._committed and now - self._idle_at >= IDLE_SECONDS:
+            self._idle_at = now
+            self._reader.idle(upto)
+
+    def commit(self) -> None:
+        """Everything that was handed out is done with; durable on return."""
+        if self._at is not None:
+            self._reader.commit(self._at)
+            self._committed = self._at
+
+    def close(self) -> None:
+        """Close state and log; what was not committed comes again next time."""
+        self._reader.close()
+
+
+def subscribe(
+    state: str,
+    table: str = "",
+    *,
+    reader: str,
+    initial_scan: bool = True,
+    after: Timestamp | None = None,
+    truncate: str = "error",
+    max_rows: int = MAX_ROWS,
+) -> Subscription:
+    """Subscribe to the changes of one table.
+
+    ::
+
+        with changefeed.subscribe("state", "shop.public.orders", reader="audit") as changes:
+            for part in changes:
+                for batch in part.batches():
+                    ...
+                changes.commit()
+
+    A node has to run the state's feeds: the one of the shell, or ``changefeed start``.
+
+    Args:
+        state: directory or ``postgresql://`` URL of the state.
+        table: ``connection.schema.table``; not needed where the reader exists.
+        reader: the subscription's name: a changefeed that keeps the log for it, made at first use.
+        initial_scan: a reader that is made begins with the rows that are there.
+        after: without a scan, a reader that is made begins above this; with the next change when
+            not given.
+        truncate: what a TRUNCATE becomes: ``error``, ``skip``, or ``row``, a row whose
+            ``_change_type`` is ``truncate``.
+        max_rows: about how many rows a part has at most. A transaction is never cut.
+
+    Raises:
+        ChangefeedError: the state cannot be opened, the table cannot be watched, or a changefeed of
+            that name is no reader.
+        ValueError: ``truncate`` is none of the three.
+    """
+    opened = Reader.open(
+        state, reader, table, Start(initial_scan, after), on_truncate=OnTruncate(truncate)
+    )
+    try:
+        opened.occupy()
+    except BaseException:
+        opened.close()
+        raise
+    return Subscription(opened, max_rows)

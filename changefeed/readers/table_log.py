@@ -1,0 +1,261 @@
+"""The changes of one table in the change log, cut into ranges that can be read apart.
+
+A :class:`Range` is small and pickles: whoever plans a read looks at the log's index alone, and
+whoever has the range opens the log's files and reads the rows. A range ends between transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.typed_rows import RowPlan
+from changefeed.log import LogReader, Slice
+from changefeed.readers.changes import ChangeRows, place_of
+
+#: About so many rows are one range: enough that opening the log does not show.
+RANGE_ROWS = 200_000
+RANGE_BYTES = 128 << 20
+#: Most rows of one record batch.
+BATCH_ROWS = 32_768
+
+
+class OnTruncate(StrEnum):
+    """What a TRUNCATE becomes, which no change of a row can say."""
+
+    ERROR = "error"
+    SKIP = "skip"
+    ROW = "row"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows and columns of a table a reader has.
+
+    Attributes:
+        table: which table.
+        columns: names of the wanted columns, empty for all.
+        values_from, values_to, partition: see :class:`changefeed.catalog.TableProgress`.
+    """
+
+    table: TableName
+    columns: tuple[str, ...] = ()
+    values_from: tuple[str, ...] = ()
+    values_to: tuple[str, ...] = ()
+    partition: Partition | None = None
+
+    def of(self, schema: TableSchema) -> RowPlan:
+        """The selection applied to one version of the table."""
+        return RowPlan(
+            MessagePlan(
+                schema=schema,
+                topic=schema.table.name,
+                projection=self.columns or None,
+                key_from=self.values_from,
+                key_to=self.values_to,
+                within=self.partition.conditions if self.partition else (),
+                collapse=False,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Range:
+    """A part of the work of a read.
+
+    Attributes:
+        log: directory of the change log.
+        selection: which rows.
+        schema: the shape the changes get; None: each row has the shape of its version.
+        after, upto: changes above ``after``, up to ``upto``.
+        files: of a scan, the files to read in place of the log; their rows have ``version``.
+        rows: how many rows of the log there are, about.
+        on_truncate: what a TRUNCATE becomes.
+    """
+
+    log: Path
+    selection: Selection
+    schema: TableSchema | None
+    after: Timestamp
+    upto: Timestamp
+    files: tuple[str, ...] = ()
+    version: TableSchema | None = None
+    rows: int = 0
+    on_truncate: OnTruncate = OnTruncate.ERROR
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The changes in log order.
+
+        Raises:
+            ChangefeedError: CF3001 the log is damaged, CF3002 it does not go back so far, CF1303 a
+                TRUNCATE, CF4001 a value does not fit its type.
+        """
+        batches = self._scanned() if self.files else self._logged()
+        for batch in batches:
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+
+    def _scanned(self) -> Iterator[pa.RecordBatch]:
+        if self.version is None:
+            raise AssertionError("a scan has a shape")
+        change = ChangeRows(self.schema or self.version)
+        for name in self.files:
+            try:
+                file = pa.memory_map(name)
+            except FileNotFoundError as cause:
+                raise ChangefeedError(
+                    "CF3002",
+                    "the reader's initial scan is not there any more",
+                    detail=name,
+                    hint="make another reader, which begins with a scan of the table.",
+                ) from cause
+            with file:
+                reader = pa.ipc.open_file(file)
+                for i in range(reader.num_record_batches):
+                    rows = pa.Table.from_batches([reader.get_batch(i)])
+                    yield change.of(rows, self.version)
+
+    def _logged(self) -> Iterator[pa.RecordBatch]:
+        with LogReader(self.log) as log:
+            after = self.after
+            while after < self.upto:
+                piece = log.slice({self.selection.table: after}, self.upto, RANGE_ROWS, RANGE_BYTES)
+                yield from self._changes(piece)
+                if piece.upto <= after:
+                    raise ChangefeedError(
+                        "CF3001",
+                        f"the change log ends at {after}, and {self.upto} was promised",
+                        hint="the reader's machine does not see the same files as the node's.",
+                    )
+                after = piece.upto
+
+    def _changes(self, part: Slice) -> Iterator[pa.RecordBatch]:
+        for event in part.events:
+            if isinstance(event, SchemaChange):
+                continue
+            plan = self.selection.of(event.schema)
+            change = ChangeRows(self.schema or plan.schema)
+            if not isinstance(event, Truncate):
+                yield change.of(plan.rows(event.load()), plan.schema)
+            elif self.on_truncate is OnTruncate.ROW:
+                yield change.truncated(event.at)
+            elif self.on_truncate is OnTruncate.ERROR:
+                raise ChangefeedError(
+                    "CF1303",
+                    f"{event.schema.table} was truncated at {event.at}, which no change of a row "
+                    "can say",
+                    hint="the option truncate = 'row' gives a row with _change_type 'truncate', "
+                    "'skip' leaves it out.",
+                )
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a part of the log holds of a table, without its rows.
+
+    Attributes:
+        ranges: the work, in log order; ranges without rows and truncations are left out.
+        upto: where it ends.
+        versions: the shapes its rows have, oldest first.
+        changes: the changes of shape in it.
+    """
+
+    ranges: tuple[Range, ...]
+    upto: Timestamp
+    versions: tuple[TableSchema, ...] = ()
+    changes: tuple[SchemaChange, ...] = ()
+
+
+@dataclass
+class TableLog:
+    """One table in the change log of its source."""
+
+    root: Path
+    selection: Selection
+    on_truncate: OnTruncate = OnTruncate.ERROR
+    range_rows: int = RANGE_ROWS
+    _log: LogReader | None = field(default=None, init=False, repr=False)
+
+    @property
+    def log(self) -> LogReader:
+        """The log's index, opened at first use."""
+        if self._log is None:
+            self._log = LogReader(self.root, cache_bytes=0)
+        return self._log
+
+    def frontier(self) -> Timestamp | None:
+        """How far the log is now; None while it is empty."""
+        frontier = self.log.refresh()
+        return None if frontier is None else frontier.at
+
+    def reach(self, after: Timestamp, upto: Timestamp, rows: int) -> Timestamp:
+        """Where about ``rows`` rows above ``after`` end, ``upto`` at most."""
+        if upto <= after:
+            return after
+        return self.log.slice({self.selection.table: after}, upto, rows, RANGE_BYTES * 64).upto
+
+    def span(self, after: Timestamp, upto: Timestamp, schema: TableSchema | None = None) -> Span:
+        """The ranges of changes above ``after``, up to ``upto``; the rows are not read.
+
+        Args:
+            schema: the shape all changes get.
+
+        Raises:
+            ChangefeedError: CF3001; CF3002 the log does not go back to ``after``.
+        """
+        self.log.refresh()
+        ranges: list[Range] = []
+        versions: dict[int, TableSchema] = {}
+        changes: list[SchemaChange] = []
+        while after < upto:
+            part = self.log.slice({self.selection.table: after}, upto, self.range_rows, RANGE_BYTES)
+            if part.upto <= after:
+                break
+            for piece in part.pieces:
+                versions[piece.schema.version] = piece.schema
+            changes += [mark for mark in part.marks if isinstance(mark, SchemaChange)]
+            if part.rows or any(isinstance(mark, Truncate) for mark in part.marks):
+                ranges.append(
+                    Range(
+                        self.root,
+                        self.selection,
+                        schema,
+                        after,
+                        part.upto,
+                        rows=part.rows,
+                        on_truncate=self.on_truncate,
+                    )
+                )
+            after = part.upto
+        shapes = tuple(versions[number] for number in sorted(versions))
+        return Span(tuple(ranges), after, shapes, tuple(changes))
+
+    def close(self) -> None:
+        """Let go of the log's files."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def lost_columns(version: TableSchema, schema: TableSchema) -> list[str]:
+    """What changes in the shape ``schema`` would not say of rows of ``version``: columns that
+    ``schema`` lacks or has under another name or type."""
+    lost = []
+    for column in version.columns:
+        place = place_of(column, schema)
+        if place is None or (schema.columns[place].name, schema.columns[place].logical) != (
+            column.name,
+            column.logical,
+        ):
+            lost.append(column.name)
+    return lost

@@ -1,0 +1,147 @@
+"""A batch query over the changes of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
+from changefeed.readers.reader import Reader
+from changefeed.readers.table_log import Range, Span, TableLog, lost_columns
+from changefeed.spark_source.settings import OnSchemaChange, Settings
+
+
+class ChangePartition(InputPartition):
+    """One range of changes: the work of one task."""
+
+    def __init__(self, part: Range) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+@dataclass
+class LogPart:
+    """A table in the log.
+
+    Attributes:
+        since: the log has all changes of the table above this.
+    """
+
+    log: TableLog
+    since: Timestamp
+
+
+class ChangeBatchReader(DataSourceReader):
+    """Plans the ranges of a batch query in the driver, and reads one in an executor."""
+
+    def __init__(self, settings: Settings, shape: TableSchema, part: LogPart | None = None) -> None:
+        """
+        Args:
+            settings: the query's options.
+            shape: the shape of all its rows.
+            part: the table in the log; None where the settings name a reader.
+        """
+        self._settings: Settings | None = settings
+        self._shape = shape
+        self._part = part
+
+    def __getstate__(self) -> dict[str, object]:
+        # Executors get no more than they need: the settings may hold a password.
+        return {"_settings": None, "_shape": self._shape, "_part": None}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The ranges; looks at the log's index alone."""
+        settings = self._settings
+        if settings is None:
+            raise AssertionError("planned in the driver")
+        span = self._of_reader(settings) if self._part is None else self._of_log(self._part)
+        check_shapes(span, self._shape, settings.on_schema_change)
+        return [ChangePartition(part) for part in span.ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of a range."""
+        return read_partition(partition)
+
+    def _of_log(self, part: LogPart) -> Span:
+        settings = self._settings
+        if settings is None:
+            raise AssertionError("planned in the driver")
+        frontier = part.log.frontier()
+        if frontier is None:
+            return Span((), Timestamp.ZERO)
+        upto = frontier if settings.upto is None else min(frontier, settings.upto)
+        begin = max(part.since, part.log.log.oldest)
+        if settings.latest:
+            after = frontier
+        elif settings.after is None:
+            after = begin
+        elif settings.after < begin:
+            raise ChangefeedError(
+                "CF3002",
+                f"the change log has {part.log.selection.table} above {begin} only",
+                detail=f"changes above {settings.after} were asked for",
+                hint="startingVersion 'earliest' reads what there is; a reader begins with a scan.",
+            )
+        else:
+            after = settings.after
+        try:
+            return part.log.span(after, upto, self._shape)
+        finally:
+            part.log.close()
+
+    def _of_reader(self, settings: Settings) -> Span:
+        reader = open_reader(settings)
+        try:
+            frontier = reader.log().frontier()
+            place = reader.place().committed
+            if frontier is None or (place is None and reader.begun() is None):
+                raise ChangefeedError(
+                    "CF1301",
+                    f'reader "{settings.reader}" has not begun: its initial scan is not done',
+                    hint="a node has to run; SHOW CHANGEFEEDS shows how far it is.",
+                )
+            upto = frontier if settings.upto is None else min(frontier, settings.upto)
+            after = settings.after if settings.after is not None else place
+            return reader.work(after, upto, self._shape)
+        finally:
+            reader.close()
+
+
+def open_reader(settings: Settings) -> Reader:
+    """The reader that the options name."""
+    reader = Reader.open(
+        settings.state, settings.reader, settings.table, settings.start, settings.on_truncate
+    )
+    reader.log().range_rows = settings.range_rows
+    return reader
+
+
+def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The changes of a partition; runs in an executor."""
+    if not isinstance(partition, ChangePartition):
+        raise TypeError(f"not a partition of changes: {partition!r}")
+    return partition.part.read()
+
+
+def check_shapes(span: Span, shape: TableSchema, policy: OnSchemaChange) -> None:
+    """Refuse rows that are newer than the query's shape and do not fit in it.
+
+    Raises:
+        ChangefeedError: CF1302, and the query reads on after it was started again.
+    """
+    if policy is OnSchemaChange.IGNORE:
+        return
+    for version in span.versions:
+        lost = lost_columns(version, shape) if version.version > shape.version else []
+        if lost:
+            raise ChangefeedError(
+                "CF1302",
+                f"{shape.table} has changed since the query began: {', '.join(lost)}",
+                hint="start the query again: it goes on with the new columns. The option "
+                "schemaChange = 'ignore' leaves new columns out instead.",
+            )

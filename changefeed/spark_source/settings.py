@@ -1,0 +1,220 @@
+"""The options of the format ``changefeed``, checked and typed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.uri import redact
+from changefeed.readers.reader import Start, moment, version
+from changefeed.readers.table_log import RANGE_ROWS, OnTruncate
+
+#: Before the name of the environment variable that has the state.
+VARIABLE = "env:"
+
+EARLIEST, LATEST = "earliest", "latest"
+
+KNOWN = (
+    "state",
+    "table",
+    "reader",
+    "initialScan",
+    "startingVersion",
+    "endingVersion",
+    "startingTimestamp",
+    "endingTimestamp",
+    "schemaChange",
+    "truncate",
+    "maxRowsPerTrigger",
+    "rowsPerPartition",
+)
+
+
+class OnSchemaChange(StrEnum):
+    """What a query does when rows come that have columns it does not know."""
+
+    FAIL = "fail"
+    IGNORE = "ignore"
+
+
+C = TypeVar("C", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes are the options; see docs/spark-source.md.
+
+    Attributes:
+        after: everything above it is wanted; None: ``initial_scan`` says where to begin.
+        latest: begin with the next change.
+        upto: nothing above it is wanted; None: all there is.
+    """
+
+    state: str
+    table: str
+    reader: str
+    initial_scan: bool
+    after: Timestamp | None
+    latest: bool
+    upto: Timestamp | None
+    on_schema_change: OnSchemaChange
+    on_truncate: OnTruncate
+    max_rows: int | None
+    range_rows: int
+
+    def __repr__(self) -> str:
+        # The state may be a URL with a password.
+        return f"Settings(table={self.table!r}, reader={self.reader!r})"
+
+    @property
+    def start(self) -> Start:
+        """Where a reader that is made begins."""
+        return Start(self.initial_scan, self.after)
+
+
+def settings_of(options: Mapping[str, str]) -> Settings:
+    """Read the options of a query.
+
+    Raises:
+        ChangefeedError: CF1203 an unknown option, CF1204 a value that none has, CF1205 options that
+            contradict each other.
+    """
+    given = _named(options)
+    state = _state(given)
+    table, reader = given.get("table", ""), given.get("reader", "")
+    if not table and not reader:
+        raise ChangefeedError(
+            "CF1205",
+            "neither the option table nor the option reader is given",
+            hint="for example .option('table', 'shop.public.orders').",
+        )
+    starting, after = _starting(given)
+    scan = _flag(given, "initialScan", default=not starting)
+    if scan and starting:
+        raise ChangefeedError(
+            "CF1205", f"initialScan and {starting} contradict each other: give one of them"
+        )
+    return Settings(
+        state=state,
+        table=table,
+        reader=reader,
+        initial_scan=scan,
+        after=after,
+        latest=given.get("startingVersion", "").lower() == LATEST,
+        upto=_ending(given),
+        on_schema_change=_choice(given, "schemaChange", OnSchemaChange),
+        on_truncate=_choice(given, "truncate", OnTruncate),
+        max_rows=_count(given, "maxRowsPerTrigger"),
+        range_rows=_count(given, "rowsPerPartition") or RANGE_ROWS,
+    )
+
+
+def _state(given: Mapping[str, str]) -> str:
+    """The state; never one whose password Spark would print with its plans."""
+    text = given.get("state", "")
+    if text.startswith(VARIABLE):
+        name = text.removeprefix(VARIABLE)
+        text = os.environ.get(name, "")
+        if not text:
+            raise ChangefeedError(
+                "CF1205",
+                f"option state: the driver has no environment variable {name}",
+                hint="set it before Spark starts.",
+            )
+        return text
+    if not text:
+        raise ChangefeedError(
+            "CF1205",
+            "the option state is missing",
+            hint="name the state's directory or URL, as changefeed --state has it.",
+        )
+    if "://" in text and redact(text) != text:
+        raise ChangefeedError(
+            "CF1205",
+            "option state: a URL with a password would show in Spark's plans",
+            hint="put the URL into an environment variable of the driver and give "
+            "'env:NAME' as the option.",
+        )
+    return text
+
+
+def _named(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by their usual spelling: Spark's are of any case."""
+    spelling = {name.lower(): name for name in KNOWN}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        usual = spelling.get(name.lower())
+        if usual is None:
+            near = difflib.get_close_matches(name.lower(), spelling, n=1)
+            raise ChangefeedError(
+                "CF1203",
+                f"the format changefeed has no option {name}",
+                hint=f"did you mean {spelling[near[0]]}?" if near else f"known: {', '.join(KNOWN)}",
+            )
+        given[usual] = value
+    return given
+
+
+def _starting(given: Mapping[str, str]) -> tuple[str, Timestamp | None]:
+    """The option that says where to begin, and above what."""
+    if "startingVersion" in given and "startingTimestamp" in given:
+        raise ChangefeedError(
+            "CF1205", "startingVersion and startingTimestamp contradict each other: give one"
+        )
+    if "startingTimestamp" in given:
+        at = moment(given["startingTimestamp"], "startingTimestamp")
+        return "startingTimestamp", at.previous()
+    if "startingVersion" not in given:
+        return "", None
+    text = given["startingVersion"]
+    if text.lower() in (EARLIEST, LATEST):
+        return "startingVersion", None
+    return "startingVersion", version(text, "startingVersion").previous()
+
+
+def _ending(given: Mapping[str, str]) -> Timestamp | None:
+    if "endingVersion" in given and "endingTimestamp" in given:
+        raise ChangefeedError(
+            "CF1205", "endingVersion and endingTimestamp contradict each other: give one"
+        )
+    if "endingVersion" in given:
+        return version(given["endingVersion"], "endingVersion")
+    if "endingTimestamp" in given:
+        # The whole microsecond that _commit_timestamp shows.
+        at = moment(given["endingTimestamp"], "endingTimestamp")
+        return Timestamp(at.wall + 999, Timestamp.MAX.logical)
+    return None
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ChangefeedError("CF1204", f"option {name}: {given[name]!r} is not true or false")
+    return text == "true"
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise ChangefeedError("CF1204", f"option {name}: {text!r} is no number of rows")
+    return int(text)
+
+
+def _choice(given: Mapping[str, str], name: str, kind: type[C]) -> C:
+    known = list(kind)
+    text = given.get(name, known[0].value).lower()
+    for value in known:
+        if value == text:
+            return value
+    raise ChangefeedError(
+        "CF1204",
+        f"option {name}: {given[name]!r} is none of {', '.join(known)}",
+    )

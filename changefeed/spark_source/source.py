@@ -1,0 +1,117 @@
+"""The Python data source ``changefeed``: its shape, and its reader for a batch or a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from changefeed.catalog import Catalog
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
+from changefeed.core.state import StateLayout
+from changefeed.readers.changes import change_schema
+from changefeed.readers.reader import Reader, announced_shape, table_name
+from changefeed.readers.table_log import Selection, TableLog
+from changefeed.spark_source.batch import ChangeBatchReader, LogPart
+from changefeed.spark_source.settings import Settings, settings_of
+from changefeed.spark_source.stream import ChangeStreamReader
+
+
+class ChangefeedSource(DataSource):
+    """``spark.read.format("changefeed")`` and ``spark.readStream.format("changefeed")``."""
+
+    _shape: TableSchema | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "changefeed"
+
+    @property
+    def settings(self) -> Settings:
+        """The options, checked."""
+        return settings_of(self.options)
+
+    def schema(self) -> StructType:
+        """The table's columns, then what happened and when.
+
+        A reader that does not exist is made here, as nothing can be planned without it.
+        """
+        # Kept with this object, which is what the query's processes get: all of them must see
+        # the shape that the query was planned with.
+        self._shape = _shape(self.settings)
+        made: StructType = from_arrow_schema(change_schema(self._shape))
+        return made
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of a batch query."""
+        settings, shape = self.settings, self._planned()
+        if settings.reader:
+            return ChangeBatchReader(settings, shape)
+        with_log = _log_part(settings)
+        return ChangeBatchReader(settings, shape, with_log)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a streaming query."""
+        settings = self.settings
+        if not settings.reader:
+            raise ChangefeedError(
+                "CF1205",
+                "a streaming query needs the option reader",
+                hint="choose a name: the change log is kept for the reader of that name, which "
+                "SHOW CHANGEFEEDS lists.",
+            )
+        if settings.upto is not None:
+            raise ChangefeedError(
+                "CF1205", "a streaming query has no end: leave endingVersion and its like out"
+            )
+        return ChangeStreamReader(settings, self._planned())
+
+    def _planned(self) -> TableSchema:
+        if self._shape is None:
+            raise ChangefeedError(
+                "CF1303",
+                "the columns of the format changefeed are the table's",
+                hint="leave .schema(...) out.",
+            )
+        return self._shape
+
+
+def _shape(settings: Settings) -> TableSchema:
+    if settings.reader:
+        reader = Reader.open(settings.state, settings.reader, settings.table, settings.start)
+        try:
+            return reader.schema()
+        finally:
+            reader.close()
+    catalog = Catalog.open(settings.state)
+    try:
+        return announced_shape(catalog, Selection(table_name(settings.table)))
+    finally:
+        catalog.close()
+
+
+def _log_part(settings: Settings) -> LogPart:
+    """Where the log has the table that a query without a reader names.
+
+    Raises:
+        ChangefeedError: CF1101, no changefeed watches the table.
+    """
+    name = table_name(settings.table)
+    catalog = Catalog.open(settings.state)
+    try:
+        since = catalog.captured(name.source).get(name)
+        root = StateLayout(Path(catalog.directory).absolute()).log(name.source)
+    finally:
+        catalog.close()
+    if since is None:
+        raise ChangefeedError(
+            "CF1101",
+            f"the change log has no changes of {name}: no changefeed watches it",
+            hint="give the option reader, and a reader is made that begins with a scan.",
+        )
+    log = TableLog(root, Selection(name), settings.on_truncate, settings.range_rows)
+    return LogPart(log, since)

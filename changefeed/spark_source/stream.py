@@ -1,0 +1,182 @@
+"""A streaming query over the changes of a table.
+
+An offset is a resolved timestamp: ``{"at": "1536242855577149065.0000000000"}``; ``{"at": ""}`` is
+the begin, before the initial scan. What Spark commits is committed as the reader's place, so the
+change log keeps what a query that is started again from its checkpoint asks for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
+from changefeed.readers.reader import Reader
+from changefeed.spark_source.batch import (
+    ChangePartition,
+    check_shapes,
+    open_reader,
+    read_partition,
+)
+from changefeed.spark_source.settings import Settings
+
+#: A query without changes says this often that the log need not be kept for it, seconds.
+IDLE_SECONDS = 1.0
+#: The state is asked this often whether the reader still may read, seconds.
+CHECK_SECONDS = 0.5
+
+#: How long one call waits for the initial scan, and how often it looks, seconds.
+BEGIN_SECONDS = 20.0
+POLL_SECONDS = 0.1
+
+BEGIN = {"at": ""}
+
+
+class ChangeStreamReader(DataSourceStreamReader):
+    """Plans batches in a process beside the driver, and reads ranges in executors."""
+
+    def __init__(self, settings: Settings, shape: TableSchema) -> None:
+        self._settings: Settings | None = settings
+        self._shape = shape
+        self._opened: Reader | None = None
+        self._planned: Timestamp | None = None
+        #: Where the batch ends that was planned last; None once it was committed.
+        self._ran: Timestamp | None = None
+        self._idle_at = self._checked_at = 0.0
+        self._paused = False
+
+    def __getstate__(self) -> dict[str, object]:
+        # Executors get no more than they need: the settings may hold a password.
+        return {"_settings": None, "_shape": self._shape, "_opened": None}
+
+    # -- offsets --------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, str]:
+        """The begin, of a query without a checkpoint.
+
+        Raises:
+            ChangefeedError: CF1301, the reader has been read from: its begin is not there any more.
+        """
+        place = self._reader.place()
+        if place.committed is not None:
+            raise ChangefeedError(
+                "CF1301",
+                f'reader "{self._reader.name}" was read up to {place.committed}, and this query '
+                "has no checkpoint that says so",
+                hint="start it with the checkpoint it had, or give it another reader.",
+            )
+        return dict(BEGIN)
+
+    def latestOffset(self) -> dict[str, str]:
+        """How far the next batch goes; the last answer again while there is nothing new."""
+        reader = self._reader
+        if self._ran is not None:
+            # Spark asks for the next batch once the one before is in its commit log, but says so
+            # only with the next batch, which may be long in coming.
+            reader.commit(self._ran)
+            self._ran = None
+        planned = self._planned = self._planned or reader.place().planned
+        if not self._allowed(reader):
+            return _offset(planned)
+        frontier = reader.log().frontier()
+        begun = self._begun(reader) if planned is None else planned
+        if begun is None or frontier is None:
+            return dict(BEGIN)
+        upto = self._beyond(reader, begun, frontier)
+        if planned is None or upto > planned:
+            # Before Spark knows it: a query that starts again must not be given less.
+            reader.plan(upto)
+            self._planned = upto
+        return _offset(self._planned)
+
+    def _begun(self, reader: Reader) -> Timestamp | None:
+        """Where the reader begins. Waits a while for the initial scan: a query that ends when it
+        has read what there is would end before it has begun."""
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while (begun := reader.begun()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return begun
+
+    def _beyond(self, reader: Reader, planned: Timestamp, frontier: Timestamp) -> Timestamp:
+        """How far a batch after ``planned`` goes; not at all while there is nothing for it."""
+        log, after = reader.log(), reader.resting(planned)
+        rows = self._settings.max_rows if self._settings else None
+        upto = frontier if rows is None else log.reach(after, frontier, rows)
+        if log.span(after, upto).ranges:
+            return upto
+        now = time.monotonic()
+        if now - self._idle_at >= IDLE_SECONDS and planned == reader.place().committed:
+            self._idle_at = now
+            reader.idle(upto)
+        return planned
+
+    def _allowed(self, reader: Reader) -> bool:
+        """Not while the reader is paused.
+
+        Raises:
+            ChangefeedError: it has failed or was dropped.
+        """
+        now = time.monotonic()
+        if now - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = now
+            reader.progress()
+            self._paused = reader.paused
+        return not self._paused
+
+    def commit(self, end: dict[str, str]) -> None:
+        """Spark is done with everything up to ``end``."""
+        at = _place(end)
+        if at is not None:
+            self._reader.commit(at)
+
+    # -- work -----------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        """The ranges of a batch; looks at the log's index alone."""
+        after, upto = _place(start), _place(end)
+        if upto is None:
+            return []
+        self._ran = upto
+        if after == upto:
+            return []
+        span = self._reader.work(after, upto, self._shape)
+        if self._settings is not None:
+            check_shapes(span, self._shape, self._settings.on_schema_change)
+        return [ChangePartition(part) for part in span.ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of a range; runs in an executor."""
+        return read_partition(partition)
+
+    def stop(self) -> None:
+        """The query has ended."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def _reader(self) -> Reader:
+        if self._opened is None:
+            if self._settings is None:
+                raise AssertionError("planned beside the driver")
+            reader = open_reader(self._settings)
+            try:
+                reader.occupy()
+            except BaseException:
+                reader.close()
+                raise
+            self._opened = reader
+        return self._opened
+
+
+def _offset(at: Timestamp | None) -> dict[str, str]:
+    return dict(BEGIN) if at is None else {"at": str(at)}
+
+
+def _place(offset: dict[str, str]) -> Timestamp | None:
+    return Timestamp.parse(offset["at"]) if offset["at"] else None

@@ -1,0 +1,313 @@
+"""``reader:///directory``: one table for a consumer that reads the change log itself.
+
+The directory holds what passes between the feed and its consumer (Spark's ``changefeed`` source, or
+``changefeed.subscribe``), so both must reach it::
+
+    OWNER             which feed it belongs to
+    scan-<instant>/   rows of an initial scan as Arrow files, removed once they were consumed
+    SCAN              which scan is whole: its instant, shape and files
+    PLACE             how far the consumer is
+    LOCK              held (flock) by the one consumer
+
+The feed writes OWNER, SCAN and the scans, the consumer PLACE. Each of these files is replaced by
+rename, so no reader sees half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Resolved, Truncate
+from changefeed.core.schema import TableSchema
+from changefeed.core.uri import SinkURL
+from changefeed.options import DELETES, Deletes
+from sinks.base import (
+    Accepts,
+    Batch,
+    Capabilities,
+    ConsumerPlace,
+    Delivery,
+    Epoch,
+    Receipt,
+    ScanFiles,
+    SinkContext,
+    Target,
+)
+from sinks.ownership import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OWNER, SCAN, PLACE, LOCK = "OWNER", "SCAN", "PLACE", "LOCK"
+
+_LOCK_POLL_SECONDS = 0.05
+
+
+class ReaderSink:
+    """Keeps scans for one consumer, and how far that consumer is."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(accepts=Accepts.ROWS, resolved=False)
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        """Take the URI apart; nothing is touched.
+
+        Raises:
+            ChangefeedError: CF1201, the URI names no absolute directory.
+        """
+        url = SinkURL(uri)
+        url.finish()
+        if url.hosts or not url.path.strip("/"):
+            raise ChangefeedError(
+                "CF1201",
+                "a reader's URI names a directory",
+                hint="for example reader:///var/lib/feeds/orders",
+            )
+        if (options or {}).get(DELETES.name, Deletes.YES) is not Deletes.YES:
+            raise ChangefeedError(
+                "CF1206",
+                "a reader gets deletes: leave the option deletes out",
+                hint="filter by _change_type where the rows are read.",
+            )
+        self.directory = Path("/" + url.path.strip("/"))
+        self._written: list[str] = []
+        self._lock: int | None = None
+
+    # -- the feed's side --------------------------------------------------------------------
+
+    def open(self, context: SinkContext) -> None:
+        if len(context.targets) != 1:
+            raise ChangefeedError(
+                "CF1303",
+                f"a reader has one table, and this feed has {len(context.targets)}",
+                hint="make a changefeed for each table.",
+            )
+        owner = Owner.of(context, context.targets[0])
+        with self._explained("write"):
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = self._read(OWNER)
+            if found is None:
+                self._replace(OWNER, {"owner": owner.text, "feed": owner.feed})
+                return
+            other = Owner.parse(found["owner"], found["feed"])
+            if other.same(owner):
+                return
+            if other.state == owner.state and (other.job, other.table) not in context.feeds:
+                # Its feed was dropped: what it left means nothing to this one.
+                self._empty()
+                self._replace(OWNER, {"owner": owner.text, "feed": owner.feed})
+                return
+        raise ChangefeedError(
+            "CF5008",
+            f"the directory {self.directory} belongs to {other}",
+            hint="give each reader a directory of its own.",
+        )
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Whether the directory can be written; see :class:`sinks.base.Checks`."""
+        place = self.directory
+        while not place.exists():
+            place = place.parent
+        if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+            return []
+        return [ChangefeedError("CF5001", f"{place} is no directory that can be written")]
+
+    def write(self, batch: Batch) -> Receipt:
+        if not batch.scan:
+            raise AssertionError("the changes of a reader stay in the change log")
+        at = batch.epoch.upto
+        folder = self._folder(at)
+        with self._explained("write"):
+            if not folder.exists():
+                self._remove_scans()
+                folder.mkdir(mode=0o700)
+            name = f"{folder.name}/{uuid.uuid4().hex}.arrow"
+            size = _write_file(self.directory / name, batch.rows)
+        return Receipt(batch.partition, batch.rows.num_rows, size, (name,))
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        self._written += [name for receipt in receipts for name in receipt.staged]
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        with self._explained("write"):
+            for receipt in receipts:
+                for name in receipt.staged:
+                    (self.directory / name).unlink(missing_ok=True)
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """The scan is whole: its consumer may have it."""
+        folder = self._folder(at)
+        files = [name for name in self._written if name.startswith(f"{folder.name}/")]
+        with self._explained("write"):
+            if folder.exists():
+                _sync(folder)
+            self._replace(
+                SCAN,
+                {
+                    "at": str(at),
+                    "schema": schema.to_json(),
+                    "version": schema.version,
+                    "files": files,
+                    "rows": sum(_rows_of(self.directory / name) for name in files),
+                },
+            )
+        self._written.clear()
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """The consumer sees by itself how far the log is."""
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """The consumer finds it in the log."""
+
+    def close(self) -> None:
+        self._written.clear()
+
+    # -- the consumer's side ----------------------------------------------------------------
+
+    def consumer(self) -> ConsumerPlace:
+        """See :class:`sinks.base.Pulled`; a scan that was consumed is removed."""
+        with self._explained("read"):
+            found = self._read(PLACE)
+            if found is None:
+                return ConsumerPlace()
+            place = ConsumerPlace(**{name: Timestamp.parse(text) for name, text in found.items()})
+            if place.committed is not None:
+                self._let_go(place.committed)
+            return place
+
+    def _let_go(self, committed: Timestamp) -> None:
+        scan = self._read(SCAN)
+        if scan is not None and Timestamp.parse(scan["at"]) <= committed:
+            self._remove_scans()
+
+    def move(self, place: ConsumerPlace) -> None:
+        """See :class:`sinks.base.Pulled`."""
+        fields = {"committed": place.committed, "idle": place.idle, "planned": place.planned}
+        with self._explained("write"):
+            self._replace(PLACE, {name: str(at) for name, at in fields.items() if at is not None})
+
+    def occupy(self, seconds: float) -> None:
+        """See :class:`sinks.base.Pulled`."""
+        with self._explained("write"):
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_LOCK_POLL_SECONDS)
+                    continue
+                os.close(lock)
+                raise ChangefeedError(
+                    "CF1301",
+                    f"the reader at {self.directory} is read by another process",
+                    hint="end the other one, or give this one a reader of its own.",
+                ) from None
+            self._lock = lock
+            return
+
+    def leave(self) -> None:
+        """See :class:`sinks.base.Pulled`."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def scanned(self) -> ScanFiles | None:
+        """See :class:`sinks.base.Pulled`."""
+        with self._explained("read"):
+            found = self._read(SCAN)
+        if found is None:
+            return None
+        return ScanFiles(
+            at=Timestamp.parse(found["at"]),
+            schema=TableSchema.from_json(found["schema"], found["version"]),
+            files=tuple(str(self.directory / name) for name in found["files"]),
+            rows=found["rows"],
+        )
+
+    # -- files ------------------------------------------------------------------------------
+
+    def _folder(self, at: Timestamp) -> Path:
+        return self.directory / f"scan-{at}"
+
+    def _remove_scans(self) -> None:
+        (self.directory / SCAN).unlink(missing_ok=True)
+        for folder in self.directory.glob("scan-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _empty(self) -> None:
+        self._remove_scans()
+        (self.directory / PLACE).unlink(missing_ok=True)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            text = (self.directory / name).read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError as cause:
+            raise ChangefeedError(
+                "CF5004", f"the file {self.directory / name} is damaged"
+            ) from cause
+        return found
+
+    def _replace(self, name: str, content: Mapping[str, object]) -> None:
+        draft = self.directory / f".{name}.{uuid.uuid4().hex}"
+        with draft.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.directory / name)
+        _sync(self.directory)
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as cause:
+            raise ChangefeedError(
+                "CF5001",
+                f"cannot {doing} the reader's directory {self.directory}: {cause.strerror}",
+                hint="node and reader need it, on a disk that both reach.",
+            ) from cause
+
+
+def _write_file(path: Path, rows: pa.Table | pa.RecordBatch) -> int:
+    with (
+        path.open("wb") as file,
+        pa.ipc.new_file(file, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as to,
+    ):
+        to.write(rows)
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+        return os.fstat(written.fileno()).st_size
+
+
+def _rows_of(path: Path) -> int:
+    with pa.memory_map(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""Readers: from a statement to a query of Spark, batch and stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from changefeed import spark_source
+from changefeed.spark.session import SparkEngine
+from tests.e2e.feeds import Feeds
+from tests.services.postgres import Database
+from tests.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.spark]
+
+SECONDS = 120.0
+
+Row = tuple[Any, ...]
+
+
+@pytest.fixture
+def spark(spark_engine: SparkEngine) -> SparkSession:
+    session = spark_engine.session()
+    spark_source.register(session)
+    return session
+
+
+class Copy:
+    """A copy of the table by key, kept as a consumer of Delta's change data feed keeps one: each
+    batch's last change of a key, by ``_change_type`` and ``_commit_version``."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, Row] = {}
+        self.seen: list[tuple[str, Any]] = []
+
+    def merge(self, batch: DataFrame, number: int) -> None:
+        changes = sorted(batch.collect(), key=lambda row: row["_commit_version"])
+        for row in changes:
+            kind, values = row["_change_type"], tuple(row)[:-3]
+            self.seen.append((kind, values[0]))
+            if kind == "truncate":
+                self.rows.clear()
+            elif kind == "delete":
+                self.rows.pop(values[0], None)
+            # Deletes of a version go first: a change of key is a delete and an insert.
+            elif kind != "update_preimage":
+                self.rows[values[0]] = values
+
+
+def stream(spark: SparkSession, feeds: Feeds, reader: str, **options: str) -> DataFrame:
+    found = spark.readStream.format("changefeed").option("state", str(feeds.state))
+    found = found.option("table", "shop.public.t").option("reader", reader)
+    return found.options(**options).load()
+
+
+def start(frame: DataFrame, copy: Copy, checkpoint: Path) -> StreamingQuery:
+    writer = frame.writeStream.foreachBatch(copy.merge)
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def source(db: Database) -> dict[Any, Row]:
+    return {row[0]: tuple(row) for row in db.execute("select * from t")}
+
+
+def wait(query: StreamingQuery, db: Database, copy: Copy) -> None:
+    """Wait until the copy equals the source."""
+
+    def equal() -> bool:
+        error = query.exception()
+        assert error is None, error
+        return copy.rows == source(db)
+
+    until(equal, SECONDS)
+
+
+def test_a_query_that_is_stopped_and_restarted_equals_the_source(
+    feeds: Feeds, postgres: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    postgres.execute(
+        "create table t (id int primary key, name text, price numeric(10,2));"
+        "alter table t replica identity full;"
+        "insert into t select i, 'row ' || i, i / 4.0 from generate_series(1, 500) i"
+    )
+    feeds.connect(shop=postgres.uri)
+    copy = Copy()
+    query = start(stream(spark, feeds, "r"), copy, tmp_path / "checkpoint")
+    wait(query, postgres, copy)
+    postgres.execute("update t set name = 'new' where id % 3 = 0")
+    wait(query, postgres, copy)
+    query.stop()
+    postgres.execute("update t set id = id + 1000 where id % 7 = 0; delete from t where id % 5 = 0")
+    query = start(stream(spark, feeds, "r"), copy, tmp_path / "checkpoint")
+    wait(query, postgres, copy)
+    query.stop()
+    assert ("update_preimage", 3) in copy.seen
+    print(
+        spark.read.format("changefeed")
+        .option("state", str(feeds.state))
+        .option("table", "shop.public.t")
+        .load()
+        .groupBy("_change_type")
+        .count()
+        .collect()
+    )
+    stream(spark, feeds, "r").explain(True)

@@ -1,0 +1,316 @@
+"""Rows of the log as changes, and a table's log cut into ranges."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import ChangeBatch, SchemaChange, Truncate
+from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.encoding.unsent import UNSENT
+from changefeed.log import LogSettings, LogWriter
+from changefeed.readers.changes import ChangeRows, change_schema
+from changefeed.readers.reader import moment, table_name, version
+from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns
+from tests.log_samples import flush
+
+NAME = TableName("shop", "public", "t")
+
+ID = Column("id", "bigint", "int64", Form.NATIVE, "int64", False, 1)
+NOTE = Column("note", "text", "string", Form.TEXT, "text", True, 2)
+PRICE = Column("price", "numeric(10,2)", "string", Form.RAW, "decimal(10,2)", True, 3)
+WHEN = Column("at", "timestamptz", "string", Form.TEXT, "timestamptz", True, 4)
+PLAIN = TableSchema(NAME, (ID, NOTE), (0,), version=1)
+FULL = replace(PLAIN, identity=Identity.FULL)
+TYPED = TableSchema(NAME, (ID, PRICE, WHEN), (0,), version=1)
+
+
+def at(wall: int, logical: int = 0) -> Timestamp:
+    return Timestamp(wall * 1_000_000, logical)
+
+
+def row(
+    op: str, when: Timestamp, after: Sequence[Any], before: Sequence[Any] = (), **also: Any
+) -> dict[str, Any]:
+    """One row of the log: values by position, those before in the order of ``before_ordinals``."""
+    return {"op": op, "when": when, "after": after, "before": before, "last": True, **also}
+
+
+def rows(schema: TableSchema, *given: dict[str, Any]) -> pa.Table:
+    """Rows in the log's schema; sequence numbers rise from the wall clock."""
+    made = []
+    for number, one in enumerate(given):
+        when: Timestamp = one["when"]
+        fields: dict[str, Any] = {
+            "op": one["op"],
+            "wall": when.wall,
+            "logical": when.logical,
+            "seq": when.wall // 1000 + number,
+            "ord": number,
+            "xid": 1,
+            "commit_us": when.wall // 1000,
+            "last": one["last"],
+            "missing": one.get("missing"),
+        }
+        fields |= {f"a{i}": value for i, value in enumerate(one["after"])}
+        fields |= {f"b{i}": v for i, v in zip(schema.before_ordinals, one["before"], strict=False)}
+        made.append(fields)
+    return pa.Table.from_pylist(made, schema=schema.log_schema())
+
+
+def told(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """Kind and columns of the table, a tuple a change."""
+    return [
+        (r["_change_type"], *(v for n, v in r.items() if not n.startswith("_")))
+        for r in batch.to_pylist()
+    ]
+
+
+# ------------------------------------------------------------------------------------ changes
+
+
+def test_whole_old_rows_give_pairs_and_whole_deletes() -> None:
+    changes = ChangeRows(FULL).of(
+        rows(
+            FULL,
+            row("c", at(5), (1, "a")),
+            row("u", at(6), (1, "b"), (1, "a")),
+            row("d", at(7), (None, None), (1, "b")),
+            row("r", at(8), (2, "scanned")),
+        ),
+        FULL,
+    )
+    assert told(changes) == [
+        ("insert", 1, "a"),
+        ("update_preimage", 1, "a"),
+        ("update_postimage", 1, "b"),
+        ("delete", 1, "b"),
+        ("insert", 2, "scanned"),
+    ]
+    versions = changes["_commit_version"].to_pylist()
+    assert versions == [str(at(w)) for w in (5, 6, 6, 7, 8)]
+    assert [m.microsecond for m in changes["_commit_timestamp"].to_pylist()] == [
+        w * 1000 for w in (5, 6, 6, 7, 8)
+    ]
+
+
+def test_old_keys_alone_give_no_preimages_and_deletes_by_key() -> None:
+    changes = ChangeRows(PLAIN).of(
+        rows(
+            PLAIN,
+            row("u", at(6), (1, "b"), (1,)),
+            row("d", at(7), (None, None), (1,)),
+        ),
+        PLAIN,
+    )
+    assert told(changes) == [("update_postimage", 1, "b"), ("delete", 1, None)]
+
+
+def test_versions_compare_as_texts_in_commit_order() -> None:
+    stamps = [Timestamp(1_700_000_000_000_000_000, 9), Timestamp(1_700_000_000_000_000_000, 10)]
+    changes = ChangeRows(PLAIN).of(
+        rows(PLAIN, *(row("c", s, (i, "x")) for i, s in enumerate(stamps))), PLAIN
+    )
+    versions = changes["_commit_version"].to_pylist()
+    assert versions == [str(s) for s in stamps]
+    assert versions == sorted(versions)
+
+
+def test_a_transaction_shows_one_change_a_key() -> None:
+    changes = ChangeRows(FULL).of(
+        rows(
+            FULL,
+            row("u", at(6), (1, "first"), (1, "a"), last=False),
+            row("u", at(6), (1, "second"), (1, "a")),
+        ),
+        FULL,
+    )
+    assert told(changes) == [("update_preimage", 1, "a"), ("update_postimage", 1, "second")]
+
+
+def test_values_have_the_types_of_their_columns() -> None:
+    schema = change_schema(TYPED)
+    assert schema.field("price").type == pa.decimal128(10, 2)
+    assert schema.field("at").type == pa.timestamp("us", tz="UTC")
+    changes = ChangeRows(TYPED).of(
+        rows(TYPED, row("c", at(5), (1, "1.50", "2024-03-31T01:02:03.5Z"))), TYPED
+    )
+    ((_, _, price, when),) = told(changes)
+    assert price == Decimal("1.50")
+    assert when.isoformat() == "2024-03-31T01:02:03.500000+00:00"
+
+
+def test_no_decimal_is_nan() -> None:
+    with pytest.raises(ChangefeedError, match="price is NaN") as error:
+        ChangeRows(TYPED).of(rows(TYPED, row("c", at(5), (1, '"NaN"', None))), TYPED)
+    assert error.value.code.number == "CF4001"
+
+
+def test_a_value_that_was_not_sent_is_marked() -> None:
+    changes = ChangeRows(PLAIN).of(
+        rows(PLAIN, row("u", at(5), (1, None), (1,), missing='["note"]')), PLAIN
+    )
+    assert told(changes) == [("update_postimage", 1, UNSENT)]
+
+
+def test_a_column_may_not_have_a_name_that_readers_use() -> None:
+    clash = replace(PLAIN, columns=(ID, replace(NOTE, name="_Change_Type")))
+    with pytest.raises(ChangefeedError) as error:
+        change_schema(clash)
+    assert error.value.code.number == "CF1302"
+
+
+def test_rows_of_an_older_version_come_in_the_shape_of_the_newer() -> None:
+    wider = TableSchema(
+        NAME,
+        (
+            replace(ID, type_name="text", physical="string", form=Form.TEXT, logical="text"),
+            replace(NOTE, name="comment"),  # renamed: the source's number is the same
+            replace(PRICE, number=9),
+        ),
+        (0,),
+        version=2,
+    )
+    changes = ChangeRows(wider).of(rows(PLAIN, row("c", at(5), (1, "a"))), PLAIN)
+    assert changes.schema.names[:3] == ["id", "comment", "price"]
+    assert told(changes) == [("insert", "1", "a", None)]
+    assert lost_columns(PLAIN, wider) == ["id", "note"]
+    assert lost_columns(PLAIN, replace(PLAIN, columns=(ID, NOTE, PRICE))) == []
+
+
+def test_a_value_that_does_not_fit_the_newer_type_is_an_error() -> None:
+    number = replace(NOTE, type_name="bigint", physical="int64", form=Form.NATIVE, logical="int64")
+    newer = replace(PLAIN, columns=(ID, number), version=2)
+    with pytest.raises(ChangefeedError, match="note was a text once"):
+        ChangeRows(newer).of(rows(PLAIN, row("c", at(5), (1, "a"))), PLAIN)
+
+
+def test_no_rows_are_no_changes() -> None:
+    assert ChangeRows(FULL).of(rows(FULL), FULL).num_rows == 0
+
+
+# ---------------------------------------------------------------------------------- the log
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[LogWriter]:
+    """A log that begins at 1000; 50 rows make a segment."""
+    with LogWriter(tmp_path, LogSettings(segment_rows=50, group_rows=20, grace=0.0)) as made:
+        made.append(flush([], at(1000), 1))
+        yield made
+
+
+def put(writer: LogWriter, wall: int, schema: TableSchema, *given: dict[str, Any]) -> None:
+    batch = rows(schema, *given).combine_chunks().to_batches()[0]
+    writer.append(flush([ChangeBatch(schema, batch)], at(wall), wall, [(at(wall), wall)]))
+
+
+def table_log(root: Path, **also: Any) -> TableLog:
+    return TableLog(root, Selection(NAME), **also)
+
+
+def read(ranges: Sequence[Range]) -> list[tuple[Any, ...]]:
+    """What executors would read: each range went through pickle."""
+    copies = [pickle.loads(pickle.dumps(part)) for part in ranges]
+    return [change for part in copies for batch in part.read() for change in told(batch)]
+
+
+def test_ranges_hold_each_change_once_and_cut_no_transaction(
+    writer: LogWriter, tmp_path: Path
+) -> None:
+    wanted = []
+    for wall in range(1001, 1021):
+        changes = [row("c", at(wall), (wall * 100 + i, "x")) for i in range(7)]
+        put(writer, wall, PLAIN, *changes)
+        wanted += [("insert", wall * 100 + i, "x") for i in range(7)]
+    log = table_log(tmp_path, range_rows=20)
+    span = log.span(at(1000), at(1020))
+    assert len(span.ranges) == 10
+    assert read(span.ranges) == wanted
+    assert span.upto == at(1020)
+    assert all(part.after < part.upto for part in span.ranges)
+    assert log.reach(at(1000), at(1020), 20) == at(1002)
+    assert read(log.span(at(1010), at(1012)).ranges) == wanted[70:84]
+    log.close()
+
+
+def test_a_selection_has_its_columns_and_keys_alone(writer: LogWriter, tmp_path: Path) -> None:
+    put(writer, 1001, PLAIN, row("c", at(1001), (1, "a")), row("c", at(1001), (7, "b")))
+    log = TableLog(tmp_path, Selection(NAME, columns=("id",), values_from=("5",)))
+    assert read(log.span(at(1000), at(1001)).ranges) == [("insert", 7)]
+
+
+def truncated(writer: LogWriter) -> None:
+    put(writer, 1001, PLAIN, row("c", at(1001), (1, "a")))
+    writer.append(flush([Truncate(PLAIN, at(1002), 5_000_000)], at(1002), 1002))
+    put(writer, 1003, PLAIN, row("c", at(1003), (2, "b")))
+
+
+def test_a_truncation_is_an_error_a_row_or_nothing(writer: LogWriter, tmp_path: Path) -> None:
+    truncated(writer)
+    inserts = [("insert", 1, "a"), ("insert", 2, "b")]
+    with pytest.raises(ChangefeedError, match="was truncated") as error:
+        read(table_log(tmp_path).span(at(1000), at(1003)).ranges)
+    assert error.value.code.number == "CF1303"
+    skipped = table_log(tmp_path, on_truncate=OnTruncate.SKIP).span(at(1000), at(1003))
+    assert read(skipped.ranges) == inserts
+    said = table_log(tmp_path, on_truncate=OnTruncate.ROW).span(at(1000), at(1003))
+    assert read(said.ranges) == [inserts[0], ("truncate", None, None), inserts[1]]
+
+
+def test_a_span_tells_the_shapes_of_its_rows(writer: LogWriter, tmp_path: Path) -> None:
+    newer = replace(PLAIN, columns=(ID, NOTE, PRICE), version=2)
+    put(writer, 1001, PLAIN, row("c", at(1001), (1, "a")))
+    batch = rows(newer, row("c", at(1002), (2, "b", "3.00"))).to_batches()[0]
+    change = SchemaChange(PLAIN, newer, at(1002), 1)
+    writer.append(flush([change, ChangeBatch(newer, batch)], at(1002), 1002))
+    span = table_log(tmp_path).span(at(1000), at(1002), newer)
+    assert [v.version for v in span.versions] == [1, 2]
+    assert span.changes == (change,)
+    assert read(span.ranges) == [("insert", 1, "a", None), ("insert", 2, "b", Decimal("3.00"))]
+
+
+def test_a_log_that_another_machine_does_not_see_is_an_error(
+    writer: LogWriter, tmp_path: Path
+) -> None:
+    part = Range(tmp_path, Selection(NAME), None, at(1000), at(2000))
+    with pytest.raises(ChangefeedError, match="was promised"):
+        read([part])
+
+
+def test_a_scan_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    files = (str(tmp_path / "gone.arrow"),)
+    part = Range(tmp_path, Selection(NAME), None, at(1), at(1), files=files, version=PLAIN)
+    with pytest.raises(ChangefeedError, match="scan is not there") as error:
+        read([part])
+    assert error.value.code.number == "CF3002"
+
+
+# ------------------------------------------------------------------------------------- names
+
+
+def test_names_of_tables_have_three_parts() -> None:
+    assert table_name("shop.public.t") == NAME
+    assert table_name('shop."my.schema"."a ""b"""') == TableName("shop", "my.schema", 'a "b"')
+    for wrong in ("", "t", "public.t", "a.b.c.d", "shop..t", 'shop.public."t'):
+        with pytest.raises(ChangefeedError) as error:
+            table_name(wrong)
+        assert error.value.code.number == "CF1101"
+
+
+def test_versions_and_moments_are_checked() -> None:
+    assert version("17.0000000003", "o") == Timestamp(17, 3)
+    assert moment("1970-01-01T00:00:01+00:00", "o") == Timestamp(1_000_000_000)
+    for parse in (version, moment):
+        with pytest.raises(ChangefeedError, match="option o") as error:
+            parse("yesterday", "o")
+        assert error.value.code.number == "CF1204"

@@ -1,0 +1,264 @@
+"""Options and offsets of Spark's changefeed source, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.readers.table_log import OnTruncate, Range, Selection, Span
+from changefeed.spark_source.batch import ChangeBatchReader, ChangePartition, check_shapes
+from changefeed.spark_source.settings import OnSchemaChange, settings_of
+from changefeed.spark_source.source import ChangefeedSource
+from changefeed.spark_source.stream import ChangeStreamReader
+from sinks.base import ConsumerPlace
+from tests.log_samples import narrow, wide
+
+SCHEMA = narrow("t")
+GIVEN = {"state": "/s", "table": "shop.public.t", "reader": "r"}
+
+
+def at(wall: int) -> Timestamp:
+    return Timestamp(wall)
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+def test_options_are_of_any_case_and_typed() -> None:
+    made = settings_of(
+        {**GIVEN, "STARTINGVERSION": "17.0000000005", "endingTimestamp": "1970-01-01T00:00:01Z"}
+    )
+    assert made.after == Timestamp(17, 4)
+    assert made.upto == Timestamp(1_000_000_999, Timestamp.MAX.logical)
+    assert not made.initial_scan
+    plain = settings_of(GIVEN)
+    assert (plain.initial_scan, plain.after, plain.upto) == (True, None, None)
+    assert plain.on_schema_change is OnSchemaChange.FAIL
+    assert plain.on_truncate is OnTruncate.ERROR
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "text"),
+    [
+        ({"state": ""}, "CF1205", "state is missing"),
+        ({"state": "env:NO_SUCH_VARIABLE"}, "CF1205", "NO_SUCH_VARIABLE"),
+        ({"state": "postgresql://u:geheim@h/d"}, "CF1205", "Spark's plans"),
+        ({"table": "", "reader": ""}, "CF1205", "neither"),
+        ({"tabel": "x"}, "CF1203", "tabel"),
+        ({"startingVersion": "soon"}, "CF1204", "soon"),
+        ({"startingTimestamp": "soon"}, "CF1204", "soon"),
+        ({"startingVersion": "1", "startingTimestamp": "2020-01-01"}, "CF1205", "contradict"),
+        ({"endingVersion": "1", "endingTimestamp": "2020-01-01"}, "CF1205", "contradict"),
+        ({"startingVersion": "1", "initialScan": "true"}, "CF1205", "contradict"),
+        ({"initialScan": "perhaps"}, "CF1204", "perhaps"),
+        ({"schemaChange": "perhaps"}, "CF1204", "perhaps"),
+        ({"truncate": "perhaps"}, "CF1204", "perhaps"),
+        ({"maxRowsPerTrigger": "0"}, "CF1204", "'0'"),
+    ],
+)
+def test_wrong_options_are_said(given: dict[str, str], code: str, text: str) -> None:
+    with pytest.raises(ChangefeedError) as error:
+        settings_of({**GIVEN, **given})
+    assert error.value.code.number == code
+    assert text in f"{error.value} {error.value.hint}"
+    assert "geheim" not in f"{error.value} {error.value.hint}"
+
+
+def test_a_near_option_is_suggested() -> None:
+    with pytest.raises(ChangefeedError) as error:
+        settings_of({**GIVEN, "startVersion": "1"})
+    assert error.value.hint == "did you mean startingVersion?"
+
+
+def test_the_state_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDS_STATE", "postgresql://u:geheim@h/d")
+    made = settings_of({**GIVEN, "state": "env:FEEDS_STATE"})
+    assert made.state == "postgresql://u:geheim@h/d"
+    assert "geheim" not in repr(made)
+
+
+def test_a_stream_needs_a_reader_and_has_no_end() -> None:
+    for given in ({"reader": ""}, {"endingVersion": "1"}):
+        source = ChangefeedSource({**GIVEN, **given})
+        source._shape = SCHEMA
+        with pytest.raises(ChangefeedError) as error:
+            source.streamReader(None)  # type: ignore[arg-type]
+        assert error.value.code.number == "CF1205"
+
+
+def test_the_columns_are_the_tables() -> None:
+    with pytest.raises(ChangefeedError, match="columns") as error:
+        ChangefeedSource(GIVEN).reader(None)  # type: ignore[arg-type]
+    assert error.value.code.number == "CF1303"
+
+
+# ------------------------------------------------------------------------------ schema changes
+
+
+def test_newer_rows_that_do_not_fit_stop_the_query() -> None:
+    newer = wide("t", version=2)
+    span = Span((), at(9), (SCHEMA, newer))
+    with pytest.raises(ChangefeedError, match="doc, t0") as error:
+        check_shapes(span, SCHEMA, OnSchemaChange.FAIL)
+    assert error.value.code.number == "CF1302"
+    check_shapes(span, SCHEMA, OnSchemaChange.IGNORE)
+    check_shapes(span, newer, OnSchemaChange.FAIL)  # older rows are read in the newer shape
+
+
+# ------------------------------------------------------------------------------------ offsets
+
+
+class FakeLog:
+    """A log with rows at some timestamps."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = list(rows)
+        self.upto = 0
+
+    def frontier(self) -> Timestamp:
+        return at(self.upto)
+
+    def reach(self, after: Timestamp, upto: Timestamp, rows: int) -> Timestamp:
+        there = [at(w) for w in self.rows if after < at(w) <= upto]
+        return there[rows - 1] if len(there) > rows else upto
+
+    def span(self, after: Timestamp, upto: Timestamp, schema: Any = None) -> Span:
+        there = any(after < at(w) <= upto for w in self.rows)
+        part = Range(Path("/log"), Selection(SCHEMA.table), schema, after, upto)
+        return Span((part,) if there else (), upto)
+
+
+class FakeReader:
+    """A reader whose changefeed scanned at 10."""
+
+    name = "r"
+
+    def __init__(self, log: FakeLog) -> None:
+        self._log = log
+        self.place_now = ConsumerPlace()
+        self.paused = False
+        self.failure: ChangefeedError | None = None
+        self.scanned = True
+
+    def log(self) -> FakeLog:
+        return self._log
+
+    def place(self) -> ConsumerPlace:
+        return self.place_now
+
+    def begun(self) -> Timestamp | None:
+        return at(10) if self.scanned else None
+
+    def progress(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def resting(self, after: Timestamp) -> Timestamp:
+        return max(after, self.place_now.idle or after)
+
+    def plan(self, upto: Timestamp) -> None:
+        self.place_now = ConsumerPlace(self.place_now.committed, self.place_now.idle, upto)
+
+    def commit(self, upto: Timestamp) -> None:
+        self.place_now = ConsumerPlace(upto, self.place_now.idle, self.place_now.planned)
+
+    def idle(self, upto: Timestamp) -> None:
+        self.place_now = ConsumerPlace(self.place_now.committed, upto, self.place_now.planned)
+
+    def work(self, after: Timestamp | None, upto: Timestamp, schema: Any) -> Span:
+        return self._log.span(after or at(0), upto, schema)
+
+
+def stream(reader: FakeReader, **options: str) -> ChangeStreamReader:
+    made = ChangeStreamReader(settings_of({**GIVEN, **options}), SCHEMA)
+    made._opened = reader  # type: ignore[assignment]
+    return made
+
+
+def offset(wall: int) -> dict[str, str]:
+    return {"at": str(at(wall))}
+
+
+def test_a_stream_begins_with_the_scan_and_goes_on_with_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("changefeed.spark_source.stream.BEGIN_SECONDS", 0.0)
+    log = FakeLog(5, 20, 30)
+    reader = FakeReader(log)
+    reader.scanned = False
+    query = stream(reader)
+    begin = query.initialOffset()
+    log.upto = 15
+    assert query.latestOffset() == begin, "before the scan is whole there is nothing"
+    reader.scanned = True
+    assert query.latestOffset() == offset(10)
+    assert len(query.partitions(begin, offset(10))) == 1
+    assert reader.place_now.committed is None
+    log.upto = 25
+    assert query.latestOffset() == offset(25)
+    assert reader.place_now.committed == at(10), "asked for more, Spark has done the batch before"
+    assert query.partitions(offset(25), offset(25)) == []
+
+
+def test_a_quiet_table_makes_no_batches_and_does_not_hold_the_log() -> None:
+    log = FakeLog(5)
+    reader = FakeReader(log)
+    query = stream(reader)
+    log.upto = 10
+    query.latestOffset()
+    query.partitions({"at": ""}, offset(10))
+    log.upto = 5000
+    assert query.latestOffset() == offset(10)
+    assert reader.place_now.idle == at(5000)
+
+
+def test_a_query_that_starts_again_is_never_given_less() -> None:
+    log = FakeLog(*range(11, 100))
+    log.upto = 99
+    reader = FakeReader(log)
+    first = stream(reader, maxRowsPerTrigger="10")
+    assert first.latestOffset() == offset(20)
+    assert reader.place_now.planned == at(20)
+    # Killed before the batch was committed: Spark runs it again, then asks for more.
+    again = stream(reader, maxRowsPerTrigger="10")
+    assert again.latestOffset() == offset(30)
+
+
+def test_without_its_checkpoint_a_query_does_not_begin_in_the_middle() -> None:
+    reader = FakeReader(FakeLog())
+    reader.commit(at(40))
+    with pytest.raises(ChangefeedError, match="no checkpoint") as error:
+        stream(reader).initialOffset()
+    assert error.value.code.number == "CF1301"
+
+
+def test_a_paused_reader_waits_and_a_failed_one_stops_the_query() -> None:
+    log = FakeLog(20)
+    log.upto = 10
+    reader = FakeReader(log)
+    query = stream(reader)
+    assert query.latestOffset() == offset(10)
+    reader.paused, log.upto, query._checked_at = True, 20, 0.0
+    assert query.latestOffset() == offset(10)
+    reader.paused, query._checked_at = False, 0.0
+    assert query.latestOffset() == offset(20)
+    reader.failure, query._checked_at = ChangefeedError("CF3002", "gone"), 0.0
+    with pytest.raises(ChangefeedError, match="gone"):
+        query.latestOffset()
+
+
+def test_executors_get_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDS_STATE", "postgresql://u:geheim@h/d")
+    settings = settings_of({**GIVEN, "state": "env:FEEDS_STATE"})
+    for reader in (ChangeStreamReader(settings, SCHEMA), ChangeBatchReader(settings, SCHEMA)):
+        assert b"geheim" not in pickle.dumps(reader)
+
+
+def test_partitions_pickle() -> None:
+    part = Range(Path("/log"), Selection(SCHEMA.table), SCHEMA, at(1), at(2))
+    assert pickle.loads(pickle.dumps(ChangePartition(part))).part == part
