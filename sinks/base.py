@@ -476,6 +476,10 @@ class Pulled(Protocol):
     own from the same URI, which it does not open.
     """
 
+    def belongs(self, state: str, job_id: int) -> bool:
+        """The feed of that number has opened it: what is there is not another feed's."""
+        ...
+
     def consumer(self) -> ConsumerPlace:
         """How far the consumer is."""
         ...

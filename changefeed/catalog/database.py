@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +224,11 @@ def _sqlite(home: Path) -> Engine:
     path = home / "state.db"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # SQLite gives -wal and -shm the mode of the database file: make it first, closed.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # SQLite gives -wal and -shm the mode of the database file: make it first, closed. A file
+        # that is there is left alone: closing any descriptor of it would drop the locks of this
+        # process's other connections, and another process would then remove the -wal they use.
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
         raise ChangefeedError(
             "CF6001",

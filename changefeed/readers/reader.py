@@ -56,6 +56,7 @@ class Reader:
     on_truncate: OnTruncate = OnTruncate.ERROR
     _sink: Pulled | None = field(default=None, init=False, repr=False)
     _log: TableLog | None = field(default=None, init=False, repr=False)
+    _opened: bool = field(default=False, init=False, repr=False)
 
     # -- opening ----------------------------------------------------------------------------
 
@@ -192,6 +193,24 @@ class Reader:
         """
         return announced_shape(self.catalog, selection_of(self.progress()))
 
+    def check(self) -> None:
+        """Whether the reader may read on.
+
+        Raises:
+            ChangefeedError: as :meth:`progress`; CF1303 the table was scanned again since the
+                reader began.
+        """
+        self.progress()
+        if not self._ours():
+            return
+        scan, committed = self.sink().scanned(), self.place().committed
+        if scan is not None and committed is not None and committed < scan.at:
+            raise ChangefeedError(
+                "CF1303",
+                f'the table of reader "{self.name}" was scanned again at {scan.at}',
+                hint="make another reader: changes before that may be missing in this one.",
+            )
+
     # -- how far it is ----------------------------------------------------------------------
 
     @property
@@ -204,6 +223,8 @@ class Reader:
         """Where changes begin: the instant of the scan, or the place the feed was given; None
         while the node has not got there."""
         progress = self.progress()
+        if not self._ours():
+            return None
         if progress.scan_wanted or progress.state is not TableState.RUNNING:
             return None
         scan = self.sink().scanned()
@@ -211,7 +232,13 @@ class Reader:
 
     def place(self) -> ConsumerPlace:
         """How far the reader is."""
-        return self.sink().consumer()
+        return self.sink().consumer() if self._ours() else ConsumerPlace()
+
+    def _ours(self) -> bool:
+        """The feed has opened the place; before that, what is there is a dropped reader's."""
+        if not self._opened:
+            self._opened = self.sink().belongs(self.catalog.state_id, self.job().id)
+        return self._opened
 
     def occupy(self) -> None:
         """Keep other processes from reading as this reader.
@@ -247,21 +274,6 @@ class Reader:
             return after
         return max(after, place.idle)
 
-    def scan(self) -> ScanFiles | None:
-        """The scan that the reader begins with; None where it has none.
-
-        Raises:
-            ChangefeedError: CF1303 the table was scanned again since the reader began.
-        """
-        scan, committed = self.sink().scanned(), self.place().committed
-        if scan is not None and committed is not None and committed < scan.at:
-            raise ChangefeedError(
-                "CF1303",
-                f'the table of reader "{self.name}" was scanned again at {scan.at}',
-                hint="make another reader: changes before that may be missing in this one.",
-            )
-        return scan
-
     def work(
         self, after: Timestamp | None, upto: Timestamp, schema: TableSchema | None = None
     ) -> Span:
@@ -275,7 +287,7 @@ class Reader:
         begun = self.begun()
         if begun is None:
             raise ChangefeedError("CF1301", f'reader "{self.name}" has not begun yet')
-        scan = self.scan()
+        scan = self.sink().scanned()
         span = self.log().span(begun, upto, schema)
         if scan is None:
             return span

@@ -111,6 +111,7 @@ class Subscription:
 
     def _look(self) -> Changes | None:
         reader = self._reader
+        reader.check()
         if reader.paused:
             return None
         begun = reader.begun() if self._at is None else self._at
@@ -118,11 +119,10 @@ class Subscription:
         if begun is None or frontier is None:
             return None
         if self._at is None:
-            scan = reader.scan()
             span = reader.work(None, begun)
             self._at = begun
             if span.ranges:
-                return Changes(begun, scan is not None, span.ranges)
+                return Changes(begun, True, span.ranges)
         upto = reader.log().reach(reader.resting(self._at), frontier, self._max_rows)
         span = reader.work(self._at, upto)
         if span.ranges:

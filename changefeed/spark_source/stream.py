@@ -124,7 +124,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         now = time.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
-            reader.progress()
+            reader.check()
             self._paused = reader.paused
         return not self._paused
 

@@ -177,6 +177,13 @@ class ReaderSink:
 
     # -- the consumer's side ----------------------------------------------------------------
 
+    def belongs(self, state: str, job_id: int) -> bool:
+        """See :class:`sinks.base.Pulled`."""
+        with self._explained("read"):
+            found = self._read(OWNER)
+        owner = Owner.parse(found["owner"]) if found is not None else None
+        return owner is not None and (owner.state, owner.job) == (state, job_id)
+
     def consumer(self) -> ConsumerPlace:
         """See :class:`sinks.base.Pulled`; a scan that was consumed is removed."""
         with self._explained("read"):

@@ -204,3 +204,18 @@ def test_shapes_of_an_earlier_format_are_known_again(tmp_path: Path) -> None:
     assert (keyless.before_image, keyless.keyless) == (BeforeImage.FULL, True)
     assert catalog.intern_schema(keyless).version == 2
     catalog.close()
+
+
+def test_a_second_catalog_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Without its locks, the next process to close the state would remove the log in use."""
+    first = Catalog.open(tmp_path)
+    first.create_connection("a", "null://")
+    second = Catalog.open(tmp_path)
+    look = f"from changefeed.catalog import Catalog; c = Catalog.open({str(tmp_path)!r}); "
+    code = look + "assert c.connection('a'); c.close()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert (tmp_path / "state.db-wal").exists()
+    first.create_connection("b", "null://")
+    assert second.connection("b").uri == "null://"
+    first.close()
+    second.close()

@@ -117,7 +117,10 @@ def test_what_a_dropped_feed_left_means_nothing_to_the_next(tmp_path: Path) -> N
     first.end_scan(TARGET, SCHEMA, AT)
     first.move(ConsumerPlace(committed=AT.previous()))
     second = sink(tmp_path)
+    assert second.belongs("abcdef", 1)
+    assert not second.belongs("abcdef", 2)
     second.open(context(2))
+    assert second.belongs("abcdef", 2)
     assert second.scanned() is None
     assert second.consumer() == ConsumerPlace()
 

@@ -154,7 +154,7 @@ class FakeReader:
     def begun(self) -> Timestamp | None:
         return at(10) if self.scanned else None
 
-    def progress(self) -> None:
+    def check(self) -> None:
         if self.failure is not None:
             raise self.failure
 
