@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import LOGICAL_DIGITS, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Identity, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_values import not_numbers, printed, single_floats, typed_values
@@ -126,7 +126,7 @@ class ChangeRows:
             # One change a key: the row that stays tells what the whole transaction did.
             rows = rows.filter(rows["last"])
         rows, _ = mark_unsent(rows, MessagePlan(schema=version, topic=version.table.name))
-        order = _Order.of(rows, whole=version.identity is Identity.FULL)
+        order = _Order.of(rows, whole=version.before_image is BeforeImage.FULL)
         columns = [self._column(c, rows, version, order) for c in self.schema.columns]
         wall = order.repeated(_chunk(rows["wall"]))
         logical = order.repeated(_chunk(rows["logical"]))
@@ -160,8 +160,8 @@ class ChangeRows:
 def place_of(column: Column, version: TableSchema) -> int | None:
     """Where another version of the table has a column; None where it has none."""
     for i, other in enumerate(version.columns):
-        if column.number and other.number:
-            if other.number == column.number:
+        if column.column_id and other.column_id:
+            if other.column_id == column.column_id:
                 return i
         elif other.name == column.name:
             return i

@@ -15,7 +15,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, SchemaChange, Truncate
-from changefeed.core.schema import Column, Form, Identity, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
@@ -30,7 +30,7 @@ NOTE = Column("note", "text", "string", Form.TEXT, "text", True, 2)
 PRICE = Column("price", "numeric(10,2)", "string", Form.RAW, "decimal(10,2)", True, 3)
 WHEN = Column("at", "timestamptz", "string", Form.TEXT, "timestamptz", True, 4)
 PLAIN = TableSchema(NAME, (ID, NOTE), (0,), version=1)
-FULL = replace(PLAIN, identity=Identity.FULL)
+FULL = replace(PLAIN, before_image=BeforeImage.FULL)
 TYPED = TableSchema(NAME, (ID, PRICE, WHEN), (0,), version=1)
 
 
@@ -175,7 +175,7 @@ def test_rows_of_an_older_version_come_in_the_shape_of_the_newer() -> None:
         (
             replace(ID, type_name="text", physical="string", form=Form.TEXT, logical="text"),
             replace(NOTE, name="comment"),  # renamed: the source's number is the same
-            replace(PRICE, number=9),
+            replace(PRICE, column_id=9),
         ),
         (0,),
         version=2,
