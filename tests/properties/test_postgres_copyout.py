@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from changefeed.sources.postgres.copyout import Block, blank, find_rows
@@ -31,6 +31,7 @@ def framed(texts: list[bytes]) -> bytes:
     return b"".join(b"d" + struct.pack(">i", len(t) + 5) + t + b"\n" for t in texts)
 
 
+@settings(deadline=None)  # one example is of 16 MB
 @given(before=st.binary(max_size=10), texts=rows, cut=st.integers(0, 400))
 @example(before=b"", texts=[b"x" * (0x6400 - 5)] * 3, cut=0)
 @example(before=b"", texts=[b"a", b"y" * (1 << 24), b"b"], cut=0)

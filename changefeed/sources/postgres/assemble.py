@@ -559,13 +559,12 @@ class _Taking:
         self.region = end
 
     def _stream_abort(self, mark: Mark) -> None:
-        data, place = self.inbox.data, mark.place
-        self.to._spool.abort(pgoutput.read_xid(data, place), pgoutput.read_xid(data, place + 4))
+        self.to._spool.abort(*pgoutput.read_abort(self.inbox.data, mark.place))
 
     def _stream_commit(self, mark: Mark) -> Iterator[Flush]:
         to, data = self.to, self.inbox.data
         xid = pgoutput.read_xid(data, mark.place)
-        message = pgoutput.read_commit(data, mark.place + 4)
+        message = pgoutput.read_commit(data, mark.place, streamed=True)
         before = to.frontier
         transaction = to.begin(message.lsn, message.commit_us, xid)
         if transaction.skip:

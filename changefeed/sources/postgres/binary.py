@@ -10,6 +10,7 @@ As in :mod:`.values` every rule exists for columns (:func:`binary_column`) and f
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -56,7 +57,13 @@ def has_binary(column: Column) -> bool:
     return logical in _PRINTED or (logical in _WHOLE and column.logical.startswith("array<"))
 
 
+#: Bytes of a number by the type it becomes. Four for an int64: an oid.
+_SIZES = {"int16": (2,), "int32": (4,), "int64": (4, 8)}
+
+
 def _integer(data: bytes, logical: str) -> int:
+    if len(data) not in _SIZES[logical]:
+        raise ValueError("a number of another size than its type")
     # Four bytes for an int64: an oid, which has no sign.
     return int.from_bytes(data, signed=not (logical == "int64" and len(data) == 4))
 
@@ -72,6 +79,8 @@ def _json(data: bytes) -> str:
 
 
 def _uuid(data: bytes) -> str:
+    if len(data) != 16:
+        raise ValueError("a uuid that is not 16 bytes long")
     digits = data.hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -186,13 +195,22 @@ _NUMBERS = frozenset({"float32", "float64", "decimal"})
 _WHOLE = frozenset({"bool", "int16", "int32", "int64"})
 
 
+#: MAXDIM of the server.
+_MOST_DIMENSIONS = 6
+
+
 def _array(data: bytes, element: str) -> str:
     """Dimensions with their lengths, then the elements in row-major order."""
     (dimensions,) = struct.unpack_from(">i", data)
     if not dimensions:
         return "[]"
+    if not 0 < dimensions <= _MOST_DIMENSIONS:
+        raise ValueError("an array of that many dimensions")
     lengths = [struct.unpack_from(">i", data, 12 + 8 * i)[0] for i in range(dimensions)]
     place = 12 + 8 * dimensions
+    # Each element has its length at least: what counts more elements is no array.
+    if min(lengths) < 1 or 4 * math.prod(lengths) > len(data) - place:
+        raise ValueError("an array that does not hold its elements")
 
     def read(level: int) -> str:
         nonlocal place
@@ -227,8 +245,24 @@ def binary_column(column: Column, spans: Spans) -> pa.Array:
     if column.physical != "string":
         return _integers(column, spans)
     quick = _COLUMNS.get(logical)
+    _check_sizes(logical, spans)
     found = quick(spans) if quick else None
     return _each(column, spans) if found is None else found
+
+
+#: Bytes of a value, where all are of one size and are read all at once.
+_FIXED = {"uuid": 16, "date": 4, "timestamp": 8, "timestamptz": 8}
+
+
+def _check_sizes(logical: str, spans: Spans) -> None:
+    wanted = _FIXED.get(logical)
+    if wanted is None:
+        return
+    wrong = spans.ends - spans.starts != wanted
+    if spans.valid is not None:
+        wrong &= spans.valid
+    if wrong.any():
+        raise ValueError("a value of another size than its type")
 
 
 def _nulls(spans: Spans) -> Any:
@@ -251,9 +285,13 @@ def _at(data: Bytes, places: Places, kind: str, size: int) -> Any:
 
 def _integers(column: Column, spans: Spans) -> pa.Array:
     sizes = spans.ends - spans.starts
-    size = int(sizes.max()) if len(sizes) else 8
-    if not size:
+    if spans.valid is not None:
+        sizes = sizes[spans.valid]
+    if not len(sizes):
         return pa.nulls(len(spans), column.arrow)
+    size = int(sizes[0])
+    if size not in _SIZES[column.physical] or (sizes != size).any():
+        raise ValueError("a number of another size than its type")
     values = _at(spans.data, spans.starts, f">i{size}", size).astype(np.int64)
     if size == 4 and column.physical == "int64":
         values &= 0xFFFFFFFF

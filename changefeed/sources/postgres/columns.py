@@ -21,6 +21,7 @@ from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
 from changefeed.sources.decoded.spans import Bytes, Mask, Places, Spans, gather
 from changefeed.sources.postgres.binary import binary_column, has_binary
+from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.pgoutput import (
     AS_BINARY,
     AS_TEXT,
@@ -71,15 +72,17 @@ def decode_columns(
     Raises:
         ChangefeedError: CF2105 a message does not fit the table's shape.
     """
-    return _Decoder(block, tags, schema, 5 if streamed else 1).decode()
+    with readable(f"a row of table {schema.table}"):
+        return _Decoder(block, tags, schema, 5 if streamed else 1).decode()
 
 
 def decode_keys(
     block: Block, tags: Places, schema: TableSchema, *, streamed: bool = False
 ) -> tuple[Places, Operations, list[pa.Array]]:
     """``message``, ``op`` and ``key`` of what :func:`decode_columns` makes of the same messages."""
-    decoder = _Decoder(block, tags, schema, 5 if streamed else 1)
-    return decoder.message, decoder.op, decoder.keys()
+    with readable(f"a row of table {schema.table}"):
+        decoder = _Decoder(block, tags, schema, 5 if streamed else 1)
+        return decoder.message, decoder.op, decoder.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +144,13 @@ class _Decoder:
                 cells.append(_Cells(starts, ends, None))
             else:
                 valued = _is_valued(kinds)
+                if not (valued | (kinds == NULL) | (kinds == UNCHANGED)).all():
+                    raise self._misfit("a value of unknown kind")
                 starts = places + np.where(valued, 5, 1)
                 ends = starts + np.where(valued, words[places + 1], 0)
                 cells.append(_Cells(starts, ends, kinds))
+            if (ends < starts).any():
+                raise self._misfit("a value of negative length")
             places = ends
             if places.max() >= len(data) - 8:
                 raise self._misfit("a value ends behind its message")
@@ -313,16 +320,23 @@ class _Decoder:
         return _Cells(starts, np.where(present, cell.ends[at], starts), kinds)
 
     def _column(self, ordinal: int, cells: _Cells) -> pa.Array:
+        """The values of a column.
+
+        Text is checked to be UTF-8: the server does not do it where its database has no encoding.
+        """
         column: Column = self.schema.columns[ordinal]
         if cells.kinds is None:
-            return span_column(column, Spans(self.block.data, cells.starts, cells.ends))
+            spans = Spans(self.block.data, cells.starts, cells.ends)
+            return valid_text(self.schema, column, span_column(column, spans))
         valid = _is_valued(cells.kinds)
         spans = Spans(self.block.data, cells.starts, cells.ends, valid)
-        if (cells.kinds == AS_BINARY).any():  # a column is sent all in one form
+        if (cells.kinds == AS_BINARY).any():
+            if (cells.kinds == AS_TEXT).any():
+                raise self._misfit("a column in two forms")
             if not has_binary(column):
                 raise no_binary(self.schema, column)
-            return binary_column(column, spans)
-        return span_column(column, spans)
+            return valid_text(self.schema, column, binary_column(column, spans))
+        return valid_text(self.schema, column, span_column(column, spans))
 
 
 def _merged(cells: _Cells, other: _Cells, where: Mask) -> _Cells:
@@ -361,6 +375,30 @@ def masked(values: pa.Array, keep: Mask) -> pa.Array:
         keep = keep & values.is_valid().to_numpy(zero_copy_only=False)
     bits = pa.py_buffer(np.packbits(keep, bitorder="little"))
     return pa.Array.from_buffers(values.type, len(values), [bits, *values.buffers()[1:]])
+
+
+def valid_text(schema: TableSchema, column: Column, values: pa.Array) -> pa.Array:
+    """``values``, where they are UTF-8.
+
+    Raises:
+        ChangefeedError: CF2105 they are not.
+    """
+    if pa.types.is_string(values.type):
+        try:
+            values.validate(full=True)
+        except pa.ArrowInvalid:
+            raise not_utf8(schema, column) from None
+    return values
+
+
+def not_utf8(schema: TableSchema, column: Column) -> ChangefeedError:
+    """CF2105 for text that a database without an encoding let in."""
+    return ChangefeedError(
+        "CF2105",
+        f"column {column.name!r} of table {schema.table} holds text that is not valid UTF-8",
+        hint="the database's encoding is SQL_ASCII or its text was damaged: repair the rows, then"
+        " ALTER CHANGEFEED .. RESCAN.",
+    )
 
 
 def no_binary(schema: TableSchema, column: Column) -> ChangefeedError:

@@ -30,6 +30,7 @@ import psycopg
 from psycopg import errors, sql
 
 from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.garbage import LONGEST_MESSAGE
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
@@ -116,18 +117,23 @@ class _Raw:
             _send(sock, b"Q" + struct.pack(">i", len(body) + 4) + body)
             while not self._done:
                 self._receive(sock, size)
+                complete = self._ends()
                 end = self._skip_others()
                 rows, end = find_rows(self._data[: self._filled], end)
                 if len(rows):
                     blank(self._data, rows)
                     yield Block(self._data.data[int(rows[0]) : end], marked=True)
                 self._keep_from(end)
+                if complete and not self._done:
+                    raise psycopg.OperationalError("the server sent rows that do not add up")
         if self._failure is not None:
             raise self._failure
 
     def _receive(self, sock: socket.socket, size: int) -> None:
         """Fill the buffer, or read to the end of the answer."""
-        wanted = max(size, self._first_length(), self._filled + 1)
+        # At most twice what is here: a length that is garbage does not make us take gigabytes.
+        first = min(self._first_length(), 2 * max(self._filled, size))
+        wanted = max(size, first, self._filled + 1)
         if wanted > len(self._data):
             grown = np.empty(wanted + size // 4, np.uint8)
             grown[: self._filled] = self._data[: self._filled]
@@ -149,7 +155,10 @@ class _Raw:
         """Bytes of the message that the buffer begins with, as far as it says."""
         if self._filled < _HEADER:
             return 0
-        return 1 + int.from_bytes(self._data[1:_HEADER].tobytes())
+        length = int.from_bytes(self._data[1:_HEADER].tobytes())
+        if not 4 <= length <= LONGEST_MESSAGE:
+            raise psycopg.OperationalError(f"the server sent a message of {length} bytes")
+        return 1 + length
 
     def _ends(self) -> bool:
         """The last six bytes are ReadyForQuery: no row can look like that."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.sources.decoded.spans import PADDING, Bytes
+from changefeed.sources.postgres.garbage import LONGEST_MESSAGE, garbage, readable
 
 BEGIN, COMMIT = ord("B"), ord("C")
 INSERT, UPDATE, DELETE, TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
@@ -43,6 +44,8 @@ _FRAME = struct.Struct(">BIB24xB")
 _WAL_DATA = ord("w")
 _COPY_DATA = ord("d")
 _FIRST_CAPACITY = 1 << 20
+#: The least a frame counts, its own four bytes included: a keepalive, a pgoutput message.
+_SHORTEST_KEEPALIVE, _SHORTEST_DATA = 22, 30
 #: A notice, a changed setting, a notification may come at any time and mean nothing here.
 _ASIDE = frozenset(b"NSA")
 #: The end of COPY, and what follows it when the server shuts down in an orderly way.
@@ -135,12 +138,18 @@ class Inbox:
             kind, length, inner, tag = unpack(data, place)
             following = place + 1 + length
             if following > filled:
+                if length > LONGEST_MESSAGE:
+                    raise garbage(f"a message of {length} bytes")
                 break
             if kind != _COPY_DATA:
+                if length < 4:
+                    raise garbage(f"a message of {length} bytes")
                 if kind not in _ASIDE:
                     self.place = place
                     raise _not_copy_data(kind, data[place + 5 : following])
             elif inner == _WAL_DATA:
+                if length < _SHORTEST_DATA:
+                    raise garbage(f"a message of {length} bytes")
                 if inside:
                     if tag == STREAM_STOP:
                         inside = False
@@ -151,6 +160,8 @@ class Inbox:
                     inside = tag == STREAM_START
                     self._note(tag, place)
             elif inner == KEEPALIVE:
+                if length < _SHORTEST_KEEPALIVE:
+                    raise garbage(f"a keepalive of {length} bytes")
                 self.reply_wanted |= bool(data[place + 22])
                 if not inside:
                     self._mark(KEEPALIVE, place + 5)
@@ -196,10 +207,15 @@ class Inbox:
         self._mark(tag, frame + TAG_OFFSET)
 
     def _wanted(self) -> int:
-        """Capacity for what is here and more: twice as much, or the message now arriving."""
+        """Capacity for what is here and more: twice as much, or the message now arriving.
+
+        A message says how long it is before it is there. Memory for it is at most twice what
+        was received: a length that is garbage does not make us take gigabytes.
+        """
         needed = self.filled
         if self.filled - self.place >= 5:
             needed = self.place + 1 + int.from_bytes(self.data[self.place + 1 : self.place + 5])
+        needed = min(needed, max(2 * self.filled, self.limit))
         return max(min(2 * len(self.data), self.limit * 2), needed + _FIRST_CAPACITY)
 
     def _grow(self, capacity: int) -> None:
@@ -270,31 +286,63 @@ class RelationMessage:
     columns: tuple[WireColumn, ...]
 
 
+_BEGIN = struct.Struct(">QqI")
+_COMMIT = struct.Struct(">BQQq")
+_KEEPALIVE = struct.Struct(">QqB")
+_XID = struct.Struct(">I")
+_TWO_XIDS = struct.Struct(">II")
+_COUNT = struct.Struct(">IB")
+#: Times are kept in nanoseconds since 1970 as signed 64 bits: up to the year 2262.
+_LAST_MICROSECOND = (2**63 - 1) // 1000
+
+
 def _micros(since_2000: int) -> int:
-    return since_2000 + EPOCH_NS // 1000
+    micros = since_2000 + EPOCH_NS // 1000
+    if abs(micros) > _LAST_MICROSECOND:
+        raise garbage("a time outside of the years 1678 to 2262")
+    return micros
+
+
+def _unpack(form: struct.Struct, data: bytearray, place: int, end: int) -> tuple[int, ...]:
+    """Numbers of a message that ends at ``end``."""
+    if place + form.size > end:
+        raise garbage("a message that ends before its fields do")
+    return form.unpack_from(data, place)
 
 
 def read_begin(data: bytearray, tag: int) -> Begin:
-    """``tag``: place of the message's tag, here and below."""
-    lsn, time, xid = struct.unpack_from(">QqI", data, tag + 1)
+    """``tag``: place of the message's tag, here and below.
+
+    Raises:
+        ChangefeedError: CF2105 the message is too short or a value is out of range; here and
+            below.
+    """
+    lsn, time, xid = _unpack(_BEGIN, data, tag + 1, frame_end(data, tag))
     return Begin(lsn, _micros(time), xid)
 
 
-def read_commit(data: bytearray, tag: int) -> Commit:
-    """Commit, or what follows the transaction number of a Stream Commit (``tag`` + 4)."""
-    lsn, end, time = struct.unpack_from(">xQQq", data, tag + 1)
+def read_commit(data: bytearray, tag: int, *, streamed: bool = False) -> Commit:
+    """Commit, or a Stream Commit, where the transaction's number comes first."""
+    place = tag + (5 if streamed else 1)
+    _, lsn, end, time = _unpack(_COMMIT, data, place, frame_end(data, tag))
     return Commit(lsn, end, _micros(time))
 
 
 def read_keepalive(data: bytearray, tag: int) -> Keepalive:
-    """Primary keepalive."""
-    lsn, time, reply = struct.unpack_from(">QqB", data, tag + 1)
+    """Primary keepalive; :meth:`Inbox.scan` has seen that it is long enough."""
+    lsn, time, reply = _KEEPALIVE.unpack_from(data, tag + 1)
     return Keepalive(lsn, _micros(time) * 1000, bool(reply))
 
 
 def read_xid(data: bytearray, tag: int) -> int:
-    """The transaction number right behind the tag (Stream Start, Commit, Abort)."""
-    return int.from_bytes(data[tag + 1 : tag + 5])
+    """The transaction number right behind the tag (Stream Start, Stream Commit, a row)."""
+    return _unpack(_XID, data, tag + 1, frame_end(data, tag))[0]
+
+
+def read_abort(data: bytearray, tag: int) -> tuple[int, int]:
+    """Stream Abort: the transaction, and the part of it (or all) that was rolled back."""
+    transaction, part = _unpack(_TWO_XIDS, data, tag + 1, frame_end(data, tag))
+    return transaction, part
 
 
 def frame_end(data: bytearray, tag: int) -> int:
@@ -305,15 +353,25 @@ def frame_end(data: bytearray, tag: int) -> int:
 
 def relation_body(data: bytearray, tag: int, streamed: bool) -> bytes:
     """The bytes of a Relation message behind the tag (and the transaction number)."""
-    return bytes(data[tag + (5 if streamed else 1) : frame_end(data, tag)])
+    body = bytes(data[tag + (5 if streamed else 1) : frame_end(data, tag)])
+    if len(body) < _XID.size:
+        raise garbage("a message that ends before its fields do")
+    return body
 
 
 def read_relation(body: bytes) -> RelationMessage:
     """Relation, from :func:`relation_body`."""
+    with readable("a description of a table"):
+        return _relation(body)
+
+
+def _relation(body: bytes) -> RelationMessage:
     (oid,) = struct.unpack_from(">I", body)
     schema, place = _string(body, 4)
     name, place = _string(body, place)
     identity, count = struct.unpack_from(">cH", body, place)
+    if identity not in b"dfin":
+        raise ValueError("unknown replica identity")
     place += 3
     columns = []
     for _ in range(count):
@@ -322,15 +380,19 @@ def read_relation(body: bytes) -> RelationMessage:
         type_oid, typmod = struct.unpack_from(">Ii", body, place)
         place += 8
         columns.append(WireColumn(column, type_oid, typmod, bool(flags & 1)))
+    if len({column.name for column in columns}) != count:
+        raise ValueError("a column name comes twice")
     # pgoutput leaves the schema's name empty for pg_catalog.
     return RelationMessage(oid, schema or "pg_catalog", name, identity.decode(), tuple(columns))
 
 
 def read_truncate(data: bytearray, tag: int, streamed: bool) -> list[int]:
     """Truncate: oids of the tables."""
-    place = tag + (5 if streamed else 1)
-    (count,) = struct.unpack_from(">I", data, place)
-    return list(struct.unpack_from(f">{count}I", data, place + 5))
+    place, end = tag + (5 if streamed else 1), frame_end(data, tag)
+    count, _ = _unpack(_COUNT, data, place, end)
+    if place + _COUNT.size + 4 * count != end:
+        raise garbage(f"a TRUNCATE of {count} tables that does not name as many")
+    return list(struct.unpack_from(f">{count}I", data, place + _COUNT.size))
 
 
 def _string(body: bytes, place: int) -> tuple[str, int]:

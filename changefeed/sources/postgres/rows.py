@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded
 from changefeed.sources.postgres.binary import binary_value, has_binary
-from changefeed.sources.postgres.columns import no_binary
+from changefeed.sources.postgres.columns import no_binary, not_utf8
+from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.pgoutput import (
     AS_BINARY,
     AS_TEXT,
@@ -59,10 +60,11 @@ def decode_rows(
     data: bytearray, tags: Sequence[int], schema: TableSchema, *, streamed: bool = False
 ) -> Decoded:
     """As :func:`changefeed.sources.postgres.columns.decode_columns`."""
-    rows = _Rows(schema)
-    for number, tag in enumerate(tags):
-        rows.add(number, _read(data, tag, len(schema.columns), schema, streamed))
-    return rows.decoded()
+    with readable(f"a row of table {schema.table}"):
+        rows = _Rows(schema)
+        for number, tag in enumerate(tags):
+            rows.add(number, _read(data, tag, len(schema.columns), schema, streamed))
+        return rows.decoded()
 
 
 def _read(data: bytearray, tag: int, width: int, schema: TableSchema, streamed: bool) -> _Message:
@@ -86,7 +88,7 @@ def _tuple(data: bytearray, place: int, width: int, schema: TableSchema) -> tupl
         raise _misfit(schema, "another number of columns than announced")
     place += 2
     values: Texts = []
-    for _ in range(width):
+    for column in schema.columns:
         kind = data[place]
         place += 1
         if kind == NULL:
@@ -94,13 +96,22 @@ def _tuple(data: bytearray, place: int, width: int, schema: TableSchema) -> tupl
         elif kind == UNCHANGED:
             values.append(_SAME)
         elif kind in (AS_TEXT, AS_BINARY):
-            end = place + 4 + int.from_bytes(data[place : place + 4])
+            end = place + 4 + int.from_bytes(data[place : place + 4], signed=True)
+            if not place + 4 <= end <= len(data):
+                raise _misfit(schema, "a value ends outside of its message")
             value = data[place + 4 : end]
-            values.append(value.decode() if kind == AS_TEXT else bytes(value))
+            values.append(_decoded(value, column, schema) if kind == AS_TEXT else bytes(value))
             place = end
         else:
             raise _misfit(schema, f"a value of unknown kind {chr(kind)!r}")
     return values, place
+
+
+def _decoded(value: bytearray, column: Column, schema: TableSchema) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise not_utf8(schema, column) from None
 
 
 def _misfit(schema: TableSchema, what: str) -> ChangefeedError:
@@ -184,6 +195,8 @@ class _Rows:
         column = self.schema.columns[ordinal]
         texts = [row[ordinal] for row in rows]
         if any(isinstance(text, bytes) for text in texts):
+            if any(isinstance(text, str) for text in texts):
+                raise _misfit(self.schema, "a column in two forms")
             if not has_binary(column):
                 raise no_binary(self.schema, column)
             values = [None if text is _SAME else binary_value(column, text) for text in texts]

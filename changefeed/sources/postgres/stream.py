@@ -32,6 +32,7 @@ from changefeed.sources.postgres.continuity import (
     check_timeline,
 )
 from changefeed.sources.postgres.details import read_details
+from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
@@ -167,7 +168,8 @@ class ReplicationStream:
         try:
             with ReplicationConnection(self._uri) as connection:
                 self._attach(connection)
-                start = self._check(connection)
+                with readable("an answer about its slot and its log"):
+                    start = self._check(connection)
                 # Not the frontier: an acknowledgement would move the slot of a server that has
                 # yet to show that its history is ours.
                 with (
@@ -487,8 +489,9 @@ class _Reporter:
 
 def _interval(connection: ReplicationConnection) -> float:
     """Seconds between reports: well below the server's patience."""
-    [(patience,)] = connection.query(
-        "select setting from pg_settings where name = 'wal_sender_timeout'"
-    )
-    seconds = int(patience or 0) / 1000
+    with readable("an answer about its settings"):
+        [(patience,)] = connection.query(
+            "select setting from pg_settings where name = 'wal_sender_timeout'"
+        )
+        seconds = int(patience or 0) / 1000
     return min(10.0, seconds / 3) if seconds else 10.0

@@ -33,6 +33,7 @@ from changefeed.core.events import Position
 from changefeed.sources.postgres import tls
 from changefeed.sources.postgres.auth import Authenticator
 from changefeed.sources.postgres.connect import SESSION, connect, connection_info
+from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.lsn import format_lsn, parse_lsn, position_of
 
 #: What the kernel may hold for us. On a small buffer the walsender stops and starts with every
@@ -460,13 +461,14 @@ class ReplicationConnection:
 
     def identify_system(self) -> SystemIdentity:
         """IDENTIFY_SYSTEM."""
-        [(system, timeline, position, database)] = self.query("IDENTIFY_SYSTEM")
-        return SystemIdentity(
-            system or "",
-            int(timeline or 0),
-            position_of(parse_lsn(position or "0/0")),
-            database or "",
-        )
+        with readable("an answer to IDENTIFY_SYSTEM"):
+            [(system, timeline, position, database)] = self.query("IDENTIFY_SYSTEM")
+            return SystemIdentity(
+                system or "",
+                int(timeline or 0),
+                position_of(parse_lsn(position or "0/0")),
+                database or "",
+            )
 
     def timeline_history(self, timeline: int) -> str | None:
         """TIMELINE_HISTORY: where a timeline and its ancestors left the one before.
@@ -478,8 +480,9 @@ class ReplicationConnection:
         """
         if timeline < 2:
             return None
-        [(_, text)] = self.query(f"TIMELINE_HISTORY {timeline}")
-        return text
+        with readable("an answer to TIMELINE_HISTORY"):
+            [(_, text)] = self.query(f"TIMELINE_HISTORY {timeline}")
+            return text
 
     def create_slot(
         self,
@@ -507,11 +510,15 @@ class ReplicationConnection:
                 "use": "USE_SNAPSHOT",
                 "nothing": "NOEXPORT_SNAPSHOT",
             }[snapshot]
-        [row] = self.query(
+        command = (
             f"CREATE_REPLICATION_SLOT {identifier(name)} {kept}LOGICAL {identifier(plugin)}"
             f" {option}"
         )
-        return CreatedSlot(row[0] or name, position_of(parse_lsn(row[1] or "0/0")), row[2] or None)
+        with readable("an answer to CREATE_REPLICATION_SLOT"):
+            [row] = self.query(command)
+            return CreatedSlot(
+                row[0] or name, position_of(parse_lsn(row[1] or "0/0")), row[2] or None
+            )
 
     def drop_slot(self, name: str, *, wait: bool = True) -> None:
         """DROP_REPLICATION_SLOT; ``wait`` for whoever holds it to leave."""
