@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import psycopg
 import pytest
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.sources.decoded.rows import Decoded
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.pgoutput import Inbox, read_truncate
 from changefeed.sources.postgres.rows import decode_rows
@@ -100,10 +102,12 @@ def test_both_decoders_refuse_values_that_cannot_be(
     inbox = scanned(data.replace(*change))
     schema = schema_of(TEXT.details(), "shop")
     outcomes = []
-    for decode in (
+    tags = np.array(inbox.rows, np.intp)
+    decoders: list[Callable[[], Decoded]] = [
         lambda: decode_rows(inbox.data, inbox.rows, schema),
-        lambda: decode_columns(Block(inbox.bytes()), np.array(inbox.rows, np.intp), schema),
-    ):
+        lambda: decode_columns(Block(inbox.bytes()), tags, schema),
+    ]
+    for decode in decoders:
         if message is None:  # a text is the same in both forms
             outcomes.append([column.to_pylist() for column in decode().after])
             continue
