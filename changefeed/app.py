@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from sinks.base import SparkAccess
 
 
+def begin_service() -> None:
+    """Prepare this process for nothing but a node; call it before the node is started."""
+    from changefeed.core.arrow import keep_pandas_out
+
+    keep_pandas_out()
+
+
 class Application:
     """One process's view of a state. Use as a context manager."""
 

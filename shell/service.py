@@ -37,8 +37,9 @@ def serve(
             has ended by itself; CF6006 ``http`` cannot be listened on.
     """
     stopping = _stop_on_signals()
-    from changefeed.app import Application
+    from changefeed.app import Application, begin_service
 
+    begin_service()
     logger = logging.getLogger("changefeed")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT))

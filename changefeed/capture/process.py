@@ -25,6 +25,7 @@ from typing import Any
 
 from changefeed.attachments import attachment
 from changefeed.catalog import Catalog
+from changefeed.core.arrow import keep_pandas_out
 from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Event, Flush, Frontier, SchemaChange
@@ -413,6 +414,7 @@ def main(argv: list[str] | None = None) -> int:
     # with a password. Nothing that is started from here needs it.
     state = os.environ.pop(STATE_VARIABLE)
     os.umask(0o077)
+    keep_pandas_out()
     # The thread that looks after the log computes; the one that reads must not wait long for it.
     sys.setswitchinterval(0.001)
     out = os.dup(1)

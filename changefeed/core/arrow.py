@@ -6,6 +6,11 @@ statement, which reads and writes no rows, runs without loading Arrow.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 import pyarrow as pa
 
 #: Arrow types of :attr:`changefeed.core.schema.Column.physical`.
@@ -55,3 +60,33 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("headers", pa.string()),
     ]
 )
+
+
+def keep_pandas_out() -> None:
+    """Let pyarrow find no pandas in this process, unless pandas is loaded already.
+
+    pyarrow imports pandas at the first conversion of a Python list, only to ask whether the list
+    is one of pandas' types. That takes a third of a second of CPU, and no code of ours uses pandas.
+    Whoever imports pandas itself later still gets it; only pyarrow's own conversions to and
+    from pandas are gone. Call it where a process of ours begins.
+    """
+    if "pandas" in sys.modules:
+        return
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([None])  # pyarrow looks for pandas once
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
+class _NoPandas:
+    """A finder that ends the search for pandas."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The answer of :meth:`importlib.abc.MetaPathFinder.find_spec`."""
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is kept out of this process", name=name)
+        return None

@@ -38,6 +38,30 @@ with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(Syst
 assert {heading!r} in said.getvalue(), said.getvalue()
 """
 
+#: Each lets Arrow convert a list, which looks for pandas unless the process has kept it out.
+_PROCESSES = {
+    "node": """
+import os, signal
+import pyarrow as pa
+from changefeed.app import Application
+from shell.service import serve
+Application.check_node = lambda self: os.kill(os.getpid(), signal.SIGTERM)
+serve({state!r})
+pa.array([1])
+""",
+    "capture": """
+import os
+import pyarrow as pa
+from changefeed.capture.process import STATE_VARIABLE, main
+os.environ[STATE_VARIABLE] = {state!r}
+out = os.dup(1)
+os.dup2(2, 1)  # its notices are not the report
+assert main(["--source", "nobody"]) != 0
+os.dup2(out, 1)
+pa.array([1])
+""",
+}
+
 _EVERY_MODULE = """
 import importlib, pkgutil
 import {package}
@@ -84,6 +108,19 @@ def test_a_listing_loads_nothing_that_reads_rows(
     loaded = packages_loaded_by(code)
     assert "sqlalchemy.dialects.sqlite" in loaded
     assert loaded & (heavy | unused) == set()
+
+
+@pytest.mark.parametrize("process", sorted(_PROCESSES))
+def test_a_service_loads_no_pandas(process: str, tmp_path: Path) -> None:
+    code = _PROCESSES[process].format(state=str(tmp_path / "state"))
+    loaded = packages_loaded_by(code)
+    assert "pyarrow" in loaded
+    assert loaded & {"pandas", "pyspark", "rich", "prompt_toolkit"} == set()
+
+
+def test_pandas_is_there_for_who_asks_for_it_itself() -> None:
+    code = "from changefeed.core.arrow import keep_pandas_out\nkeep_pandas_out()\nimport pandas"
+    assert "pandas" in packages_loaded_by(code)
 
 
 def test_naming_the_sinks_loads_none() -> None:
