@@ -21,10 +21,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
 
 from changefeed.capture.reconciler import SourceWatch, Wish
-from changefeed.capture.source_runtime import CAPTURE_SECONDS, SourceKeeper
+from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job, Status, TableProgress, Wanted
 from changefeed.core.clock import Clock, SystemClock
@@ -38,40 +37,20 @@ from changefeed.feeds import life
 from changefeed.feeds.message_cache import DEFAULT_BYTES, SharedMessages
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.node.lock import NodeLock
+from changefeed.node.sinkless import SinklessFeeds
+from changefeed.node.timings import LEASE_SECONDS, LOOP_SECONDS, PULSE_SECONDS
 from changefeed.plan.stages import FeedPlan
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import Constants
 from changefeed.spark.session import SparkEngine
 from grammar import nodes
-from sinks.base import Sink, SparkAccess
-from sinks.registry import open_sink
+from sinks.base import SparkAccess
 
-LOOP_SECONDS = 0.1
-SINKLESS_STOP_SECONDS = 10.0
 #: A source that does not answer is not waited for any longer at the end.
 WATCH_STOP_SECONDS = 2.0
-PULSE_SECONDS = 1.0
-LEASE_SECONDS = 15.0
 #: The job table is read this often though nothing in it has changed: leases end by time.
 TURN_SECONDS = 5.0
-
-
-class ClientSink(Sink, Protocol):
-    """The sink of a feed whose rows go to a client in this process."""
-
-    def take(self, timeout: float | None) -> ClientRow | None:
-        """The next row; None after ``timeout`` seconds or at the end."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """The feed is over and every row was taken."""
-        ...
-
-    def leave(self) -> None:
-        """The client goes away."""
-        ...
 
 
 class Node:
@@ -122,6 +101,16 @@ class Node:
         self._saved_frontiers: dict[str, Frontier] = {}
         self._mutex = threading.RLock()
         self._failures = FailureCounter()
+        self._sinkless = SinklessFeeds(
+            self._services,
+            keeper=self.keeper,
+            covered=self._covered,
+            register=self._register,
+            wake=self.wake,
+            # A node has its pulse.
+            keeps_leases=lambda: self.is_node,
+            stopping=self._stopping,
+        )
         self.is_node = False
 
     # -- life -----------------------------------------------------------------------------
@@ -427,87 +416,13 @@ class Node:
     # -- sinkless feeds -------------------------------------------------------------------
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Run a feed for the one client in this process; closing the iterator ends it.
+        """Run a feed for the one client in this process; closing the iterator ends it."""
+        return self._sinkless.rows(plan)
 
-        Its job is in the table while it lives, so that the node that captures the source
-        (maybe another process) includes its tables; it is gone afterwards.
-        """
-        job = self.catalog.create_job(plan.spec())
-        sink = cast("ClientSink", open_sink("sinkless://"))
-        runner: FeedRunner | None = None
-        try:
-            lease = self.catalog.acquire_lease(job.id, self.id, LEASE_SECONDS)
-            if lease is None:
-                raise ChangefeedError("CF6003", "another node took the feed")
-            self.wake()
-            self._await_source(job)
-            keeper = self.keeper(job.source)
-            if keeper.error is not None:
-                keeper.retry()
-            runner = FeedRunner(job, lease, self._services, keeper, sink)
-            # Before the loop sees it: a runner that is not alive gives its lease back.
-            runner.start()
-            with self._mutex:
-                self._runners[job.id] = runner
-            yield from self._rows(sink, runner)
-        finally:
-            sink.leave()
-            if runner is not None:
-                runner.request_stop()
-                runner.join(SINKLESS_STOP_SECONDS)
+    def _register(self, job: Job, runner: FeedRunner | None) -> None:
+        """The loop sees a sinkless feed's runner (None: it is over)."""
+        with self._mutex:
+            if runner is None:
                 self._runners.pop(job.id, None)
-            self.catalog.delete_job(job.id)
-            self.wake()
-
-    def _await_source(self, job: Job) -> None:
-        """Wait until the source sends the tables of a feed whose client is waiting.
-
-        Raises:
-            ChangefeedError: it refuses to, or does not get there in time.
-        """
-        tables = {t.table: t.table_id for t in self.catalog.tables(job.id)}
-
-        def ready() -> bool:
-            return (
-                self._covered(job)
-                or tables.items() <= self.catalog.captured_table_ids(job.source).items()
-            )
-
-        deadline = time.monotonic() + CAPTURE_SECONDS
-        while not ready():
-            now = self.catalog.job(job.id)
-            if now.status is Status.FAILED:
-                raise ChangefeedError(
-                    now.error_code or "CF2003", now.error or now.reason, hint=now.hint or ""
-                )
-            if time.monotonic() > deadline:
-                raise ChangefeedError(
-                    "CF2101",
-                    f"capture from {job.source!r} did not begin",
-                    detail=self.catalog.source_state(job.source).error
-                    or "no node of this state took it up",
-                )
-            self._stopping.wait(LOOP_SECONDS / 2)
-
-    def _rows(self, sink: ClientSink, runner: FeedRunner) -> Iterator[ClientRow]:
-        if not self.is_node:
-            # A client may look at one row for long; a node has its pulse.
-            threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()
-        while not sink.ended:
-            row = sink.take(0.2)
-            if row is not None:
-                yield row
-        job = self.catalog.job(runner.job_id)
-        if job.status is Status.FAILED:
-            raise ChangefeedError(job.error_code or "CF4002", job.error or job.reason)
-        if job.status is not Status.SUCCEEDED:
-            raise ChangefeedError("CF6004", f'the stream of "{job.name}" was cut off: {job.reason}')
-
-    def _keep_lease(self, runner: FeedRunner) -> None:
-        while runner.is_alive() and not self._stopping.wait(PULSE_SECONDS):
-            try:
-                if not runner.renew_lease(LEASE_SECONDS):
-                    runner.request_stop()
-                    return
-            except ChangefeedError as error:
-                log.error("feed %s: %s", runner.name, error.message)
+            else:
+                self._runners[job.id] = runner

@@ -1,0 +1,160 @@
+"""Feeds without INTO: their rows go to one client in this process, and they end with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, cast
+
+from changefeed.capture.source_runtime import CAPTURE_SECONDS, SourceKeeper
+from changefeed.catalog.model import Job, Status
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import ClientRow
+from changefeed.core.telemetry import log
+from changefeed.feeds.runner import FeedRunner, FeedServices
+from changefeed.node.timings import LEASE_SECONDS, LOOP_SECONDS, PULSE_SECONDS
+from changefeed.plan.stages import FeedPlan
+from sinks.base import Sink
+from sinks.registry import open_sink
+
+STOP_SECONDS = 10.0
+
+
+class ClientSink(Sink, Protocol):
+    """The sink of a feed whose rows go to a client in this process."""
+
+    def take(self, timeout: float | None) -> ClientRow | None:
+        """The next row; None after ``timeout`` seconds or at the end."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """The feed is over and every row was taken."""
+        ...
+
+    def leave(self) -> None:
+        """The client goes away."""
+        ...
+
+
+class SinklessFeeds:
+    """Runs them beside the node's loop."""
+
+    def __init__(
+        self,
+        services: FeedServices,
+        *,
+        keeper: Callable[[str], SourceKeeper],
+        covered: Callable[[Job], bool],
+        register: Callable[[Job, FeedRunner | None], None],
+        wake: Callable[[], None],
+        keeps_leases: Callable[[], bool],
+        stopping: threading.Event,
+    ) -> None:
+        """
+        Args:
+            services: what the feeds of the node share.
+            keeper: the source of a name.
+            covered: whether the source sends the tables of a job.
+            register: shows the node's loop the runner of a job, or that it is over.
+            wake: the node's loop looks at the jobs now.
+            keeps_leases: whether the node renews the leases of its runners.
+            stopping: the node ends.
+        """
+        self._services = services
+        self._catalog = services.catalog
+        self._keeper = keeper
+        self._covered = covered
+        self._register = register
+        self._wake = wake
+        self._keeps_leases = keeps_leases
+        self._stopping = stopping
+
+    def rows(self, plan: FeedPlan) -> Iterator[ClientRow]:
+        """Run a feed; closing the iterator ends it.
+
+        Its job is in the table while it lives, so that the node that captures the source
+        (maybe another process) includes its tables; it is gone afterwards.
+
+        Raises:
+            ChangefeedError: the source refuses, another node took the feed, or it was cut off.
+        """
+        job = self._catalog.create_job(plan.spec())
+        sink = cast("ClientSink", open_sink("sinkless://"))
+        runner: FeedRunner | None = None
+        try:
+            lease = self._catalog.acquire_lease(job.id, self._services.node_id, LEASE_SECONDS)
+            if lease is None:
+                raise ChangefeedError("CF6003", "another node took the feed")
+            self._wake()
+            self._await_source(job)
+            keeper = self._keeper(job.source)
+            if keeper.error is not None:
+                keeper.retry()
+            runner = FeedRunner(job, lease, self._services, keeper, sink)
+            # Before the loop sees it: a runner that is not alive gives its lease back.
+            runner.start()
+            self._register(job, runner)
+            yield from self._delivered(sink, runner)
+        finally:
+            sink.leave()
+            if runner is not None:
+                runner.request_stop()
+                runner.join(STOP_SECONDS)
+                self._register(job, None)
+            self._catalog.delete_job(job.id)
+            self._wake()
+
+    def _await_source(self, job: Job) -> None:
+        """Wait until the source sends the tables of a feed whose client is waiting.
+
+        Raises:
+            ChangefeedError: it refuses to, or does not get there in time.
+        """
+        tables = {t.table: t.table_id for t in self._catalog.tables(job.id)}
+
+        def ready() -> bool:
+            return (
+                self._covered(job)
+                or tables.items() <= self._catalog.captured_table_ids(job.source).items()
+            )
+
+        deadline = time.monotonic() + CAPTURE_SECONDS
+        while not ready():
+            now = self._catalog.job(job.id)
+            if now.status is Status.FAILED:
+                raise ChangefeedError(
+                    now.error_code or "CF2003", now.error or now.reason, hint=now.hint or ""
+                )
+            if time.monotonic() > deadline:
+                raise ChangefeedError(
+                    "CF2101",
+                    f"capture from {job.source!r} did not begin",
+                    detail=self._catalog.source_state(job.source).error
+                    or "no node of this state took it up",
+                )
+            self._stopping.wait(LOOP_SECONDS / 2)
+
+    def _delivered(self, sink: ClientSink, runner: FeedRunner) -> Iterator[ClientRow]:
+        if not self._keeps_leases():
+            # A client may look at one row for long.
+            threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()
+        while not sink.ended:
+            row = sink.take(0.2)
+            if row is not None:
+                yield row
+        job = self._catalog.job(runner.job_id)
+        if job.status is Status.FAILED:
+            raise ChangefeedError(job.error_code or "CF4002", job.error or job.reason)
+        if job.status is not Status.SUCCEEDED:
+            raise ChangefeedError("CF6004", f'the stream of "{job.name}" was cut off: {job.reason}')
+
+    def _keep_lease(self, runner: FeedRunner) -> None:
+        while runner.is_alive() and not self._stopping.wait(PULSE_SECONDS):
+            try:
+                if not runner.renew_lease(LEASE_SECONDS):
+                    runner.request_stop()
+                    return
+            except ChangefeedError as error:
+                log.error("feed %s: %s", runner.name, error.message)
