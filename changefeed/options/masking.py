@@ -38,6 +38,7 @@ _HARMLESS_PARAMETERS = frozenset(
     {
         "binary",
         "file_size",
+        "flush_interval",
         "insecure_tls_skip_verify",
         "partition_format",
         "sasl_enabled",

@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, raise_all
-from changefeed.options.types import parse_size
+from changefeed.options.types import parse_duration, parse_size
 from sinks.files.names import PARTITION_FORMATS, Buckets
-from sinks.files.places.spec import PlaceSpec, place_of
+from sinks.files.places.spec import LOCAL, PlaceSpec, place_of
 from sinks.files.writers import EXTENSIONS, PACKINGS
 from sinks.parameters import Parameters
 
 DEFAULT_FILE_SIZE = 16_000_000
 """Bytes before compression after which a file is closed (CockroachDB's default, 16MB)."""
+
+#: Seconds between two rounds of files: a file on a disk costs little, one in a store is paid for.
+DISK_INTERVAL, STORE_INTERVAL = 1.0, 10.0
 
 MANIFEST = ("yes", "no")
 
@@ -30,6 +33,7 @@ class FilesSettings:
         buckets: folders by time.
         manifests: a bucket gets its manifests when it is closed.
         file_size: bytes before compression at which a file ends.
+        flush_interval: seconds that changes gather in the change log before they become files.
         format: ``json``, ``csv``, ``avro`` or ``parquet``.
     """
 
@@ -37,6 +41,7 @@ class FilesSettings:
     buckets: Buckets
     manifests: bool
     file_size: int
+    flush_interval: float
     topic_prefix: str
     format: str
     compression: str
@@ -60,6 +65,10 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     partition = parameters.choice("partition_format", tuple(PARTITION_FORMATS))
     manifests = parameters.attempt(lambda: url.take_choice("manifest", MANIFEST), None)
     size = parameters.attempt(lambda: _size(parameters.text("file_size")), DEFAULT_FILE_SIZE)
+    usual = DISK_INTERVAL if place.kind == LOCAL else STORE_INTERVAL
+    interval = parameters.attempt(
+        lambda: _interval(parameters.text("flush_interval"), usual), usual
+    )
     prefix = parameters.text("topic_prefix") or ""
     parameters.attempt(url.finish, None)
     form = str(options.get("format") or "json")
@@ -78,6 +87,7 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
         buckets=buckets,
         manifests=wanted and place.lists,
         file_size=size,
+        flush_interval=_until_resolved(interval, options.get("resolved")),
         topic_prefix=prefix,
         format=form,
         compression=compression,
@@ -121,3 +131,23 @@ def _size(text: str | None) -> int:
     if not size:
         raise ChangefeedError("CF1207", f"param file_size must be a size such as 16MB, not {text}")
     return size
+
+
+def _interval(text: str | None, usual: float) -> float:
+    if text is None:
+        return usual
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = -1.0
+    if seconds < 0:
+        problem = f"param flush_interval must be a duration such as 30s, not {text}"
+        raise ChangefeedError("CF1207", problem)
+    return seconds
+
+
+def _until_resolved(interval: float, resolved: object) -> float:
+    """Changes are files by the time a resolved timestamp is due, which waits for them."""
+    if isinstance(resolved, int | float) and resolved > 0:
+        return min(interval, float(resolved))
+    return interval

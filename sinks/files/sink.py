@@ -47,12 +47,12 @@ class FilesSink:
         executor=True,
         key_in_value=True,
         compressions=COMPRESSIONS,
-        pace=1.0,
         shared_topics=True,
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: FilesSettings = parse(uri, options or {})
+        self.pace = self.settings.flush_interval
         self._job = 0
         self._namer = Namer(self.settings.buckets, self.settings.extension, secrets.token_hex(8))
         self._remote = False
@@ -70,6 +70,7 @@ class FilesSink:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.settings, self._job = state["settings"], state["_job"]
+        self.pace = self.settings.flush_interval
         self._namer = state["_namer"]
         self._remote = True
         self._reset()

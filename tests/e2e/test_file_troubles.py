@@ -76,3 +76,22 @@ def test_a_missing_right_stops_the_feed_and_resume_goes_on(
     feeds.execute("RESUME CHANGEFEED f")
     feeds.sync("f")
     assert len(visible_files(tmp_path / "out")) == 1
+
+
+def test_changes_gather_until_the_interval_is_over(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    """Another feed shows that the changes are in the change log; SYNC does not wait."""
+    folder = tmp_path / "out"
+    feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}?flush_interval=1h'")
+    feeds.execute("CREATE CHANGEFEED g FOR t INTO 'null://'")
+    feeds.sync("f")
+    postgres.execute("insert into t values (2, 'y')")
+    feeds.sync("f")  # the first change after a scan is a file at once
+    for number in range(3, 7):
+        postgres.execute(f"insert into t values ({number}, 'y')")
+        feeds.sync("g")
+    assert len(visible_files(folder)) == 2
+    feeds.sync("f")
+    files = visible_files(folder)
+    assert [file_bytes(path).count(b"\n") for path in files] == [1, 1, 4]

@@ -258,3 +258,30 @@ def sink() -> Iterator[FilesSink]:
 
 def test_labels(sink: FilesSink) -> None:
     assert sink.topic("a/b") == "p_a_u002f_b"
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "seconds"),
+    [
+        ("file:///d", {}, 1.0),
+        ("s3://bucket/d?AUTH=implicit", {}, 10.0),
+        ("https://host/d", {}, 10.0),
+        ("s3://bucket/d?AUTH=implicit", {"resolved": 4.0}, 4.0),
+        ("s3://bucket/d?AUTH=implicit", {"resolved": 0.0}, 10.0),
+        ("file:///d?flush_interval=5m", {}, 300.0),
+        ("file:///d?flush_interval=5m", {"resolved": 60.0}, 60.0),
+        ("file:///d?flush_interval=0s", {"resolved": 60.0}, 0.0),
+    ],
+)
+def test_files_are_made_at_the_interval_or_when_a_resolved_timestamp_is_due(
+    uri: str, options: dict[str, object], seconds: float
+) -> None:
+    sink = FilesSink(uri, options)
+    assert sink.pace == seconds
+    assert pickle.loads(pickle.dumps(sink)).pace == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1s"])
+def test_an_interval_is_a_duration(text: str) -> None:
+    with pytest.raises(ChangefeedError, match="flush_interval must be a duration such as 30s"):
+        FilesSink(f"file:///d?flush_interval={text}")
