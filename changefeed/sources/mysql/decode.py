@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
-from changefeed.sources.mysql.binlog import Cursor, Kind, misfit
+from changefeed.sources.mysql.binlog import HEADER_SIZE, Cursor, Kind, misfit
 from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
 from changefeed.sources.mysql.walk import PADDING, Block, Mask, Places, cells, walk
+from changefeed.sources.mysql.wire import Place
 
 #: Below so many bytes of rows the decoder of single values is cheaper.
 SMALL_BYTES = 4096
@@ -45,21 +46,37 @@ OPERATIONS: dict[int, int] = {int(kind): operation for kind, operation in _OPERA
 _FIRST_VERSION = frozenset(int(kind) for kind in _OPERATIONS if kind.name.endswith("_V1"))
 
 
-def read_rows_table(cursor: Cursor) -> int:
-    """The table number at the begin of a row event's body."""
-    return cursor.number(6)
+def _usual_head(kind: int, shape: TableShape) -> bytes:
+    """What stands between the flags and the rows when images are whole and nothing is added."""
+    count = len(shape.columns)
+    if count > 250:
+        return b""
+    bitmap = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
+    # Of the bits behind the last column MySQL sets all, MariaDB none.
+    extra = b"" if kind in _FIRST_VERSION else b"\x02\x00"
+    return extra + bytes([count]) + bitmap * (2 if OPERATIONS[kind] == UPDATE else 1)
 
 
-def skip_to_rows(cursor: Cursor, kind: int, shape: TableShape) -> int:
-    """Go behind the head of a row event, whose table number was read; its operation.
+def find_rows(
+    place: Place, kind: int, shape: TableShape, heads: dict[int, bytes]
+) -> tuple[int, int]:
+    """The operation of a row event, and where its rows begin.
+
+    ``heads`` remembers, for one table, how the event of a kind usually begins.
 
     Raises:
         ChangefeedError: CF2003 the row images are not whole.
     """
-    cursor.take(2)
+    data, start, end = place
+    start += HEADER_SIZE + 8  # the table's number and flags
+    head = heads.get(kind)
+    if head is None:
+        head = heads[kind] = _usual_head(kind, shape)
+    if head and start + len(head) <= end and data[start : start + len(head)] == head:
+        return OPERATIONS[kind], start + len(head)
+    cursor = Cursor(data, start, end)
     if kind not in _FIRST_VERSION:
-        extra = cursor.number(2) - 2
-        cursor.take(extra)
+        cursor.take(cursor.number(2) - 2)
     count = cursor.packed()
     if count != len(shape.columns):
         raise misfit("rows with another number of columns than their table")
@@ -73,7 +90,7 @@ def skip_to_rows(cursor: Cursor, kind: int, shape: TableShape) -> int:
                 hint="SET GLOBAL binlog_row_image = 'FULL'; sessions that are open keep the old"
                 " setting until they end. Then RESCAN the feeds of this source.",
             )
-    return operation
+    return operation, cursor.place
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
+from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import FilePlace, GtidPlace
 from changefeed.sources.mysql.position import Place as StreamPlace
@@ -76,7 +77,7 @@ class BinlogStream:
         request: StreamRequest,
         describe: Callable[[TableName], TableSchema | None],
         batch_bytes: int = BATCH_BYTES,
-        small: int | None = None,
+        small: int = SMALL_BYTES,
     ) -> None:
         """
         Args:
@@ -224,7 +225,6 @@ class BinlogStream:
         self, connection: BinlogConnection, place: StreamPlace, shapes: Shapes, skew: int
     ) -> Iterator[Flush]:
         start = self._request.start
-        given = {} if self._small is None else {"small": self._small}
         assembler = Assembler(
             Frontier(start.at, place.position, start.seq, place.history),
             place,
@@ -232,7 +232,7 @@ class BinlogStream:
             self._request.spool,
             self._request.folder,
             batch_bytes=self._batch_bytes,
-            **given,
+            small=self._small,
         )
         inbox = Inbox()
         told = start

@@ -141,7 +141,10 @@ class _Metadata:
 
 def read_table_id(data: bytes | bytearray, start: int, end: int) -> int:
     """The number that row events use for a table."""
-    return Cursor(data, start + HEADER_SIZE, end).number(6)
+    start += HEADER_SIZE
+    if end - start < 8:
+        raise misfit("it ends too early")
+    return int.from_bytes(data[start : start + 6], "little")
 
 
 def read_table_name(data: bytes | bytearray, start: int, end: int) -> tuple[str, str]:

@@ -14,7 +14,6 @@ crash between receiving and making durable changes nothing.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,23 +33,22 @@ from changefeed.core.events import (
     Truncate,
 )
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.decoded.rows import Decoded
 from changefeed.sources.decoded.superseded import Collapsed, collapse
-from changefeed.sources.mysql import binlog
+from changefeed.sources.mysql import binlog, statements
 from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
-from changefeed.sources.mysql.decode import OPERATIONS, RowEvents, decode, skip_to_rows
+from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import GtidPlace
 from changefeed.sources.mysql.position import Place as StreamPlace
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
-from changefeed.sources.mysql.stored import Part, StoredTransaction
+from changefeed.sources.mysql.stored import StoredTransaction
 from changefeed.sources.mysql.tablemap import (
-    TableShape,
     read_table_id,
     read_table_map,
     read_table_name,
 )
-from changefeed.sources.mysql.walk import PADDING, Places
+from changefeed.sources.mysql.waiting import Waiting, WatchedTable
+from changefeed.sources.mysql.walk import Places
 from changefeed.sources.mysql.wire import Place
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
@@ -60,14 +58,6 @@ BATCH_BYTES = 8 << 20
 Flushes = Iterator[Flush] | None
 #: Database and name of the tables that somebody watches.
 Tables = frozenset[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table that is watched, in the shape of one table map."""
-
-    shape: TableShape
-    schema: TableSchema
 
 
 @dataclass(slots=True)
@@ -104,48 +94,6 @@ class _Commit:
     commit_us: int
 
 
-class _Waiting:
-    """Row events that wait to be decoded, with their rows in one buffer."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.tables: list[_Table] = []
-        self.numbers: dict[int, int] = {}
-        self.table: list[int] = []
-        self.operation: list[int] = []
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def add(
-        self, table: _Table, operation: int, data: bytes | bytearray, start: int, end: int
-    ) -> None:
-        """The rows of one event."""
-        number = self.numbers.get(id(table))
-        if number is None:
-            number = self.numbers[id(table)] = len(self.tables)
-            self.tables.append(table)
-        self.starts.append(len(self.data))
-        self.data += memoryview(data)[start:end]
-        self.ends.append(len(self.data))
-        self.table.append(number)
-        self.operation.append(operation)
-
-    def split(self, first: int) -> _Waiting:
-        """Take out the events from ``first`` on."""
-        tail = _Waiting()
-        for i in range(first, len(self)):
-            table = self.tables[self.table[i]]
-            tail.add(table, self.operation[i], self.data, self.starts[i], self.ends[i])
-        if first < len(self):
-            del self.data[self.starts[first] :]
-        for column in (self.table, self.operation, self.starts, self.ends):
-            del column[first:]
-        return tail
-
-
 class Assembler:
     """The state of one stream between its events and its flushes."""
 
@@ -158,7 +106,7 @@ class Assembler:
         folder: Path,
         *,
         batch_bytes: int = BATCH_BYTES,
-        small: int | None = None,
+        small: int = SMALL_BYTES,
     ) -> None:
         """
         Args:
@@ -176,10 +124,10 @@ class Assembler:
         self._spool = spool
         self._prepared = folder / "xa"
         self._batch_bytes = batch_bytes
-        self._small = {} if small is None else {"small": small}
+        self._small = small
         self._tables: Tables = frozenset()
-        self._maps: dict[int, tuple[bytes, _Table | None]] = {}
-        self._waiting = _Waiting()
+        self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
+        self._waiting = Waiting()
         self._finished: list[tuple[int, _Commit]] = []
         self._open: _Open | None = None
         self._events: list[Event] = []
@@ -328,10 +276,14 @@ class Assembler:
         )
 
     def _query(self, header: Header, place: Place) -> Flushes:
+        if binlog.is_begin(place):
+            if self._open is None:
+                self._open = _Open(len(self._waiting))
+            self._open.begun = True
+            return None
         compressed = header.kind == Kind.MARIA_QUERY_COMPRESSED
         query = binlog.read_query(place, compressed=compressed)
-        word = _WORD.match(query.text)
-        first = word[0].upper() if word else ""
+        first = statements.first_word(query.text)
         opened = self._open
         if opened is None:
             opened = self._open = _Open(len(self._waiting))
@@ -353,7 +305,7 @@ class Assembler:
 
     def _rollback(self, query: Query, opened: _Open) -> None:
         """Written only where tables without transactions were changed as well."""
-        if not re.match(r"\s*ROLLBACK\s+(?:WORK\s+)?TO\b", query.text, re.I):
+        if not statements.goes_back_to_savepoint(query.text):
             self._waiting.split(opened.first)
             opened.changes.clear()
             self._forget(opened)
@@ -373,7 +325,7 @@ class Assembler:
 
     def _statement(self, query: Query, first: str) -> None:
         """A statement inside a transaction: rows are sent as statements where they should not."""
-        if first not in _WRITES:
+        if first not in statements.WRITES:
             return
         text = query.text.lower()
         for database, table in self._tables:
@@ -390,26 +342,24 @@ class Assembler:
         opened = self._open
         if opened is not None and not opened.skip:
             if first == "TRUNCATE":
-                name = self._target(query, _TRUNCATE)
+                name = self._target(statements.truncated(query))
                 schema = None if name is None else self._shapes.present(name)
                 if schema is not None:
                     self._truncate(schema, header.seconds)
                     return None
-            elif first in ("ALTER", "CREATE", "DROP") and (name := self._target(query, _ALTERED)):
+            elif first in ("ALTER", "CREATE", "DROP") and (
+                name := self._target(statements.altered(query))
+            ):
                 self._shapes.altered(name, query.text)
-            elif first in _WRITES:
+            elif first in statements.WRITES:
                 self._statement(query, first)
         return self._commit(header.seconds)
 
-    def _target(self, query: Query, pattern: re.Pattern[str]) -> TableName | None:
+    def _target(self, named: tuple[str, str] | None) -> TableName | None:
         """The watched table that a statement is about."""
-        match = pattern.match(_COMMENTS.sub(" ", query.text))
-        if match is None:
+        if named is None or named not in self._tables:
             return None
-        database, table = _unquoted(match[1]) or query.database, _unquoted(match[2])
-        if (database, table) not in self._tables:
-            return None
-        return self._shapes.name(database, table)
+        return self._shapes.name(*named)
 
     def _truncate(self, schema: TableSchema, seconds: int) -> None:
         self._decode_finished()
@@ -429,14 +379,14 @@ class Assembler:
     def _table_map(self, header: Header, place: Place) -> None:
         data, start, end = place
         number = read_table_id(data, start, end)
-        content = bytes(memoryview(data)[start + binlog.HEADER_SIZE : end])
+        content = bytes(data[start + binlog.HEADER_SIZE : end])
         known = self._maps.get(number)
         if known is not None and known[0] == content:
             return
         opened = self._open
         if opened is None:
             opened = self._open = _Open(len(self._waiting), begun=True)
-        table: _Table | None = None
+        table: WatchedTable | None = None
         if read_table_name(data, start, end) in self._tables:
             if opened.skip:
                 # Nothing is decoded, and what the table looks like is not known: it may have
@@ -447,23 +397,22 @@ class Assembler:
             schema, change = self._shapes.resolve(shape)
             if change is not None:
                 opened.changes.append(change)
-            table = _Table(shape, schema)
+            table = WatchedTable(shape, schema)
         if len(self._maps) > 10_000:
             self._maps.clear()
         self._maps[number] = (content, table)
 
     def _rows(self, header: Header, place: Place) -> Flushes:
-        cursor = binlog.body(place)
-        known = self._maps.get(cursor.number(6), _UNKNOWN)
-        if known is _UNKNOWN:
+        known = self._maps.get(read_table_id(*place))
+        if known is None:
             raise misfit("rows of a table that was not described")
         table, opened = known[1], self._open
         if opened is None:
             opened = self._open = _Open(len(self._waiting), begun=True)
         if table is None or opened.skip:
             return None
-        operation = skip_to_rows(cursor, header.kind, table.shape)
-        data, start, end = cursor.data, cursor.place, cursor.end
+        data, _, end = place
+        operation, start = find_rows(place, header.kind, table.shape, table.heads)
         if header.kind in _COMPRESSED:
             data = binlog.maria_unpacked(bytes(data[start:end]))
             start, end = 0, len(data)
@@ -472,7 +421,7 @@ class Assembler:
         return self._full(opened) if len(self._waiting.data) >= self._batch_bytes else None
 
     def _partial(self, header: Header, place: Place) -> None:
-        known = self._maps.get(binlog.body(place).number(6))
+        known = self._maps.get(read_table_id(*place))
         if known is not None and known[1] is not None:
             raise ChangefeedError(
                 "CF2003",
@@ -495,11 +444,11 @@ class Assembler:
         """Put the rows of the open transaction to disk; nothing else waits."""
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
-        parts, count, _ = self._decoded(self._waiting)
+        parts, count, _ = self._waiting.decoded(self._shapes.charsets, self._small)
         for part in parts:
             part.number[:] += opened.stored.rows
         opened.stored.append(parts, count)
-        self._waiting, opened.first = _Waiting(), 0
+        self._waiting, opened.first = Waiting(), 0
 
     def _commit(self, seconds: int) -> Flushes:
         """The open transaction is complete."""
@@ -579,14 +528,10 @@ class Assembler:
     # -------------------------------------------------------------------------- XA
 
     def _xa(self, query: Query, header: Header, opened: _Open) -> Flushes:
-        match = _XA.match(query.text)
-        verb = match[1].upper() if match else ""
-        if verb in ("START", "BEGIN", "END"):
+        verb, name = statements.xa_verb(query.text)
+        if not name:
             opened.begun = True
             return None
-        if match is None or match[2] is None or verb not in ("COMMIT", "ROLLBACK"):
-            raise misfit("an XA statement that is not known")
-        name = binlog.xa_name(bytes.fromhex(match[2]), bytes.fromhex(match[3]), int(match[4]))
         folder = self._folder_of(name)
         if opened.skip or not folder.exists():
             return self._commit(header.seconds)
@@ -646,15 +591,15 @@ class Assembler:
         tail = None
         if opened is not None and opened.first < len(self._waiting):
             tail = self._waiting.split(opened.first)
-        waiting, self._waiting = self._waiting, tail or _Waiting()
+        waiting, self._waiting = self._waiting, tail or Waiting()
         if opened is not None:
             opened.first = 0
         self._give_out(waiting, finished)
 
-    def _give_out(self, waiting: _Waiting, finished: list[tuple[int, _Commit]]) -> None:
+    def _give_out(self, waiting: Waiting, finished: list[tuple[int, _Commit]]) -> None:
         firsts = np.array([first for first, _ in finished], np.intp)
         commits = [commit for _, commit in finished]
-        parts, count, starts = self._decoded(waiting)
+        parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
         first_rows = starts[firsts]
         for part in parts:
             of = np.searchsorted(firsts, part.rows.message, "right") - 1
@@ -671,33 +616,6 @@ class Assembler:
                 )
             )
         self._seq += count
-
-    def _decoded(self, waiting: _Waiting) -> tuple[list[Part], int, Places]:
-        """The rows by table, how many there are, and for each event the number of its first."""
-        waiting.data.extend(bytes(PADDING))
-        table = np.array(waiting.table, np.intp)
-        operation = np.array(waiting.operation, np.intp)
-        starts, ends = np.array(waiting.starts, np.intp), np.array(waiting.ends, np.intp)
-        width = np.zeros(len(starts) + 1, np.intp)
-        decoded = []
-        for number, described in enumerate(waiting.tables):
-            at = np.flatnonzero(table == number)
-            if not len(at):
-                continue
-            events = RowEvents(at, operation[at], starts[at], ends[at])
-            rows = decode(
-                waiting.data, events, described.shape, described.schema, self._shapes.charsets,
-                **self._small,
-            )  # fmt: skip
-            width[:-1] += np.bincount(rows.message, minlength=len(starts))
-            decoded.append((described.schema, rows))
-        first = np.cumsum(width) - width
-        parts = []
-        for schema, rows in decoded:
-            message = rows.message
-            within = np.arange(len(message)) - np.searchsorted(message, message)
-            parts.append(Part(schema, rows, (first[message] + within).astype(np.int64)))
-        return _together(parts), int(width.sum()), first
 
     def _batch(
         self,
@@ -737,42 +655,7 @@ class Assembler:
         return known[1]
 
 
-def _together(parts: list[Part]) -> list[Part]:
-    """Parts of one table under several table numbers (it was opened again) as one: the writes of
-    a key must be seen together."""
-    names = [part.schema.table for part in parts]
-    if len(set(names)) == len(names):
-        return parts
-    found: dict[TableName, Part] = {}
-    for part in parts:
-        known = found.get(part.schema.table)
-        found[part.schema.table] = part if known is None else _merged(known, part)
-    return list(found.values())
-
-
-def _merged(one: Part, other: Part) -> Part:
-    if one.schema is not other.schema:
-        raise misfit("a table that changes its shape within a transaction")
-    number = np.concatenate([one.number, other.number])
-    order = np.argsort(number, kind="stable")
-    at = pa.array(order)
-
-    def column(a: pa.Array, b: pa.Array) -> pa.Array:
-        return pa.concat_arrays([a, b]).take(at)
-
-    a, b = one.rows, other.rows
-    rows = Decoded(
-        np.concatenate([a.message, b.message])[order],
-        np.concatenate([a.op, b.op])[order],
-        [column(x, y) for x, y in zip(a.after, b.after, strict=True)],
-        [column(x, y) for x, y in zip(a.before, b.before, strict=True)],
-        [column(x, y) for x, y in zip(a.key, b.key, strict=True)],
-    )
-    return Part(other.schema, rows, number[order])
-
-
 _LETTERS = pa.array([chr(code) if code in b"cud" else "" for code in range(256)])
-_UNKNOWN: tuple[bytes, None] = (b"unknown", None)
 _SKIPPED: tuple[bytes, None] = (b"skipped", None)
 _HEARTBEATS = frozenset({int(Kind.HEARTBEAT), int(Kind.HEARTBEAT_V2)})
 _COMPRESSED = frozenset(int(kind) for kind in Kind if "COMPRESSED" in kind.name)
@@ -794,23 +677,3 @@ _ACTIONS: dict[int, Action] = {
     Kind.XA_PREPARE: Assembler._xa_prepare,
     Kind.INCIDENT: Assembler._incident,
 }
-
-_WRITES = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD"})
-_WORD = re.compile(r"(?:\s|/\*.*?\*/)*(\w+)", re.S)
-_COMMENTS = re.compile(r"/\*.*?\*/", re.S)
-_PART = r"(`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+)"
-_NAME = rf"(?:{_PART}\s*\.\s*)?{_PART}"
-_TRUNCATE = re.compile(rf"\s*TRUNCATE\s+(?:TABLE\s+)?{_NAME}", re.I)
-_ALTERED = re.compile(
-    rf"\s*(?:ALTER|CREATE|DROP)\s+(?:ONLINE\s+|IGNORE\s+|OR\s+REPLACE\s+)*TABLE\s+"
-    rf"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?{_NAME}",
-    re.I,
-)
-_XA = re.compile(r"\s*XA\s+(\w+)(?:\s+X'([0-9a-f]*)'\s*,\s*X'([0-9a-f]*)'\s*,\s*(-?\d+))?", re.I)
-
-
-def _unquoted(name: str | None) -> str:
-    if not name:
-        return ""
-    quote = name[0]
-    return name[1:-1].replace(quote * 2, quote) if quote in '`"' else name
