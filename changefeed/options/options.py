@@ -41,7 +41,7 @@ from changefeed.options.table import (
     SchemaChangePolicy,
     redact_option,
 )
-from changefeed.options.types import Moment, OptionType, Takes
+from changefeed.options.types import Moment, OptionType, Takes, shown_moment
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -164,8 +164,8 @@ class Options(Mapping[str, Any]):
         return cls(reading.raw, reading.values, abilities)
 
     def display(self) -> dict[str, str]:
-        """What was given, with secrets redacted."""
-        return {name: redact_option(name, text) for name, text in self._raw.items()}
+        """What was given, with secrets redacted and instants as dates where they are exact."""
+        return {name: _shown(name, text) for name, text in self._raw.items()}
 
     def nodes(self) -> tuple[nodes.Option, ...]:
         """What was given as syntax, with secrets redacted, for SHOW CREATE."""
@@ -173,6 +173,13 @@ class Options(Mapping[str, Any]):
             nodes.Option(name, nodes.Literal(text) if text else None)
             for name, text in self.display().items()
         )
+
+
+def _shown(name: str, text: str) -> str:
+    row = OPTIONS.get(name)
+    if row is not None and isinstance(row.type, Moment) and text:
+        return shown_moment(text)
+    return redact_option(name, text)
 
 
 def _rare_checkpoints(options: Options) -> str:

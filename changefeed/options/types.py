@@ -178,6 +178,14 @@ def parse_moment(text: str, now: Timestamp) -> Timestamp:
     return _checked(Timestamp(now.wall + nanos), text)
 
 
+def shown_moment(text: str) -> str:
+    """A stored instant as a date and time where that is the same instant, else as it is stored."""
+    moment = Timestamp.parse(text)
+    written = moment.datetime().replace(tzinfo=None)
+    shown = f"{written.isoformat()}Z"
+    return shown if _from_iso(shown) == moment else text
+
+
 def _from_iso(text: str) -> Timestamp:
     return Timestamp.from_datetime(dt.datetime.fromisoformat(text.strip()))
 

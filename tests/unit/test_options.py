@@ -208,6 +208,24 @@ def test_secrets_are_not_shown() -> None:
     assert printed == "extra_headers = 'redacted', diff, on_error = 'pause'"
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("2019-01-01", "2019-01-01T00:00:00Z"),
+        ("2019-01-01 01:02:03.000004+01:00", "2019-01-01T00:02:03.000004Z"),
+        ("1546300800000000000", "2019-01-01T00:00:00Z"),
+        # A date cannot say these: nanoseconds, and a place inside a transaction's instant.
+        ("1546300800000000001", "1546300800000000001.0000000000"),
+        ("1546300800000000000.0000000007", "1546300800000000000.0000000007"),
+    ],
+)
+def test_an_instant_is_shown_as_a_date_that_means_the_same(written: str, shown: str) -> None:
+    options = given(f"cursor = '{written}'")
+    assert options.display() == {"cursor": shown}
+    assert ", ".join(map(to_sql, options.nodes())) == f"cursor = '{shown}'"
+    assert given(f"cursor = '{shown}'")[CURSOR] == options[CURSOR]
+
+
 def test_redact_option() -> None:
     assert redact_option("extra_headers", "{}") == REDACTED
     assert redact_option("metrics_label", "x") == "x"
