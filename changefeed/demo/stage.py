@@ -76,10 +76,11 @@ def place(
 
 
 def connect(engine: Engine, found: Place) -> Session:
-    """Make the connections ``shop`` and ``lake``; of a kept place, where they are now."""
+    """Make the connections; of a kept place, where they are now."""
     session = Session(client="demo")
     known = engine.connections()
     places = {"shop": found.server.uri(), "lake": (found.folder / "lake").as_uri()}
+    places["tables"] = f"delta://{found.folder / 'tables'}"
     for name, uri in places.items():
         verb = "ALTER" if name in known else "CREATE"
         engine.execute(f"{verb} EXTERNAL CONNECTION {name} AS '{uri}'", session)

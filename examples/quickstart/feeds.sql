@@ -1,5 +1,6 @@
--- What `make demo` runs. Two connections are there already:
---   shop   a PostgreSQL with the tables of shop.sql        lake   a folder
+-- What `make demo` runs first. Three connections are there already:
+--   shop   a PostgreSQL with the tables of shop.sql
+--   lake   a folder of files        tables   a folder of Delta tables
 USE shop;
 SHOW TABLES;
 
@@ -13,5 +14,3 @@ CREATE CHANGEFEED shop_to_lake
 CREATE CHANGEFEED
     FOR customers, orders, order_items
     WITH updated, diff, resolved = '5s';
-
-SHOW CHANGEFEEDS;

@@ -244,7 +244,10 @@ def test_quickstart() -> None:
     assert places == sorted(places)
     live = said[places[3] : places[5]]
     assert re.search(r"[+~-] (orders|order_items|customers) +\[\d", live), "no change arrived"
-    assert "shop_to_lake" in said[places[5] :]
+    by_spark = said[said.index("spark.sql") :]
+    assert re.search(r'\* orders +\[1\].*"status": ?"SHIPPED"', by_spark), "no row of the query"
+    assert "public.orders: equal" in by_spark
+    assert "shop_to_lake" in by_spark and "orders_table" in by_spark
     assert "Traceback" not in run.stderr
 
 
