@@ -92,6 +92,7 @@ from tests.services.gcs import GcsServer
 from tests.services.hdfs import Hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import MariaDB
+from tests.services.mysql import SERVERS, BinlogServer
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 from tests.services.python import Unavailable
 from tests.services.registry import FakeRegistry, Registry
@@ -303,6 +304,45 @@ def mariadb() -> Iterator[MariaDB]:
         server = MariaDB(folder).start()
         yield server
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def binlog_servers() -> Iterator[Callable[..., BinlogServer]]:
+    """Servers with a row binlog: ``get("mariadb")``, ``get("mysql8")``; each starts once.
+
+    Another number is another server of the kind, whose log has other transactions.
+    """
+    with ExitStack() as stack:
+        started: dict[tuple[str, int], BinlogServer] = {}
+
+        def get(kind: str, number: int = 1) -> BinlogServer:
+            if (kind, number) not in started:
+                folder = stack.enter_context(server_folder(kind))
+                try:
+                    server = SERVERS[kind](folder, f"--server-id={number}").start()
+                except Unavailable as reason:
+                    pytest.skip(str(reason))
+                stack.callback(server.stop)
+                started[kind, number] = server
+            return started[kind, number]
+
+        yield get
+
+
+@pytest.fixture
+def binlog_server(
+    request: pytest.FixtureRequest, binlog_servers: Callable[..., BinlogServer]
+) -> BinlogServer:
+    """The run's shared MariaDB or MySQL with a row binlog; make a database of your own."""
+    return binlog_servers(getattr(request, "param", "mariadb"))
+
+
+@pytest.fixture
+def other_binlog_server(
+    binlog_server: BinlogServer, binlog_servers: Callable[..., BinlogServer]
+) -> BinlogServer:
+    """Another server of the same kind."""
+    return binlog_servers(binlog_server.kind, 2)
 
 
 @pytest.fixture(scope="session")

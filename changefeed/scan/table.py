@@ -107,7 +107,8 @@ class Reading:
             sink = self.host.sinks.for_scan()
         writer = Writer(self, sink, schema, told)
         small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
-        small = small or self.host.has_query
+        # A query runs here, and so does the reading of a snapshot that cannot leave this process.
+        small = small or self.host.has_query or not self.host.keeper.source.parts_travel
         large = not writer.typed and not small
         in_workers = large and not writer.keeps and self.host.sinks.in_workers(sink)
         try:

@@ -168,7 +168,8 @@ class KeyRange:
 
 
 class ScanPart(Protocol):
-    """A piece of one table under a snapshot: small, picklable, read in any process."""
+    """A piece of one table under a snapshot: small, picklable, read in any process (or, where
+    :attr:`Source.parts_travel` is false, in the one that opened the snapshot)."""
 
     @property
     def table(self) -> TableSchema:
@@ -339,6 +340,10 @@ class Source(ABC):
     """
 
     name: str
+
+    #: Parts of a snapshot can be read in any process while it is open. Else a scan never uses
+    #: Spark's workers: they read nothing.
+    parts_travel: bool = True
 
     # -- what every source has ------------------------------------------------------------
 

@@ -16,6 +16,8 @@ ENTRY_POINT_GROUP = "changefeed.sources"
 
 #: Our own sources: scheme -> ``module:Class``. The class takes ``(name, uri)``.
 SOURCES: dict[str, str] = {
+    "mariadb": "changefeed.sources.mysql:MySQLSource",
+    "mysql": "changefeed.sources.mysql:MySQLSource",
     "postgresql": "changefeed.sources.postgres:PostgresSource",
     "postgres": "changefeed.sources.postgres:PostgresSource",
 }

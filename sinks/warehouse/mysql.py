@@ -186,6 +186,14 @@ class MySQL(Warehouse):
             self._execute(self.dialect.create_schema(self.schema))
         self._execute(f"USE {self.dialect.quote(self.schema)}")
 
+    def identity(self) -> str:
+        """The server's own id, as a MySQL source says it; without one, its address."""
+        rows = self.query(
+            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
+        )
+        known = [_text(row[1]) for row in rows if row[1]]
+        return known[0] if known else f"{self._address['host']}:{self._address['port']}"
+
     def _has_database(self) -> bool:
         name = self.dialect.literal(self.schema)
         where = f"WHERE schema_name = {name}"

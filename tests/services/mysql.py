@@ -7,13 +7,17 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
+
+import pymysql
 
 from tests.services.cache import made_once, readable_root
 from tests.services.ivy import Artifact, fetch
 from tests.services.mariadb import MariaDB
 from tests.services.python import Unavailable
+from tests.waiting import until
 
 _LIBAIO = "libaio.so.1"
 
@@ -79,6 +83,8 @@ class BinlogServer(MariaDB):
     """MariaDB with a row binlog and an account with few rights (:data:`READER`)."""
 
     flavor = "mariadb"
+    #: What tests call the server.
+    kind = "mariadb"
     options: tuple[str, ...] = ("--skip-ssl", *BINLOG)
 
     def __init__(self, folder: Path, *options: str) -> None:
@@ -97,6 +103,25 @@ class BinlogServer(MariaDB):
                 cursor.execute(statement)
             return list(cursor.fetchall())
 
+    def purge(self) -> None:
+        """Throw away all binlogs but a new one."""
+        self.run("FLUSH BINARY LOGS")
+        last = self.run("SHOW BINARY LOGS")[-1][0]
+        # The server keeps a file as long as it serves a reader from it, also one that is gone.
+        for (reader,) in self.run(
+            "SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%'"
+        ):
+            with suppress(pymysql.MySQLError):
+                self.run(f"KILL {reader}")
+        if self.flavor == "mariadb":
+            self.run("SET GLOBAL slave_connections_needed_for_purge = 0")
+
+        def purged() -> bool:
+            self.run(f"PURGE BINARY LOGS TO '{last}'")
+            return len(self.run("SHOW BINARY LOGS")) == 1
+
+        until(purged)
+
     def _make_account(self) -> None:
         super()._make_account()
         self.run(
@@ -109,6 +134,7 @@ class MySQLServer(BinlogServer):
     """MySQL 8.0 with a row binlog and GTIDs."""
 
     flavor = "mysql"
+    kind = "mysql8"
     options: tuple[str, ...] = (
         *BINLOG,
         "--gtid-mode=ON",
@@ -138,4 +164,4 @@ class MySQLServer(BinlogServer):
         self._initialise(["--initialize-insecure"])
 
 
-SERVERS: dict[str, type[BinlogServer]] = {"mariadb": BinlogServer, "mysql8": MySQLServer}
+SERVERS: dict[str, type[BinlogServer]] = {each.kind: each for each in (BinlogServer, MySQLServer)}

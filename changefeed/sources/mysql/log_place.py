@@ -74,6 +74,28 @@ def _renamed(session: Session) -> bool:
     return not session.is_mariadb and session.version >= (8, 2, 0)
 
 
+def has(session: Session, history: str) -> bool:
+    """Whether the server's log holds the transactions of a history in the mode ``gtid``."""
+    if not session.is_mariadb:
+        known = "".join(filter(lambda letter: letter in _GTID_LETTERS, history))
+        return bool(session.value(f"SELECT GTID_SUBSET('{known}', @@global.gtid_executed)"))
+    # The last transaction of each domain that each server wrote, as far as this one knows.
+    state = str(session.value("SELECT @@global.gtid_binlog_state") or "")
+    known_last = {tuple(gtid.split("-")[:2]): int(gtid.split("-")[2]) for gtid in _listed(state)}
+    return all(
+        int(gtid.split("-")[2]) <= known_last.get(tuple(gtid.split("-")[:2]), 0)
+        for gtid in _listed(history)
+    )
+
+
+#: What a set of GTIDs consists of.
+_GTID_LETTERS = frozenset("0123456789abcdefABCDEF-:,")
+
+
+def _listed(gtids: str) -> list[str]:
+    return [gtid.strip() for gtid in gtids.split(",") if gtid.strip()]
+
+
 def server_of(session: Session) -> str:
     """What tells this server from all others; empty where it does not say."""
     variable = "server_uid" if session.is_mariadb else "server_uuid"

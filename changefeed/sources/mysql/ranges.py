@@ -13,6 +13,9 @@ from changefeed.sources.mysql.session import Session, literal, quoted
 #: A table is never cut into more parts than this.
 MOST_PARTS = 1_000
 
+#: A row takes at least so many bytes, with what InnoDB adds to each.
+_LEAST_ROW = 32
+
 _INTEGERS = frozenset({"int16", "int32", "int64", "decimal(20,0)"})
 
 
@@ -24,7 +27,9 @@ def split(
     Only whole numbers are cut: evenly between the smallest and the largest, so that gaps make
     parts of different sizes. Every other table is one part, without a condition.
     """
-    wanted = min(MOST_PARTS, -(-max(size, 1) // max(target_bytes, 1)))
+    # The server knows the rows of now, but the size of its last ANALYZE.
+    size = max(size, rows * _LEAST_ROW)
+    wanted = min(MOST_PARTS, -(-size // max(target_bytes, 1)))
     first = table.columns[table.key[0]]
     if table.keyless or wanted < 2 or first.logical not in _INTEGERS:
         return [""]

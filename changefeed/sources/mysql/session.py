@@ -164,6 +164,9 @@ def connect(address: Address) -> Session:
     session = Session(address, open_connection(address))
     try:
         session.run(*_SETTINGS, doing="begin a session")
+        if not session.is_mariadb:
+            # Sizes of now, not of a day ago.
+            session.run("SET SESSION information_schema_stats_expiry = 0")
     except BaseException:
         session.close()
         raise

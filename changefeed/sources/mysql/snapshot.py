@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -73,6 +75,8 @@ class MySQLSnapshot:
         self._idle: queue.Queue[Session] = queue.Queue()
         for session in sessions:
             self._idle.put(session)
+        self._number = secrets.token_hex(8)
+        _OPEN[self._number] = self
 
     @property
     def position(self) -> Position:
@@ -104,7 +108,7 @@ class MySQLSnapshot:
         where = in_range(table, keys)
         return [
             MySQLPart(
-                snapshot=self,
+                snapshot=self._number,
                 table=table,
                 columns=_chosen(table, columns),
                 where=" AND ".join(filter(None, (where, cut))),
@@ -152,6 +156,7 @@ class MySQLSnapshot:
     def close(self) -> None:
         """End the snapshot. A part that is being read fails."""
         self._closed.set()
+        _OPEN.pop(self._number, None)
         for session in list(self._sessions):
             session.close()
 
@@ -169,14 +174,15 @@ class MySQLSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MySQLPart:
-    """A range of a table's rows. It can be read only where its snapshot is.
+    """A range of a table's rows. It can be read only in the process of its snapshot.
 
     Attributes:
+        snapshot: the snapshot's number in this process.
         columns: positions that are read; the others come out NULL.
         where: a condition, or empty.
     """
 
-    snapshot: MySQLSnapshot
+    snapshot: str
     table: TableSchema
     columns: tuple[int, ...]
     where: str
@@ -185,11 +191,15 @@ class MySQLPart:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`changefeed.sources.base.ScanPart.read`."""
-        with self.snapshot.session(self.table) as session:
+        snapshot = _OPEN.get(self.snapshot)
+        if snapshot is None:
+            raise _gone("it lives in sessions of another process, or was closed")
+        with snapshot.session(self.table) as session:
             yield from read_table(session, self.table, self.columns, self.where)
 
-    def __reduce__(self) -> str | tuple[object, ...]:
-        raise TypeError("a snapshot of MySQL lives in its sessions and cannot leave its process")
+
+#: The open snapshots of this process. A part names its own, and is small.
+_OPEN: weakref.WeakValueDictionary[str, MySQLSnapshot] = weakref.WeakValueDictionary()
 
 
 def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...]:

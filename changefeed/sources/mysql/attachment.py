@@ -1,0 +1,131 @@
+"""What a state holds at a MySQL server: nothing but a start, a list of tables and a reader's id.
+
+The server keeps its binlog for as long as its own settings say, whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import Attachment, Captured, Memo, Stream, StreamRequest, Watch
+from changefeed.sources.mysql import checks, log_place
+from changefeed.sources.mysql.session import connect
+from changefeed.sources.mysql.stream import BinlogStream
+
+if TYPE_CHECKING:
+    from changefeed.sources.mysql.source import MySQLSource
+
+#: Ids of readers that we choose are above those that people give to servers.
+_LOWEST_ID, _IDS = 0x40000000, 0x3FFFFFFF
+
+
+class MySQLAttachment(Attachment):
+    """See :class:`changefeed.sources.base.Attachment`.
+
+    The memo: ``server_id`` of the reader, ``flavor``, ``mode`` (``gtid`` or ``file``), ``start``
+    and its ``history``, and ``tables``: pairs of database and name.
+    """
+
+    def __init__(self, source: MySQLSource, owner: str, memo: Memo | None) -> None:
+        self._source = source
+        self._memo: dict[str, Any] = dict(memo or {})
+        digest = sha256(f"{owner}/{source.name}".encode()).digest()
+        chosen = _LOWEST_ID + int.from_bytes(digest[:4], "big") % _IDS
+        self._memo["server_id"] = source.address.server_id or self._memo.get("server_id", chosen)
+
+    @property
+    def memo(self) -> Memo:
+        """See :class:`changefeed.sources.base.Attachment`."""
+        return dict(self._memo)
+
+    @property
+    def holds(self) -> str:
+        """See :class:`changefeed.sources.base.Attachment`."""
+        return f"a binlog reader with server_id {self._memo['server_id']}"
+
+    def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
+        """See :class:`changefeed.sources.base.Attachment`."""
+        return checks.check(self._source.address, self._source.address.database, watches)
+
+    def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
+        """See :class:`changefeed.sources.base.Attachment`."""
+        with self._source.sessions.session() as session:
+            return checks.table_problems(session, self._source.address.database, watches)
+
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+        """See :class:`changefeed.sources.base.Attachment`.
+
+        The binlog has every table: what is captured is what the stream keeps of it.
+        """
+        if resume and "start" not in self._memo:
+            raise _nothing_held()
+        watches = [Watch(name=table.name, schema=table.schema) for table in tables]
+        with self._source.sessions.session() as session:
+            found = checks.table_problems(session, "", watches)
+            if not resume:
+                mode = log_place.mode_of(session)
+                place = log_place.present(session, mode)
+                self._memo.update(
+                    flavor=session.flavor, mode=mode, start=place.position, history=place.history
+                )
+        problems = {
+            table: problem[0] for table, problem in zip(tables, found, strict=True) if problem
+        }
+        self._memo["tables"] = [[t.schema, t.name] for t in sorted(tables) if t not in problems]
+        return Captured(problems=problems)
+
+    def start(self) -> tuple[Position, str]:
+        """See :class:`changefeed.sources.base.Attachment`."""
+        if "start" not in self._memo:
+            raise _nothing_held()
+        return str(self._memo["start"]), str(self._memo["history"])
+
+    def stream(self, request: StreamRequest) -> Stream:
+        """See :class:`changefeed.sources.base.Attachment`."""
+        if "start" not in self._memo:
+            raise _nothing_held()
+        source = self._source
+        self._demand_same_log(request)
+        return BinlogStream(
+            lambda: connect(source.address),
+            source=source.name,
+            flavor=str(self._memo["flavor"]),
+            mode=str(self._memo["mode"]),
+            server_id=int(self._memo["server_id"]),
+            request=request,
+            describe=self._describe,
+        )
+
+    def _demand_same_log(self, request: StreamRequest) -> None:
+        """The server is the one that was read, or one that has all transactions that were.
+
+        Raises:
+            ChangefeedError: CF2104 it is neither.
+        """
+        present = self._source.identity()
+        if not request.identity or present == request.identity:
+            return
+        with self._source.sessions.session() as session:
+            if self._memo["mode"] == "gtid" and log_place.has(session, request.start.history):
+                return
+        raise ChangefeedError(
+            "CF2104",
+            f"source {self._source.name!r} is another server than before",
+            detail=f"server {present}, was {request.identity}, and it has not the transactions "
+            "that were read",
+        )
+
+    def _describe(self, table: TableName) -> TableSchema | None:
+        return self._source.describe_tables([table]).get(table)
+
+    def release(self) -> None:
+        """See :class:`changefeed.sources.base.Attachment`. Nothing of ours is at the server."""
+
+
+def _nothing_held() -> ChangefeedError:
+    return ChangefeedError("CF2102", "no place in the binlog is known where the log would begin")

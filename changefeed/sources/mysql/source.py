@@ -1,0 +1,109 @@
+"""MySQL and MariaDB behind the protocol of a source: each method is one idea of another module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import KeyRange, Memo, Source, TableInfo, Watch
+from changefeed.sources.mysql import address, checks, describe, log_place, ranges
+from changefeed.sources.mysql.attachment import MySQLAttachment
+from changefeed.sources.mysql.session import Sessions
+from changefeed.sources.mysql.snapshot import MySQLSnapshot
+
+
+class MySQLSource(Source):
+    """A MySQL or MariaDB server. Thread-safe; connects when first needed.
+
+    A database of the server is what other sources call a schema; the one in the URI is that of
+    names without one.
+    """
+
+    #: A consistent snapshot of MySQL belongs to its session.
+    parts_travel = False
+
+    def __init__(self, name: str, uri: str) -> None:
+        """``uri``: see :mod:`changefeed.sources.mysql.address`.
+
+        Raises:
+            ChangefeedError: CF1201, CF1202, CF1207 the URI cannot be read.
+        """
+        self.name = name
+        self.address = address.parse(uri)
+        self.sessions = Sessions(self.address)
+
+    def __repr__(self) -> str:
+        return f"MySQLSource({self.name!r})"
+
+    @property
+    def database(self) -> str:
+        """See :class:`changefeed.sources.base.Source`."""
+        return self.address.database or self.name
+
+    def close(self) -> None:
+        """Close idle sessions; the object stays usable."""
+        self.sessions.close()
+
+    def identity(self) -> str:
+        """See :class:`changefeed.sources.base.Source`: the server's own id.
+
+        A MariaDB that does not tell one (before 10.10 none does) is known by its address.
+        """
+        with self.sessions.session() as session:
+            known = log_place.server_of(session)
+        return known if known != "-" else str(self.address)
+
+    def attach(self, owner: str, memo: Memo | None) -> MySQLAttachment:
+        """See :class:`changefeed.sources.base.Source`."""
+        return MySQLAttachment(self, owner, memo)
+
+    def tables(self) -> list[TableInfo]:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session() as session:
+            return describe.table_list(session, self.name, self.address.database)
+
+    def describe(self, schema: str | None, name: str) -> TableSchema:
+        """See :class:`changefeed.sources.base.Source`."""
+        place = describe.resolve(Watch(name=name, schema=schema), self.address.database)
+        with self.sessions.session() as session:
+            return describe.describe(session, self.name, *place)
+
+    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
+        """See :class:`changefeed.sources.base.Source`."""
+        places = {(table.schema, table.name): table for table in tables}
+        with self.sessions.session() as session:
+            found = describe.read_tables(session, list(places))
+        return {
+            places[place]: table.schema(self.name)
+            for place, table in found.items()
+            if describe.refusal(table, Watch(name=table.name)) is None
+        }
+
+    def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session() as session:
+            database = schema or self.address.database or None
+            return describe.matching(session, self.name, database, patterns)
+
+    def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session() as session:
+            return checks.warnings(session, self.address.database, watches)
+
+    def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session() as session:
+            return ranges.range_problem(session, table, keys)
+
+    def current_position(self) -> Position:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session() as session:
+            return log_place.present(session, log_place.mode_of(session)).position
+
+    def snapshot(self, tables: Sequence[TableSchema] = ()) -> MySQLSnapshot:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session() as session:
+            mode = log_place.mode_of(session)
+        return MySQLSnapshot(self.address, tables, mode)

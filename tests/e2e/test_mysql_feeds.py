@@ -1,0 +1,163 @@
+"""Feeds from a real MariaDB and MySQL into files: the initial scan, then every change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.spark.session import SparkEngine
+from sinks.testing.messages import Message
+from sinks.testing.readers import read_files
+from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
+from tests.e2e.feeds import Feeds, running
+from tests.services.mysql import BinlogServer
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True),
+]
+
+
+class Bench:
+    """One database with a table ``t``, one state, one folder a feed."""
+
+    def __init__(self, feeds: Feeds, server: BinlogServer, database: str, folder: Path) -> None:
+        self.feeds = feeds
+        self.server = server
+        self.database = database
+        self.folder = folder
+        feeds.connect(shop=server.uri(database))
+
+    def run(self, *statements: str) -> list[tuple[object, ...]]:
+        return self.server.run(*statements, database=self.database)
+
+    def create(self, name: str, targets: str, options: str = "") -> None:
+        more = f", {options}" if options else ""
+        self.feeds.execute(
+            f"CREATE CHANGEFEED {name} FOR {targets} INTO 'file://{self.folder / name}'"
+            f" WITH updated, resolved = '200ms'{more}"
+        )
+
+    def messages(self, name: str, topic: str = "t") -> list[Message]:
+        found = read_files(self.folder / name, (topic,))
+        validate(found, OrderValidator(), ResolvedValidator())
+        return found
+
+    def table(self, name: str) -> dict[str, object]:
+        """The table as a consumer rebuilds it, by key."""
+        rows: dict[str, tuple[Timestamp, object]] = {}
+        for message in self.messages(name):
+            at = message.at or Timestamp.ZERO
+            if message.is_row and message.key and rows.get(message.key, (at,))[0] <= at:
+                rows[message.key] = (at, message.after)
+        return {key: row for key, (_, row) in rows.items() if row is not None}
+
+    def truth(self) -> dict[str, object]:
+        return {f"[{a}]": {"a": a, "b": b} for a, b in self.run("SELECT a, b FROM t")}
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path, binlog_server: BinlogServer, spark_engine: SparkEngine
+) -> Iterator[Bench]:
+    with binlog_server.database() as database:
+        rows = ", ".join(f"({i}, 'row {i}')" for i in range(1, 11))
+        binlog_server.run(
+            "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(100))",
+            f"INSERT INTO t VALUES {rows}",
+            database=database,
+        )
+        with running(tmp_path / "state", spark_engine) as feeds:
+            yield Bench(feeds, binlog_server, database, tmp_path / "out")
+
+
+def test_scan_then_every_change(bench: Bench) -> None:
+    bench.create("f", f"TABLE shop.{bench.database}.t", "diff")
+    bench.feeds.sync("f")
+    bench.run(
+        "UPDATE t SET b = 'new' WHERE a <= 3",
+        "DELETE FROM t WHERE a = 4",
+        "UPDATE t SET a = 100 WHERE a = 5",
+        "INSERT INTO t VALUES (200, 'x \"quoted\" ä\\n line')",
+    )
+    bench.feeds.sync("f")
+
+    assert bench.table("f") == bench.truth()
+    changes = [m for m in bench.messages("f") if m.key == "[1]"]
+    assert [m.after and m.after["b"] for m in changes] == ["row 1", "new"]
+    assert changes[1].before == {"a": 1, "b": "row 1"}
+
+
+def test_killed_capture_and_a_restart_lose_nothing(bench: Bench) -> None:
+    bench.create("f", "t")
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 1000
+        while not stop.is_set():
+            bench.run(
+                f"INSERT INTO t VALUES ({number}, 'n')",
+                f"UPDATE t SET b = 'at {number}' WHERE a = {number - 5}",
+                f"DELETE FROM t WHERE a = {number - 20}",
+            )
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(3):
+            before = len(bench.messages("f"))
+            keeper = bench.feeds.node.keeper("shop")
+            until(lambda keeper=keeper: keeper.capture_pid is not None)
+            pid = keeper.capture_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            until(lambda before=before: len(bench.messages("f")) > before + 50)
+        bench.feeds.close()
+        bench.feeds.open()
+    finally:
+        stop.set()
+        writer.join()
+    bench.feeds.sync("f")
+
+    assert bench.table("f") == bench.truth()
+
+
+def test_a_purged_binlog_stops_the_feed_and_rescan_goes_on(bench: Bench) -> None:
+    bench.create("f", "t")
+    bench.feeds.sync("f")
+    bench.feeds.close()
+    bench.run("INSERT INTO t VALUES (50, 'missed')", "DELETE FROM t WHERE a = 1")
+    bench.server.purge()
+    bench.feeds.open()
+    until(lambda: bench.feeds.catalog.job("f").error_code == "CF2102")
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN")
+
+    until(lambda: bench.table("f").get("[50]") == {"a": 50, "b": "missed"})
+    bench.run("INSERT INTO t VALUES (51, 'after')")
+    until(lambda: "[51]" in bench.table("f"))
+
+
+def test_what_hinders_a_feed_is_said_with_the_statement_that_helps(bench: Bench) -> None:
+    bench.run("CREATE TABLE old (a INT PRIMARY KEY) ENGINE = MyISAM")
+    with pytest.raises(ChangefeedError, match="myisam") as raised:
+        bench.create("g", "old")
+
+    assert "ENGINE = InnoDB" in raised.value.hint
+
+
+def test_a_table_is_not_copied_into_itself(bench: Bench) -> None:
+    user, password = "root", ""
+    target = bench.server.uri(bench.database, user, password)
+    bench.feeds.execute(f"CREATE CHANGEFEED loop FOR t INTO '{target}'")
+
+    until(lambda: bench.feeds.catalog.job("loop").status.value == "failed")
+    assert "is the source" in bench.feeds.catalog.job("loop").error
