@@ -160,4 +160,4 @@ def test_a_table_is_not_copied_into_itself(bench: Bench) -> None:
     bench.feeds.execute(f"CREATE CHANGEFEED loop FOR t INTO '{target}'")
 
     until(lambda: bench.feeds.catalog.job("loop").status.value == "failed")
-    assert "is the source" in bench.feeds.catalog.job("loop").error
+    assert "is the source table itself" in bench.feeds.catalog.job("loop").error

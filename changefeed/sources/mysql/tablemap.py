@@ -160,8 +160,13 @@ def _names(cursor: Cursor) -> tuple[str, str]:
     return database, table
 
 
-def read_table_map(data: bytes | bytearray, start: int, end: int) -> TableShape:
-    """The whole event."""
+def read_table_map(
+    data: bytes | bytearray, start: int, end: int, *, mariadb: bool = False
+) -> TableShape:
+    """The whole event.
+
+    ``mariadb``: the server counts geometries among the columns with a character set.
+    """
     cursor = Cursor(data, start + HEADER_SIZE + 8, end)
     database, table = _names(cursor)
     count = cursor.packed()
@@ -171,7 +176,7 @@ def read_table_map(data: bytes | bytearray, start: int, end: int) -> TableShape:
     types = _types(kinds, Cursor(told := cursor.take(cursor.packed()), 0, len(told)))
     nulls = cursor.take((count + 7) // 8)
     found = _metadata(cursor)
-    columns = _columns(types, nulls, found)
+    columns = _columns(types, nulls, found, mariadb)
     if any(place >= count for place in found.key):
         raise misfit("a key of columns that are not there")
     return TableShape(database, table, columns, tuple(found.key))
@@ -306,7 +311,7 @@ _METADATA: dict[int, Callable[[Cursor, _Metadata], None]] = {
 
 
 def _columns(
-    types: Sequence[tuple[Wire, int]], nulls: bytes, found: _Metadata
+    types: Sequence[tuple[Wire, int]], nulls: bytes, found: _Metadata, mariadb: bool
 ) -> tuple[ColumnShape, ...]:
     if found.names is not None and len(found.names) != len(types):
         raise misfit("another number of names than of columns")
@@ -320,6 +325,8 @@ def _columns(
         values: tuple[bytes, ...] = ()
         if wire in _TEXTS:
             collation = next(texts, None)
+        elif wire is Wire.GEOMETRY and mariadb:
+            next(texts, None)
         elif wire in _LISTS:
             collation = next(lists, None)
             values = next(enums if wire is Wire.ENUM else sets, ())

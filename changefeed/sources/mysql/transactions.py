@@ -120,6 +120,7 @@ class Assembler:
         self._last = start.at
         self._seq = start.seq
         self._place = place
+        self._mariadb = isinstance(place, GtidPlace) and isinstance(place.gtids, MariaGtid)
         self._shapes = shapes
         self._spool = spool
         self._prepared = folder / "xa"
@@ -393,7 +394,7 @@ class Assembler:
                 # changed since.
                 self._maps[number] = _SKIPPED
                 return
-            shape = read_table_map(data, start, end)
+            shape = read_table_map(data, start, end, mariadb=self._mariadb)
             schema, change = self._shapes.resolve(shape)
             if change is not None:
                 opened.changes.append(change)

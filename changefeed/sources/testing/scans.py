@@ -160,7 +160,8 @@ def every_type_there_and_back(harness: SourceHarness) -> None:
         for n in range(count):
             wanted = _wanted(kind, n)
             assert scanned[n][f"c{i}"] == wanted, f"scan of {kind.sql}"
-            assert streamed[n + count][f"c{i}"] == wanted, f"stream of {kind.sql}"
+            found = streamed[n + count][f"c{i}"]
+            assert found == wanted, f"stream of {kind.sql}: {found!r}"
 
 
 def _literal(kind: Type, number: int) -> str:
