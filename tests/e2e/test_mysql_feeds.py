@@ -60,6 +60,17 @@ class Bench:
                 rows[message.key] = (at, message.after)
         return {key: row for key, (_, row) in rows.items() if row is not None}
 
+    def kill_capture(self) -> None:
+        """End the capture process without a chance to say goodbye."""
+        keeper = self.feeds.node.keeper("shop")
+        until(lambda: keeper.capture_pid is not None)
+        assert keeper.capture_pid is not None
+        os.kill(keeper.capture_pid, signal.SIGKILL)
+
+    def wait_for(self, count: int) -> None:
+        """Until the feed has delivered more messages than that."""
+        until(lambda: len(self.messages("f")) > count)
+
     def truth(self) -> dict[str, object]:
         return {f"[{a}]": {"a": a, "b": b} for a, b in self.run("SELECT a, b FROM t")}
 
@@ -115,12 +126,8 @@ def test_killed_capture_and_a_restart_lose_nothing(bench: Bench) -> None:
     try:
         for _ in range(3):
             before = len(bench.messages("f"))
-            keeper = bench.feeds.node.keeper("shop")
-            until(lambda keeper=keeper: keeper.capture_pid is not None)
-            pid = keeper.capture_pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            until(lambda before=before: len(bench.messages("f")) > before + 50)
+            bench.kill_capture()
+            bench.wait_for(before + 50)
         bench.feeds.close()
         bench.feeds.open()
     finally:
@@ -160,4 +167,5 @@ def test_a_table_is_not_copied_into_itself(bench: Bench) -> None:
     bench.feeds.execute(f"CREATE CHANGEFEED loop FOR t INTO '{target}'")
 
     until(lambda: bench.feeds.catalog.job("loop").status.value == "failed")
-    assert "is the source table itself" in bench.feeds.catalog.job("loop").error
+    error = bench.feeds.catalog.job("loop").error
+    assert error and "is the source table itself" in error

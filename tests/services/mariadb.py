@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import pymysql
 
@@ -54,7 +54,7 @@ class MariaDB:
         self._program = self._find_program()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout: float = 90.0) -> MariaDB:
+    def start(self, timeout: float = 90.0) -> Self:
         """Start and wait until it serves."""
         new = not (self.folder / "data" / "mysql").exists()
         for name in ("data/mysql", "tmp"):

@@ -32,6 +32,8 @@ from changefeed.sources.mysql.wire import BinlogConnection, Inbox
 HEARTBEAT = 0.5
 #: An idle source's frontier moves this often, seconds.
 BEAT = 1.0
+#: An idle stream looks this often whether somebody waits for its frontier, seconds.
+LOOK = 0.1
 #: So long without a byte, and the connection counts as lost: sixty heartbeats.
 SILENCE = 30.0
 #: How long a commit may wait for more to decode it with, seconds.
@@ -101,6 +103,7 @@ class BinlogStream:
         self._closed = False
         self._connection: BinlogConnection | None = None
         self._acknowledged = ""
+        self._hasty = False
 
     def __iter__(self) -> Iterator[Flush]:
         return self.run()
@@ -108,6 +111,10 @@ class BinlogStream:
     def acknowledge(self, position: Position) -> None:
         """Everything up to ``position`` is durable."""
         self._acknowledged = max(self._acknowledged, position)
+
+    def hasten(self) -> None:
+        """Somebody waits for the frontier of an idle source: it comes with the next look."""
+        self._hasty = True
 
     def close(self) -> None:
         """End the iteration soon. Safe from any thread, idempotent."""
@@ -263,8 +270,8 @@ class BinlogStream:
                         time.sleep(PAUSE_SECONDS)
             elif now - heard > SILENCE:
                 raise ChangefeedError("CF2101", "the MySQL server is silent: no heartbeat came")
-            if now >= next_beat:
-                next_beat = now + BEAT
+            if now >= next_beat or self._hasty:
+                next_beat, self._hasty = now + BEAT, False
                 assembler.acknowledged(self._acknowledged)
                 if assembler.idle:
                     if assembler.heartbeats > 1:
@@ -273,7 +280,7 @@ class BinlogStream:
                         told = assembler.frontier
                         yield Flush((), told)
             if not received:
-                connection.wait(max(0.0, next_beat - time.monotonic()))
+                connection.wait(min(LOOK, max(0.0, next_beat - time.monotonic())))
 
     def _tables(self) -> frozenset[tuple[str, str]]:
         listed = self._request.memo().get("tables", ())
