@@ -2,7 +2,7 @@
 
 A small batch goes through the query's compiled function in the driver's JVM
 (:mod:`.projection`): some 5 ms for 100 rows, and nothing is planned. Above :data:`DIRECT_BYTES`
-the batch is cut over the executors and evaluated by a job.
+(more with few cores) the batch is cut over the executors and evaluated by a job.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
     from changefeed.spark.session import SparkEngine
 
-#: Batches up to this size need no job: some 25,000 narrow rows. One thread takes 1.9 us a row, as
-#: long as a job on two cores; more cores make a job the faster way (``benchmarks/query.py``).
+#: Batches up to this size need no job: some 25,000 narrow rows.
 DIRECT_BYTES = 1 << 20
+#: The same with few cores: there a job takes as long as one thread, and twice the CPU.
+DIRECT_BYTES_FEW_CORES = 16 << 20
+FEW_CORES = 4
 
 _SETTINGS = {
     # A batch is cut over the tasks of a job, not kept in the plan.
@@ -85,12 +87,21 @@ class QuerySessions:
 
 
 class Evaluator:
-    """Evaluates batches of one feed, for its thread and for that of its scan."""
+    """Evaluates batches of one feed, for its thread and for that of its scan.
 
-    def __init__(self, sessions: QuerySessions) -> None:
+    Args:
+        sessions: Spark's sessions for queries.
+        direct_bytes: batches up to this size need no job; by the number of cores when not given.
+    """
+
+    def __init__(self, sessions: QuerySessions, direct_bytes: int | None = None) -> None:
         self._sessions = sessions
         #: How many batches were evaluated without a job, and by one.
         self.direct = self.jobs = 0
+        engine = sessions.engine
+        few = engine.master.startswith("local") and engine.cores <= FEW_CORES
+        usual = DIRECT_BYTES_FEW_CORES if few else DIRECT_BYTES
+        self._direct_bytes = usual if direct_bytes is None else direct_bytes
 
     def run(self, query: CompiledQuery, batch: pa.Table) -> pa.Table:
         """The rows of a batch for which the query's WHERE holds: ``__cf_row`` and ``c<i>``.
@@ -102,7 +113,7 @@ class Evaluator:
             raise AssertionError("nothing to evaluate")
         with self._sessions.engine.use() as plain:
             session = self._sessions.of(plain)
-            if batch.nbytes <= DIRECT_BYTES:
+            if batch.nbytes <= self._direct_bytes:
                 projection = self._sessions.projection(session, query)
                 if projection is not None:
                     with _rows_that_fail(query):

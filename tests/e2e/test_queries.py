@@ -192,7 +192,7 @@ def test_a_query_over_changes_tells_what_happened(
     assert "REPLICA IDENTITY FULL" in caught.value.hint
 
 
-def test_every_row_of_a_large_table_and_a_large_transaction_passes_through_jobs(
+def test_every_row_of_a_large_table_and_of_a_large_transaction_is_evaluated(
     feeds: Feeds, postgres: Database, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -164,8 +164,8 @@ def test_random_conditions_keep_the_rows_that_postgres_keeps(
     start: int, postgres: Database, spark_engine: SparkEngine
 ) -> None:
     postgres.execute(TABLE)
-    evaluator = Evaluator(QuerySessions(spark_engine))
     sessions = QuerySessions(spark_engine)
+    direct, by_job = Evaluator(sessions), Evaluator(sessions, direct_bytes=0)
     kept = 0
     with (
         scanned(postgres) as (schema, rows),
@@ -176,9 +176,12 @@ def test_random_conditions_keep_the_rows_that_postgres_keeps(
             statement = parse(f"CREATE CHANGEFEED f AS SELECT id FROM t WHERE {condition}")
             assert isinstance(statement, nodes.CreateChangefeed) and statement.query is not None
             compiled = sessions.compile(schema, statement.query)
+            evaluator = by_job if seed % 3 == 0 else direct
             found = changes_of_result(compiled, rows, evaluator.run)["a0"].to_pylist()
             asked = f"select id from t where {in_postgres(condition)}"
             wanted = [row[0] for row in connection.execute(asked).fetchall()]
             assert sorted(found) == sorted(wanted), (seed, condition)
             kept += 0 < len(wanted) < 400
+    assert (direct.direct, direct.jobs, by_job.direct) == (BATCH - BATCH // 3, 0, 0)
+    assert by_job.jobs == BATCH // 3
     assert kept > BATCH // 3, "too few conditions select some rows and not others"
