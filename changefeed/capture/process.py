@@ -34,7 +34,7 @@ from changefeed.core.internal_errors import place_of
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
-from changefeed.options import GC_TTL, Options
+from changefeed.options import GC_SIZE, GC_TTL, Options
 from changefeed.sources.base import Attachment, Memo, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
 
@@ -329,9 +329,16 @@ def _start_frontier(
 
 
 def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettings:
-    """How long and how much the log keeps: the longest ``gc_ttl`` of the source's feeds."""
-    wishes = [Options.from_dict(job.options)[GC_TTL] for job in catalog.source_jobs(source_name)]
-    return LogSettings(gc_ttl=max(wishes, default=GC_TTL.default), disk_budget=disk)
+    """How long and how much the log keeps: the longest ``gc_ttl`` and the largest ``gc_size``
+    of the source's feeds."""
+    wishes = [Options.from_dict(job.options) for job in catalog.source_jobs(source_name)]
+    sizes = [options[GC_SIZE] for options in wishes]
+    known = [size for size in sizes if size is not None]
+    return LogSettings(
+        gc_ttl=max((options[GC_TTL] for options in wishes), default=GC_TTL.default),
+        keep_bytes=max(known) if known and len(known) == len(sizes) else None,
+        disk_budget=disk,
+    )
 
 
 class _SavedMemo:

@@ -360,6 +360,10 @@ class SinkURL:
 _NESTED = re.compile(r"///+([A-Za-z][\w+.-]*:.*)", re.DOTALL)
 
 
+#: Schemes whose path is the password, as a chat's incoming webhook has it.
+_SECRET_PATHS = ("webhook-http:", "webhook-https:")
+
+
 def redact(text: str) -> str:
     """``text`` with passwords and secret parameters hidden; safe on any text.
 
@@ -375,10 +379,26 @@ def redact(text: str) -> str:
     nested = _NESTED.match(body)
     if nested:
         return f"{head}///{redact(nested[1])}"
+    if head.lower().startswith(_SECRET_PATHS):
+        body = _without_path(body)
     if "@" in body and not body.startswith("//"):
         return f"{head}{REDACTED}@{_redact_rest(body[body.rindex('@') + 1 :], whole=True)}"
     slashes = body[:2] if body.startswith("//") else ""
     return head + slashes + _redact_body(body[len(slashes) :])
+
+
+def _without_path(body: str) -> str:
+    """``//host/path?query`` with another path; nothing is left where an ``@`` makes it unclear
+    where the path begins."""
+    ends = [at for at in (body.find("?"), body.find("#")) if at >= 0]
+    mark = min(ends, default=len(body))
+    place, rest = body[:mark], body[mark:]
+    if "@" in rest:
+        return f"//{REDACTED}"
+    start = place.find("/", max(place.rfind("@"), 1) + 1)
+    if start < 0 or start == mark - 1:
+        return body
+    return f"{place[: start + 1]}{REDACTED}{rest}"
 
 
 def sink_location(uri: str) -> str:

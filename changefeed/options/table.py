@@ -438,6 +438,17 @@ GC_TTL = option(
     example="gc_ttl = '72h'",
     shown="25h",
 )
+GC_SIZE = option(
+    "gc_size",
+    Size(),
+    cast("int | None", None),
+    group="Time and scan",
+    summary="The most history that the change log keeps beyond what its feeds still need, even "
+    "where it is younger than gc_ttl. Of the feeds of a source the largest counts; a feed "
+    "without it sets no limit.",
+    example="gc_size = '20GB'",
+    shown="no limit",
+)
 
 # ------------------------------------------------------------------------------- schema, errors
 

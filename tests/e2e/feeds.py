@@ -16,16 +16,17 @@ from grammar.split import split
 class Feeds:
     """Statements against one state, all in one session."""
 
-    def __init__(self, state: Path, spark: SparkEngine) -> None:
+    def __init__(self, state: Path, spark: SparkEngine, *, max_disk: int | None = None) -> None:
         self.state = state
         self._spark = spark
+        self._max_disk = max_disk
         self.session = Session(client="tests")
         self.open()
 
     def open(self) -> None:
         """Open the state and start its node (again)."""
         self.catalog = Catalog.open(str(self.state))
-        self.node = Node(self.catalog, str(self.state), engine=self._spark)
+        self.node = Node(self.catalog, str(self.state), engine=self._spark, max_disk=self._max_disk)
         assert self.node.start(), "another node runs this state"
         self.engine = Engine(self.catalog, host=self.node)
 
@@ -53,10 +54,10 @@ class Feeds:
 
 
 @contextmanager
-def running(state: Path, spark: SparkEngine) -> Iterator[Feeds]:
-    """Feeds on a fresh state, stopped afterwards."""
+def running(state: Path, spark: SparkEngine, *, max_disk: int | None = None) -> Iterator[Feeds]:
+    """Feeds on a fresh state, stopped afterwards; ``max_disk`` limits the change log's bytes."""
     state.mkdir(parents=True, exist_ok=True)
-    feeds = Feeds(state, spark)
+    feeds = Feeds(state, spark, max_disk=max_disk)
     try:
         yield feeds
     finally:

@@ -198,3 +198,23 @@ def test_a_sink_url_never_shows_its_secrets() -> None:
 )
 def test_what_is_no_secret(name: str) -> None:
     assert not is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("webhook-https://hooks.example.com/services/T0/B0/SECRET", "hooks.example.com/redacted"),
+        ("webhook-https://h/SECRET?ca_cert=eA#SECRET", "h/redacted?ca_cert=eA#redacted"),
+        ("WEBHOOK-HTTP://h:80/SECRET/", "h:80/redacted"),
+        ("webhook-http://u:SECRET@h/SECRET", "u:redacted@h/redacted"),
+        ("webhook-http://u:SECR/ET@h/SECRET", "redacted@h/redacted"),
+        ("webhook-http://h/SECRET?x=SECRET@h", "redacted"),
+        ("webhook-http://u:SEC?RET@h/SECRET", "redacted"),
+        ("webhook-https://h", "h"),
+        ("webhook-https://h/", "h/"),
+        ("webhook-https://h?x=y", "h?x=y"),
+    ],
+)
+def test_the_path_of_a_webhook_is_a_secret(uri: str, shown: str) -> None:
+    assert redact(uri) == f"{uri.partition('://')[0]}://{shown}"
+    assert redact(redact(uri)) == redact(uri)
