@@ -1,0 +1,185 @@
+"""What the binlog reader says when a server cannot give it what it needs, and large events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Change, ChangeBatch, Frontier
+from changefeed.sources.base import StreamRequest
+from changefeed.sources.mysql import MySQLSource
+from changefeed.sources.mysql.gtid import parse
+from changefeed.sources.mysql.session import connect
+from changefeed.sources.mysql.stream import BinlogStream
+from tests.services.mysql import BinlogServer
+from tests.waiting import until
+
+BOTH = pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
+
+
+@dataclass
+class Watched:
+    """A table ``t`` in a database of its own, and streams of it from where it was made."""
+
+    server: BinlogServer
+    database: str
+    folder: Path
+    source: MySQLSource
+    start: str
+
+    def run(self, *statements: str) -> None:
+        """In one session."""
+        self.server.run(*statements, database=self.database)
+
+    def stream(self, server_id: int = 4711, start: str | None = None) -> BinlogStream:
+        flavor, start = self.server.flavor, self.start if start is None else start
+        request = StreamRequest(
+            start=Frontier(Timestamp.ZERO, parse(flavor, start).position, 0, start),
+            identity="",
+            memo=lambda: {"tables": [[self.database, "t"]]},
+            intern=lambda schema: schema,
+            latest=lambda name: None,
+            spool=self.folder / "spool",
+            folder=self.folder / "kept",
+        )
+        return BinlogStream(
+            lambda: connect(self.source.address),
+            source="shop",
+            flavor=flavor,
+            mode="gtid",
+            server_id=server_id,
+            request=request,
+            describe=lambda name: self.source.describe(name.schema, name.name),
+        )
+
+    def changes(self, count: int, stream: BinlogStream | None = None) -> list[Change]:
+        """The first ``count`` changes; a heartbeat every second lets this end."""
+        stream = stream or self.stream()
+        found: list[Change] = []
+        for flush in stream:
+            for event in flush.events:
+                if isinstance(event, ChangeBatch):
+                    found += event.changes()
+            if len(found) >= count:
+                break
+        stream.close()
+        return found
+
+    def refusal(self) -> ChangefeedError:
+        """The error that the stream ends with."""
+        with pytest.raises(ChangefeedError) as error:
+            self.changes(1)
+        return error.value
+
+
+@pytest.fixture
+def watched(binlog_server: BinlogServer, tmp_path: Path) -> Iterator[Watched]:
+    with binlog_server.database() as name:
+        binlog_server.run("CREATE TABLE t (id int primary key, v text, b longblob)", database=name)
+        variable = "gtid_binlog_pos" if binlog_server.flavor == "mariadb" else "gtid_executed"
+        start = str(binlog_server.run(f"SELECT @@GLOBAL.{variable}")[0][0]).replace("\n", "")
+        source = MySQLSource("shop", binlog_server.uri(name))
+        yield Watched(binlog_server, name, tmp_path, source, start)
+        source.close()
+
+
+@BOTH
+def test_parts_of_rows_are_refused_with_the_statement_that_changes_it(watched: Watched) -> None:
+    watched.run(
+        "INSERT INTO t (id, v) VALUES (1, 'a')",
+        "SET SESSION binlog_row_image = 'MINIMAL'",
+        "UPDATE t SET v = 'b' WHERE id = 1",
+    )
+    error = watched.refusal()
+    assert error.code == "CF2003"
+    assert "binlog_row_image = 'FULL'" in str(error.hint)
+
+
+@BOTH
+def test_statements_in_place_of_rows_are_refused(watched: Watched) -> None:
+    watched.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO t (id) VALUES (1)")
+    error = watched.refusal()
+    assert error.code == "CF2003"
+    assert f"{watched.database}.t" in error.message
+    assert "binlog_format = 'ROW'" in str(error.hint)
+
+
+@BOTH
+def test_rows_without_names_of_columns_are_refused(watched: Watched) -> None:
+    watched.run("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
+    try:
+        watched.run("INSERT INTO t (id) VALUES (1)")
+    finally:
+        watched.run("SET GLOBAL binlog_row_metadata = 'FULL'")
+    error = watched.refusal()
+    assert error.code == "CF2003"
+    assert "binlog_row_metadata = 'FULL'" in str(error.hint)
+
+
+@pytest.mark.parametrize("binlog_server", ["mysql8"], indirect=True)
+def test_changes_inside_json_are_refused(watched: Watched) -> None:
+    watched.run(
+        "ALTER TABLE t ADD COLUMN js json",
+        'INSERT INTO t (id, js) VALUES (1, \'{"a": 1, "b": [1, 2, 3]}\')',
+        "SET SESSION binlog_row_value_options = 'PARTIAL_JSON'",
+        "UPDATE t SET js = JSON_SET(js, '$.a', 7)",
+    )
+    error = watched.refusal()
+    assert error.code == "CF2003"
+    assert "binlog_row_value_options" in str(error.hint)
+
+
+@BOTH
+def test_an_event_larger_than_a_packet_is_read_whole(watched: Watched) -> None:
+    # One of exactly the length where a packet is full, and one of several packets.
+    watched.run(
+        "INSERT INTO t VALUES (1, 'x', repeat('a', 16777215)), (2, 'y', NULL)",
+        "INSERT INTO t VALUES (3, 'z', repeat('b', 40000000))",
+    )
+    found = watched.changes(3)
+    sizes = [(c.after or {})["b"] and len((c.after or {})["b"]) for c in found]
+    assert sizes == [2 + 2 * 16_777_215, None, 2 + 2 * 40_000_000]
+
+
+@BOTH
+def test_a_second_reader_with_the_same_server_id_is_named(watched: Watched) -> None:
+    first, errors = watched.stream(), list[ChangefeedError]()
+    begun = threading.Event()
+
+    def follow() -> None:
+        try:
+            for _ in first:
+                begun.set()
+        except ChangefeedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    watched.run("INSERT INTO t (id) VALUES (1)")
+    assert begun.wait(30)
+    other = Watched(**{**watched.__dict__, "folder": watched.folder / "other"})
+    assert [c.op for c in other.changes(1)] == ["c"]
+    until(lambda: bool(errors))
+    thread.join(30)
+    assert errors[0].code == "CF2003"
+    assert "server_id=" in str(errors[0].hint)
+
+
+@BOTH
+def test_a_log_with_transactions_that_the_server_does_not_have_is_another_log(
+    watched: Watched,
+) -> None:
+    if watched.server.flavor == "mariadb":
+        domain, server, number = watched.start.split(",")[0].split("-")
+        start = f"{domain}-{server}-{int(number) + 1000}"
+    else:
+        start = f"{watched.start},aaaaaaaa-71ca-11e1-9e33-c80aa9429562:1-5"
+    with pytest.raises(ChangefeedError) as error:
+        watched.changes(1, watched.stream(start=start))
+    assert error.value.code == "CF2103"
