@@ -323,6 +323,43 @@ def demo(
 
 
 @cli.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("extract")
+@click.argument("date")
+@click.option(
+    "--conf",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_properties,
+    help="A Spark property, as spark-submit takes it; may be repeated.",
+)
+@click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g.")
+@click.option("--master", metavar="URL", help="Spark's master (default: this machine).")
+@click.pass_context
+def dataset(
+    context: click.Context,
+    config: Path,
+    extract: str,
+    date: str,
+    conf: tuple[tuple[str, str], ...],
+    heap: str | None,
+    master: str | None,
+) -> None:
+    """Compare EXTRACT with the dataset of CONFIG, as of DATE (year-month-day).
+
+    EXTRACT is a file, a folder or a glob that Spark reads, or jdbc:URL#table. The current dataset
+    is replaced in one step and the net changes become a partition of the history; an extract that
+    cannot be compared changes nothing.
+    """
+    from shell.datasets import compare_dataset
+    from shell.signals import end_cleanly
+
+    end_cleanly()
+    spark = SparkSettings(master, heap, conf).over(context.obj.spark)
+    context.exit(compare_dataset(config, extract, date, spark))
+
+
+@cli.command()
 def version() -> None:
     """Print the version."""
     click.echo(f"changefeed {__version__}")

@@ -1,0 +1,158 @@
+"""An extract -> typed and hashed rows."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.dataset.model import KEYHASH, NONKEYHASH, Dataset, DatasetColumn, Hash
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: Names of the columns of a row that is not as the dataset wants it; empty for a good row.
+FAULTS = "_faults"
+_CORRUPT = "_corrupt"
+_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".orc": "orc", ".json": "json", ".txt": "csv"}
+
+
+def read_extract(session: SparkSession, dataset: Dataset, location: str) -> DataFrame:
+    """The columns of the extract as it has them (CSV: as text), in the dataset's order.
+
+    Raises:
+        ChangefeedError: CF1302 nothing is there, a column is missing or the format is not known.
+    """
+    if location.startswith("jdbc:"):
+        return _selected(dataset, _read_jdbc(session, location), location)
+    form = dataset.format or _format(location)
+    reader = session.read.format(form)
+    if form != "csv":
+        return _selected(dataset, reader.load(location), location)
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    reader = reader.option("sep", dataset.delimiter).option("header", dataset.header)
+    if dataset.header:
+        named = reader.load(location)
+        fields = [StructField(name, StringType()) for name in named.columns]
+    else:
+        fields = [StructField(c.name, StringType()) for c in dataset.columns]
+    # A line with too few or too many values is kept as _corrupt, instead of filled with NULLs.
+    schema = StructType([*fields, StructField(_CORRUPT, StringType())])
+    reader = reader.schema(schema).option("columnNameOfCorruptRecord", _CORRUPT)
+    return _selected(dataset, reader.option("enforceSchema", True).load(location), location)
+
+
+def _read_jdbc(session: SparkSession, location: str) -> DataFrame:
+    url, _, table = location.partition("#")
+    if not table:
+        raise ChangefeedError(
+            "CF1302",
+            "a JDBC extract does not name its table",
+            hint="write it behind the URL: jdbc:postgresql://host/db#schema.table",
+        )
+    return session.read.format("jdbc").option("url", url).option("dbtable", table).load()
+
+
+def _format(location: str) -> str:
+    """By the name of the first data file."""
+    path = location.removeprefix("file://")
+    if "://" in path:
+        return _ENDINGS.get(Path(path).suffix, "parquet")
+    found = [Path(each) for each in sorted(glob.glob(path))]
+    for each in found:
+        files = sorted(each.rglob("*")) if each.is_dir() else [each]
+        for file in files:
+            if file.is_file() and not file.name.startswith((".", "_")):
+                plain = file.with_suffix("") if file.suffix in (".gz", ".zst", ".bz2") else file
+                return _ENDINGS.get(plain.suffix, "csv")
+    raise ChangefeedError(
+        "CF1302", f"there is no extract: {location} has no files", hint="check the path."
+    )
+
+
+def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
+    names = {name.lower(): name for name in frame.columns}
+    for column in dataset.columns:
+        if column.name.lower() not in names:
+            close = difflib.get_close_matches(column.name, frame.columns, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(frame.columns)}"
+            raise ChangefeedError(
+                "CF1302", f"the extract has no column {column.name}", hint=hint, detail=location
+            )
+    chosen = [frame[f"`{names[c.name.lower()]}`"].alias(c.name) for c in dataset.columns]
+    if _CORRUPT in frame.columns:
+        chosen.append(frame[_CORRUPT])
+    return frame.select(*chosen)
+
+
+def typed_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
+    """The rows cast to the dataset's types, with their hashes and :data:`FAULTS`."""
+    from pyspark.sql import functions as F
+
+    values = {c.name: F.col(f"`{c.name}`").try_cast(c.type) for c in dataset.columns}
+    typed = frame.select(
+        *[value.alias(name) for name, value in values.items()],
+        _faults(dataset, frame).alias(FAULTS),
+    )
+    return with_hashes(dataset, typed)
+
+
+def faulty_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
+    """The rows of an extract that are not as the dataset wants them, as they are there, with the
+    names of the columns that are wrong in :data:`FAULTS`."""
+    from pyspark.sql import functions as F
+
+    return frame.withColumn(FAULTS, _faults(dataset, frame)).filter(F.col(FAULTS) != "")
+
+
+def _faults(dataset: Dataset, frame: DataFrame) -> Column:
+    from pyspark.sql import functions as F
+
+    faults = [_fault(c, F.col(f"`{c.name}`").try_cast(c.type)) for c in dataset.columns]
+    if _CORRUPT in frame.columns:
+        wrong = F.col(_CORRUPT).isNotNull()
+        faults.append(F.when(wrong, F.lit("(number of values)")))
+    return F.concat_ws(",", *faults)
+
+
+def _fault(column: DatasetColumn, value: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    wrong = value.isNull()
+    if column.nullable:
+        wrong = wrong & F.col(f"`{column.name}`").isNotNull()
+    return F.when(wrong, F.lit(column.name))
+
+
+def with_hashes(dataset: Dataset, frame: DataFrame) -> DataFrame:
+    """Typed rows with ``keyhash`` and ``nonkeyhash``."""
+    return frame.withColumns(
+        {
+            KEYHASH: _hash(dataset.hash, dataset.keys),
+            NONKEYHASH: _hash(dataset.hash, dataset.compared),
+        }
+    )
+
+
+def _hash(kind: Hash, columns: tuple[DatasetColumn, ...]) -> Column:
+    from pyspark.sql import functions as F
+
+    values = [F.col(f"`{column.name}`") for column in columns]
+    if kind is Hash.MD5:
+        options = {"ignoreNullFields": "false", "timeZone": "UTC"}
+        return F.md5(F.to_json(F.struct(*values), options)) if values else F.md5(F.lit(""))
+    # xxhash64 skips NULLs, so (NULL, 'a') and ('a', NULL) would be equal without the mask.
+    masks = [_null_mask(values[i : i + 32]) for i in range(0, len(values), 32)]
+    return F.xxhash64(*values, *(masks or [F.lit(0)]))
+
+
+def _null_mask(values: list[Column]) -> Column:
+    from pyspark.sql import functions as F
+
+    mask = F.lit(0).cast("bigint")
+    for place, value in enumerate(values):
+        mask = mask + F.when(value.isNull(), F.lit(1 << place)).otherwise(F.lit(0))
+    return mask

@@ -1,0 +1,163 @@
+"""What a dataset is: its columns, its keys, and the folders that hold what is known of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from changefeed.core.errors import ChangefeedError
+
+#: Columns that a comparison adds to the dataset's own.
+OPERATION: Final = "OPERATION"
+EFF_START_DATE: Final = "EFF_START_DATE"
+KEYHASH: Final = "keyhash"
+NONKEYHASH: Final = "nonkeyhash"
+ADDED: Final = (OPERATION, EFF_START_DATE, KEYHASH, NONKEYHASH)
+
+
+class Extract(StrEnum):
+    """What an extract holds: every row of the object, or those that may have changed."""
+
+    FULL = "full"
+    DELTA = "delta"
+
+
+class Hash(StrEnum):
+    """How hashes are computed: 64 bits of xxHash, or MD5 as text."""
+
+    XXHASH = "xxhash"
+    MD5 = "md5"
+
+
+class Operation(StrEnum):
+    """What a comparison says of a row."""
+
+    INSERT = "I"
+    UPDATE = "U"
+    DELETE = "D"
+    NOT_SUPPLIED = "X"
+    NO_CHANGE = "N"
+
+
+#: Operations whose rows are in the current dataset after a run.
+IN_CURRENT: Final = (
+    Operation.INSERT,
+    Operation.UPDATE,
+    Operation.NOT_SUPPLIED,
+    Operation.NO_CHANGE,
+)
+#: Net changes: operations whose rows are in the history partition of a run.
+IN_HISTORY: Final = (Operation.INSERT, Operation.UPDATE, Operation.DELETE)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetColumn:
+    """A column of the extract.
+
+    Attributes:
+        name: in the extract and in the output.
+        type: a type of Spark SQL, to which values are cast.
+        key: part of the key that rows are matched by.
+        ignore: kept, but a difference in it is not a change.
+        nullable: NULL is allowed. Key columns must say so expressly.
+    """
+
+    name: str
+    type: str
+    key: bool = False
+    ignore: bool = False
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset and where it lives.
+
+    Attributes:
+        name: for people.
+        columns: in the order of the extract.
+        current: where the present state is read (a link to the newest version).
+        history: the folder of the history partitions, one for each effective date.
+        versions: the folder of the versions that ``current`` points into; same filesystem.
+        extract: what an extract holds.
+        hash: how hashes are computed.
+        format: of the extract: a format that Spark reads; None: by its file names.
+        delimiter: of CSV.
+        header: the first line of each CSV file names the columns.
+    """
+
+    name: str
+    columns: tuple[DatasetColumn, ...]
+    current: Path
+    history: Path
+    versions: Path
+    extract: Extract = Extract.FULL
+    hash: Hash = Hash.XXHASH
+    format: str | None = None
+    delimiter: str = ","
+    header: bool = False
+
+    @property
+    def keys(self) -> tuple[DatasetColumn, ...]:
+        """The key columns, in order."""
+        return tuple(column for column in self.columns if column.key)
+
+    @property
+    def compared(self) -> tuple[DatasetColumn, ...]:
+        """The columns of which a difference is an update."""
+        return tuple(column for column in self.columns if not column.key and not column.ignore)
+
+    @property
+    def hashing(self) -> str:
+        """Stands for everything that the kept hashes depend on."""
+        parts = (
+            [(c.name, c.type.lower()) for c in self.keys],
+            [(c.name, c.type.lower()) for c in self.compared],
+        )
+        text = json.dumps([self.hash.value, *parts])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def with_columns(self, columns: tuple[DatasetColumn, ...]) -> Dataset:
+        """The same dataset with these columns, checked.
+
+        Raises:
+            ChangefeedError: CF1204 the columns cannot be compared.
+        """
+        made = replace(self, columns=columns)
+        check_columns(made)
+        return made
+
+
+def check_columns(dataset: Dataset) -> None:
+    """Refuse columns that cannot be compared.
+
+    Raises:
+        ChangefeedError: CF1204 no key, a name twice, or a name that the output needs itself.
+    """
+    seen: set[str] = set()
+    for column in dataset.columns:
+        folded = column.name.lower()
+        if folded in seen:
+            raise ChangefeedError("CF1204", f"column {column.name} appears twice")
+        if folded in {name.lower() for name in ADDED}:
+            raise ChangefeedError(
+                "CF1204",
+                f"column {column.name} has the name of a column that the comparison adds",
+                hint=f"rename it in the extract; reserved: {', '.join(ADDED)}.",
+            )
+        seen.add(folded)
+    if not dataset.keys:
+        raise ChangefeedError(
+            "CF1204",
+            f"dataset {dataset.name} has no key column",
+            hint="mark at least one column with key: true; rows are matched by their key.",
+        )
+
+
+def described(dataset: Dataset) -> dict[str, object]:
+    """The columns as JSON: what a version's manifest keeps."""
+    return {"hashing": dataset.hashing, "columns": [asdict(c) for c in dataset.columns]}

@@ -1,0 +1,269 @@
+"""One run: an extract is compared, checked and published, or nothing changes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import glob
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.dataset.compare import BROADCAST_BYTES, compare
+from changefeed.dataset.config import read_config
+from changefeed.dataset.incoming import (
+    FAULTS,
+    faulty_rows,
+    read_extract,
+    typed_rows,
+    with_hashes,
+)
+from changefeed.dataset.model import (
+    EFF_START_DATE,
+    KEYHASH,
+    NONKEYHASH,
+    OPERATION,
+    Dataset,
+    DatasetColumn,
+    Hash,
+    Operation,
+    described,
+)
+from changefeed.dataset.store import Store, Version
+from changefeed.spark.session import SparkEngine
+from changefeed.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class SparkUse(Protocol):
+    """What a run needs of Spark."""
+
+    def use(self, group: str | None = None) -> AbstractContextManager[SparkSession]:
+        """A session for a block; failures come as ChangefeedError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run did.
+
+    Attributes:
+        dataset: what was compared.
+        version: what is current now.
+        seconds: how long the run took, without Spark's start.
+    """
+
+    dataset: Dataset
+    version: Version
+    seconds: float
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rows by operation; operations of no row are absent."""
+        return self.version.counts
+
+
+def effective_date(text: str) -> dt.date:
+    """A business date, written ``2019-06-18``.
+
+    Raises:
+        ChangefeedError: CF1204 it is written otherwise or does not exist.
+    """
+    try:
+        if len(text) != 10:
+            raise ValueError(text)
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise ChangefeedError(
+            "CF1204",
+            f"invalid effective date {text!r}",
+            hint="write year-month-day, such as 2019-06-18.",
+        ) from None
+
+
+def run_dataset(spark: SparkUse, dataset: Dataset, extract: str, date: dt.date) -> Outcome:
+    """Compare an extract with the current dataset and make the result the current dataset.
+
+    A run that is repeated with its date replaces what the first run of that date did.
+
+    Args:
+        spark: where the work is done.
+        dataset: what is compared.
+        extract: a file, folder or glob that Spark reads, or ``jdbc:url#table``.
+        date: the run's effective date, not before that of the run before.
+
+    Raises:
+        ChangefeedError: CF1204 the date is before the last one; CF1302 the extract cannot be
+            compared (rows that do not cast, keys that are NULL or appear twice); CF4002 Spark
+            failed. Current dataset and history are as before.
+    """
+    began = time.monotonic()
+    store = Store(dataset)
+    with store.locked():
+        base = _base(store, dataset, date)
+        with spark.use(f"dataset {dataset.name}") as session:
+            try:
+                counts = _stage(session, store, dataset, extract, base, date)
+            except BaseException:
+                store.discard()
+                raise
+        version = store.publish(date, base, counts, described(dataset)["columns"])
+    return Outcome(dataset, version, time.monotonic() - began)
+
+
+def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -> Outcome:
+    """One run as a command gives it, with a Spark of its own.
+
+    Raises:
+        ChangefeedError: see :func:`.config.read_config`, :func:`effective_date` and
+            :func:`run_dataset`; what is wrong with the words is found before Spark starts.
+    """
+    dataset, day = read_config(config), effective_date(date)
+    with SparkEngine.of(settings) as spark:
+        return run_dataset(spark, dataset, extract, day)
+
+
+def _base(store: Store, dataset: Dataset, date: dt.date) -> Version | None:
+    latest = store.latest()
+    if latest is None or latest.date < date:
+        return latest
+    if latest.date == date:
+        return None if latest.base is None else store.version(latest.base)
+    raise ChangefeedError(
+        "CF1204",
+        f"effective date {date} is before {latest.date}, the date of the current dataset",
+        hint=f"extracts of {dataset.name} are compared in the order of their dates.",
+    )
+
+
+def _stage(
+    session: SparkSession,
+    store: Store,
+    dataset: Dataset,
+    extract: str,
+    base: Version | None,
+    date: dt.date,
+) -> dict[str, int]:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    rows = read_extract(session, dataset, extract)
+    incoming = typed_rows(dataset, rows)
+    current = None if base is None else _current_rows(session, dataset, base)
+    small = _bytes(extract) <= BROADCAST_BYTES
+    compared = compare(dataset, incoming, current, date, small=small)
+    seen = Observation()
+    metrics = [
+        F.count_if(F.col(OPERATION) == operation.value).alias(operation.value)
+        for operation in Operation
+    ]
+    faulty = F.count_if(F.col(FAULTS) != "").alias("faulty")
+    observed = compared.observe(seen, faulty, *metrics).drop(FAULTS)
+    stage = store.stage()
+    observed.write.partitionBy(OPERATION).parquet(str(stage))
+    found = seen.get
+    if found["faulty"]:
+        raise _refused_rows(dataset, faulty_rows(dataset, rows), store.rejected)
+    counts = {o.value: found[o.value] for o in Operation if found[o.value]}
+    if counts.keys() & {"I", "U", "N"}:
+        _check_unique(session, dataset, stage, store.rejected)
+    return counts
+
+
+def _current_rows(session: SparkSession, dataset: Dataset, base: Version) -> DataFrame:
+    """The rows that the extract is compared with, with the hashes they were written with."""
+    from pyspark.sql import functions as F
+
+    rows = session.read.parquet(str(base.rows)) if any(base.rows.glob("*=*")) else None
+    if rows is None:
+        hashed = "STRING" if dataset.hash is Hash.MD5 else "BIGINT"
+        schema = ", ".join(
+            [f"`{c.name}` {c.type}" for c in dataset.columns]
+            + [f"{EFF_START_DATE} DATE, {KEYHASH} {hashed}, {NONKEYHASH} {hashed}"]
+        )
+        rows = session.createDataFrame([], schema)
+    there = {name.lower() for name in rows.columns}
+    columns = [
+        (F.col(f"`{c.name}`") if c.name.lower() in there else F.lit(None))
+        .cast(c.type)
+        .alias(c.name)
+        for c in dataset.columns
+    ]
+    plain = rows.select(*columns, EFF_START_DATE, KEYHASH, NONKEYHASH)
+    if base.hashing == dataset.hashing:
+        return plain
+    # Keys, types or the hash of the configuration changed since.
+    return with_hashes(dataset, plain)
+
+
+def _bytes(extract: str) -> int:
+    """The size of an extract on this machine; of one elsewhere a number too large."""
+    files = [Path(each) for each in glob.glob(extract.removeprefix("file://"))]
+    if not files:
+        return BROADCAST_BYTES + 1
+    inner = [f for each in files for f in (each.rglob("*") if each.is_dir() else [each])]
+    # Columnar files are smaller than their rows.
+    return 4 * sum(f.stat().st_size for f in inner if f.is_file())
+
+
+def _refused_rows(dataset: Dataset, bad: DataFrame, rejected: Path) -> ChangefeedError:
+    """Which columns of how many rows are wrong; the rows are written to ``rejected``."""
+    from pyspark.sql import functions as F
+
+    _write_report(bad.withColumnRenamed(FAULTS, "wrong_columns"), rejected)
+    names = F.explode(F.split(F.col(FAULTS), ",")).alias("name")
+    rows = bad.select(names).groupBy("name").count().orderBy(F.desc("count"), "name").collect()
+    columns = {column.name: column for column in dataset.columns}
+    parts = [f"{row[0]}{_wanted(columns.get(row[0]))}: {row[1]}" for row in rows]
+    return ChangefeedError(
+        "CF1302",
+        "rows of the extract do not have the types of the dataset, or have no value where one is "
+        "needed",
+        detail=f"rows by column: {', '.join(parts)}",
+        hint=f"the rows are in {rejected}, and nothing was changed; correct the extract, or type "
+        "and nullable of the column.",
+    )
+
+
+def _write_report(rows: DataFrame, rejected: Path) -> None:
+    texts = [rows[f"`{name}`"].cast("string").alias(name) for name in rows.columns]
+    rows.select(*texts).coalesce(1).write.mode("overwrite").csv(str(rejected), header=True)
+
+
+def _wanted(column: DatasetColumn | None) -> str:
+    if column is None:
+        return ""
+    return f" ({column.type}{'' if column.nullable else ', not null'})"
+
+
+def _check_unique(session: SparkSession, dataset: Dataset, stage: Path, rejected: Path) -> None:
+    """Refuse an extract that has a key twice: no rule could say which row is right.
+
+    Looks at the hashes that were just written; only rows of equal hashes are compared by key.
+    """
+    from pyspark.sql import functions as F
+
+    rows = session.read.parquet(str(stage)).filter(F.col(OPERATION).isin("I", "U", "N"))
+    twice = rows.groupBy(KEYHASH).count().filter("count > 1").select(KEYHASH)
+    if twice.isEmpty():
+        return
+    keys = [f"`{column.name}`" for column in dataset.keys]
+    suspects = rows.join(F.broadcast(twice), KEYHASH, "left_semi")
+    same = suspects.groupBy(*keys).count().filter("count > 1").orderBy(*keys)
+    total = same.count()
+    if not total:
+        return
+    _write_report(same, rejected)
+    raise ChangefeedError(
+        "CF1302",
+        f"{total} {'key appears' if total == 1 else 'keys appear'} more than once in the extract",
+        detail=f"key columns: {', '.join(column.name for column in dataset.keys)}",
+        hint=f"the keys are in {rejected}, and nothing was changed; remove the rows that are too "
+        "many, or add key columns.",
+    )

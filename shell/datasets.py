@@ -1,0 +1,36 @@
+"""``changefeed dataset``: one comparison, told as a small table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from changefeed.dataset import Operation, run_config
+from changefeed.spark.settings import SparkSettings
+from shell.exits import Exit
+
+_MEANINGS = {
+    Operation.INSERT: "inserted",
+    Operation.UPDATE: "updated",
+    Operation.DELETE: "deleted",
+    Operation.NOT_SUPPLIED: "not supplied",
+    Operation.NO_CHANGE: "unchanged",
+}
+
+
+def compare_dataset(config: Path, extract: str, date: str, settings: SparkSettings) -> Exit:
+    """Run one comparison and print its counts; the exit status."""
+    outcome = run_config(config, extract, date, settings)
+    described = outcome.dataset
+    click.echo(f"dataset {described.name}, effective {outcome.version.date}")
+    for operation, meaning in _MEANINGS.items():
+        rows = outcome.counts.get(operation.value, 0)
+        if rows:
+            click.echo(f"  {operation.value}  {rows:>14,}  {meaning}")
+    if not outcome.counts:
+        click.echo("  no rows")
+    click.echo(f"current  {described.current}")
+    click.echo(f"history  {described.history}")
+    click.echo(f"took {outcome.seconds:.1f} s without Spark's start")
+    return Exit.OK

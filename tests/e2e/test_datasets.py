@@ -1,0 +1,247 @@
+"""Datasets compared by Spark: counts, content, repeats, crashes, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+import pyarrow.dataset as pads
+import pytest
+
+from changefeed.core import faults
+from changefeed.core.errors import ChangefeedError
+from changefeed.dataset import Dataset, effective_date, read_config, run_dataset
+from changefeed.spark.session import SparkEngine
+from tests.datasets import article_config, article_days
+
+pytestmark = pytest.mark.spark
+
+DAY1, DAY2, DAY3 = (dt.date(2019, 6, day) for day in (18, 19, 20))
+Row = dict[str, object]
+
+
+def write_csv(folder: Path, rows: Iterable[Sequence[object]]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "part.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return str(folder)
+
+
+def config(folder: Path, columns: str, **more: str) -> Dataset:
+    lines = [f"{key}: {value}" for key, value in more.items()]
+    path = folder / "config.yaml"
+    path.write_text(
+        f"name: d\ncurrent_table_path: {folder}/current\nhistory_table_path: {folder}/history\n"
+        + "\n".join(lines)
+        + "\ncolumns:\n"
+        + columns
+    )
+    return read_config(path)
+
+
+KEYED = "- {name: a, type: int, key: true}\n- {name: b, type: string}\n"
+
+
+def read(folder: Path) -> list[Row]:
+    """Rows of a current dataset or a history, with the columns of its partitions."""
+    found = pads.dataset(folder.resolve(), format="parquet", partitioning="hive").to_table()
+    return [dict(row) for row in found.drop_columns(["keyhash", "nonkeyhash"]).to_pylist()]
+
+
+def short(rows: list[Row]) -> list[tuple[object, ...]]:
+    """``(a, b, operation, day of June 2019)`` in order of a."""
+    made = [(r["a"], r["b"], r["OPERATION"], _day(r["EFF_START_DATE"])) for r in rows]
+    return sorted(made, key=str)
+
+
+def _day(value: object) -> int:
+    assert isinstance(value, dt.date)
+    return value.day
+
+
+def test_example_of_the_article(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    dataset = read_config(article_config(tmp_path))
+    day1, day2 = article_days(Random(5), 10_000)
+    first = run_dataset(spark_engine, dataset, write_csv(tmp_path / "day1", day1), DAY1)
+    assert first.counts == {"I": 10_000}
+    second = run_dataset(spark_engine, dataset, write_csv(tmp_path / "day2", day2), DAY2)
+    assert second.counts == {"I": 2_000, "U": 4_000, "D": 2_000, "N": 4_000}
+
+    current = {tuple(row[f"keycol{i}"] for i in range(1, 6)): row for row in read(dataset.current)}
+    before = {tuple(row[:5]): row for row in day1}
+    assert len(current) == 10_000
+    for row in day2:
+        found, old = current[tuple(row[:5])], before.get(tuple(row[:5]))
+        values = [found[f"nonkeycol{i}"] for i in range(1, 11)]
+        assert values == pytest.approx([float(value) for value in row[5:]])
+        operation = "I" if old is None else "N" if old == row else "U"
+        assert found["OPERATION"] == operation
+        assert found["EFF_START_DATE"] == (DAY1 if operation == "N" else DAY2)
+
+    history = read(dataset.history)
+    found_counts = Counter((str(row["EFF_DATE"]), row["OPERATION"]) for row in history)
+    assert found_counts == {
+        ("2019-06-18", "I"): 10_000,
+        ("2019-06-19", "I"): 2_000,
+        ("2019-06-19", "U"): 4_000,
+        ("2019-06-19", "D"): 2_000,
+    }
+    deleted = {
+        tuple(r[f"keycol{i}"] for i in range(1, 6)) for r in history if r["OPERATION"] == "D"
+    }
+    assert deleted == before.keys() - {tuple(row[:5]) for row in day2}
+
+
+@pytest.mark.parametrize("kind", ["xxhash", "md5"])
+def test_day_can_be_repeated(spark_engine: SparkEngine, tmp_path: Path, kind: str) -> None:
+    dataset = config(tmp_path, KEYED, hash=kind)
+    run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x"), (2, "y")]), DAY1)
+    wrong = write_csv(tmp_path / "wrong", [(1, "bad"), (9, "bad")])
+    run_dataset(spark_engine, dataset, wrong, DAY2)
+    right = write_csv(tmp_path / "right", [(1, "x"), (3, "z")])
+    for _ in range(2):
+        outcome = run_dataset(spark_engine, dataset, right, DAY2)
+        assert outcome.counts == {"I": 1, "D": 1, "N": 1}
+        assert short(read(dataset.current)) == [(1, "x", "N", 18), (3, "z", "I", 19)]
+        assert short(read(dataset.history)) == [
+            (1, "x", "I", 18),
+            (2, "y", "D", 19),
+            (2, "y", "I", 18),
+            (3, "z", "I", 19),
+        ]
+    with pytest.raises(ChangefeedError, match="2019-06-18 is before 2019-06-19"):
+        run_dataset(spark_engine, dataset, right, DAY1)
+    # The day after is compared with the repeated day, by the hashes that are kept.
+    outcome = run_dataset(spark_engine, dataset, right, DAY3)
+    assert outcome.counts == {"N": 2}
+    assert short(read(dataset.current)) == [(1, "x", "N", 18), (3, "z", "N", 19)]
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_delta(
+    spark_engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broadcast: bool
+) -> None:
+    if not broadcast:
+        monkeypatch.setattr("changefeed.dataset.run.BROADCAST_BYTES", 0)
+    dataset = config(tmp_path, KEYED, extract_type="delta")
+    first = write_csv(tmp_path / "1", [(1, "x"), (2, "y"), (3, "z")])
+    run_dataset(spark_engine, dataset, first, DAY1)
+    delta = write_csv(tmp_path / "2", [(2, "Y"), (3, "z"), (4, "new")])
+    assert run_dataset(spark_engine, dataset, delta, DAY2).counts == {
+        "I": 1,
+        "U": 1,
+        "X": 1,
+        "N": 1,
+    }
+    assert short(read(dataset.current)) == [
+        (1, "x", "X", 18),
+        (2, "Y", "U", 19),
+        (3, "z", "N", 18),
+        (4, "new", "I", 19),
+    ]
+    changes = [row for row in short(read(dataset.history)) if row[3] == 19]
+    assert changes == [(2, "Y", "U", 19), (4, "new", "I", 19)]
+
+
+def test_nulls_and_ignored_columns(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    columns = (
+        "- {name: a, type: int, key: true, nullable: true}\n- {name: b, type: string, key: true, "
+        "nullable: true}\n- {name: c}\n- {name: d}\n- {name: loaded, ignore: true}\n"
+    )
+    dataset = config(tmp_path, columns)
+    first = write_csv(tmp_path / "1", [(1, None, "p", None, "m"), (None, 1, None, "q", "m")])
+    run_dataset(spark_engine, dataset, first, DAY1)
+    # A value that moves between two columns, of the key and beside it, is another row.
+    second = write_csv(tmp_path / "2", [(1, None, None, "p", "t"), (None, 1, None, "q", "t")])
+    outcome = run_dataset(spark_engine, dataset, second, DAY2)
+    assert outcome.counts == {"U": 1, "N": 1}
+    assert {(r["a"], r["b"], r["c"], r["d"], r["loaded"]) for r in read(dataset.current)} == {
+        (1, None, None, "p", "t"),
+        (None, "1", None, "q", "t"),
+    }
+
+
+def test_refused_extracts_change_nothing(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    dataset = config(tmp_path, KEYED)
+    run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x")]), DAY1)
+    rejected = dataset.versions / "rejected"
+
+    def refused(rows: list[tuple[object, ...]], header: bool = False) -> ChangefeedError:
+        with pytest.raises(ChangefeedError) as caught:
+            run_dataset(spark_engine, dataset, write_csv(tmp_path / "bad", rows), DAY2)
+        assert short(read(dataset.current)) == [(1, "x", "I", 18)]
+        assert short(read(dataset.history)) == [(1, "x", "I", 18)]
+        return caught.value
+
+    def report() -> list[list[str]]:
+        (file,) = rejected.glob("*.csv")
+        return list(csv.reader(file.read_text().splitlines()))
+
+    error = refused([(1, "x"), (2, "y"), (2, "z"), (3, "p"), (3, "p")])
+    assert "2 keys appear more than once" in error.message
+    assert report() == [["a", "count"], ["2", "2"], ["3", "2"]]
+    error = refused([("12x", "secret"), (None, "no key"), (5, "fine")])
+    assert "a (int, not null): 2" in error.detail
+    assert "secret" not in str(error) + error.detail + error.hint
+    assert sorted(row[0] for row in report()[1:]) == ["", "12x"]
+    error = refused([(7, "too", "many"), (8, "fine")])
+    assert "(number of values): 1" in error.detail
+
+
+def test_current_folder_of_somebody_else(spark_engine: SparkEngine, tmp_path: Path) -> None:
+    dataset = config(tmp_path, KEYED)
+    dataset.current.mkdir()
+    (dataset.current / "precious.parquet").write_bytes(b"1")
+    with pytest.raises(ChangefeedError, match="is no dataset of changefeed"):
+        run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x")]), DAY1)
+    assert (dataset.current / "precious.parquet").read_bytes() == b"1"
+
+
+@pytest.mark.extended
+def test_command(tmp_path: Path) -> None:
+    """The article's commands, in a process killed at the switch, then as they are."""
+    path = article_config(tmp_path)
+    day1, day2 = article_days(Random(7), 100)
+    write_csv(tmp_path / "day1", day1)
+    write_csv(tmp_path / "day2", day2)
+
+    def command(day: str, date: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "shell", "dataset", str(path), str(tmp_path / day), date],
+            env={**os.environ, faults.VARIABLE: fault},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    first = command("day1", "2019-06-18")
+    assert first.returncode == 0, first.stderr
+    assert "I             100  inserted" in first.stdout
+    assert command("day2", "2019-06-19", "dataset.switched:kill").returncode == -signal.SIGKILL
+    second = command("day2", "2019-06-19")
+    assert second.returncode == 0, second.stderr
+    for line in (
+        "I              20  inserted",
+        "U              40  updated",
+        "D              20  deleted",
+        "N              40  unchanged",
+    ):
+        assert line in second.stdout
+    wrong = command("day2", "19.06.2019")
+    assert wrong.returncode == 1
+    assert "2019-06-18" in wrong.stderr
+
+
+def test_effective_date() -> None:
+    assert effective_date("2019-06-18") == DAY1
+    for text in ("18.06.2019", "20190618", "2019-02-30", ""):
+        with pytest.raises(ChangefeedError, match="invalid effective date"):
+            effective_date(text)

@@ -1,0 +1,73 @@
+"""The configuration of a dataset: what is accepted, and what an error says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.dataset import Extract, Hash, read_config
+from tests.datasets import article_config
+
+GOOD = """
+name: d
+current_table_path: /data/current
+history_table_path: /data/history
+columns:
+- {name: a, type: int, key: true}
+- {name: b, type: "decimal(10,2)"}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "d.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_config_of_the_article(tmp_path: Path) -> None:
+    dataset = read_config(article_config(tmp_path))
+    assert [column.name for column in dataset.keys] == [f"keycol{i}" for i in range(1, 6)]
+    assert {column.type for column in dataset.compared} == {"float"}
+    assert dataset.current == tmp_path / "sample_data_current"
+    assert dataset.versions == tmp_path / "sample_data_current_temp"
+    assert (dataset.extract, dataset.hash, dataset.delimiter) == (Extract.FULL, Hash.XXHASH, ",")
+
+
+def test_defaults(tmp_path: Path) -> None:
+    dataset = read_config(written(tmp_path, GOOD))
+    assert dataset.versions == Path("/data/current.versions")
+    assert [column.nullable for column in dataset.columns] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        ("name: d", "name: d\nhistory_path: x", "unknown key 'history_path'", "history_table_path"),
+        ("key: true", "keys: true", "column a: unknown key 'keys'", "did you mean key?"),
+        ("type: int", "type: intt", "column a: unknown type 'intt'", "did you mean int?"),
+        (", key: true", "", "has no key column", "key: true"),
+        ("{name: a", "{name: B", "column b appears twice", ""),
+        ("{name: b", "{name: operation", "column operation has the name of a column", "reserved"),
+        ("key: true", "key: true, ignore: true", "a key column cannot be ignored", ""),
+        ("key: true", "key: 1", "column a: key must be true or false", ""),
+        ("name: d\n", "", "name must be text", ""),
+        ("name: d", "name: d\nextract_type: fall", "extract_type must be one of full, delta", ""),
+        ("name: d", "name: d\nhash: sha", "hash must be one of xxhash, md5", ""),
+        ("/data/history", "s3://bucket/h", "history_table_path must be a folder that this", ""),
+        ("/data/history", "/data/current", "history_table_path must be a folder of its own", ""),
+        ("columns:", "columns: [", "is not valid YAML, line", ""),
+    ],
+)
+def test_wrong_config(tmp_path: Path, old: str, new: str, message: str, hint: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ChangefeedError) as caught:
+        read_config(written(tmp_path, GOOD.replace(old, new, 1)))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ChangefeedError, match="No such file"):
+        read_config(tmp_path / "none.yaml")
