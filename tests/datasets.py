@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from changefeed.dataset import Dataset
+from changefeed.dataset.store import Store
 
 KEYS, VALUES = 5, 10
 
@@ -46,3 +54,18 @@ def _keys(random: Random) -> list[str]:
 
 def _values(random: Random) -> list[str]:
     return [repr(random.random()) for _ in range(VALUES)]
+
+
+def publish_rows(dataset: Dataset, date: dt.date, rows: Mapping[str, pa.Table]) -> None:
+    """A run whose comparison gave these rows by operation, without Spark."""
+    store = Store(dataset)
+    with store.locked():
+        latest = store.latest()
+        base = latest
+        if latest is not None and latest.date == date:
+            base = None if latest.base is None else store.version(latest.base)
+        stage = store.stage()
+        for operation, table in rows.items():
+            (stage / f"OPERATION={operation}").mkdir(parents=True)
+            pq.write_table(table, stage / f"OPERATION={operation}" / "part.parquet")
+        store.publish(date, base, {o: table.num_rows for o, table in rows.items()}, [])

@@ -84,6 +84,21 @@ class Version:
         return self.folder / _ROWS
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A comparison, as its history partition has it.
+
+    Attributes:
+        number: the version it made.
+        base: the version it compared with; 0: the first run.
+        folder: its net changes, a folder for each operation.
+    """
+
+    number: int
+    base: int
+    folder: Path
+
+
 class Store:
     """The folders of a dataset. Use :meth:`locked` around a run."""
 
@@ -162,6 +177,38 @@ class Store:
             counts=content["counts"],
             folder=folder,
         )
+
+    def run_after(self, number: int) -> Run | None:
+        """The comparison with version ``number``; None while that is the current one.
+
+        Raises:
+            ChangefeedError: CF2103 the version was replaced: its day was repeated.
+        """
+        latest = self.latest()
+        newest = 0 if latest is None else latest.number
+        if newest == number:
+            return None
+        runs = {run.base: run for run in self._runs()}
+        if number in runs and runs[number].number <= newest:
+            return runs[number]
+        if latest is not None and latest.base == number:
+            # Its history partition is about to be written.
+            return None
+        raise ChangefeedError(
+            "CF2103",
+            f"version {number} of dataset {self._dataset.name} was replaced after its changes "
+            "were read",
+            detail="a day was compared again, or history partitions were removed",
+        )
+
+    def _runs(self) -> Iterator[Run]:
+        for mark in self._dataset.history.glob(f"EFF_DATE=*/{_MARK}"):
+            try:
+                content = json.loads(mark.read_text())
+            except FileNotFoundError:
+                # Replaced between the listing and here.
+                continue
+            yield Run(content["number"], content["base"], mark.parent)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -246,8 +293,8 @@ class Store:
         made, old = history / "_next", history / "_old"
         shutil.rmtree(made, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-        mark = target / _MARK
-        if mark.exists() and mark.read_text() == str(version.number):
+        mark = json.dumps({"number": version.number, "base": version.base or 0})
+        if (target / _MARK).exists() and (target / _MARK).read_text() == mark:
             return
         made.mkdir()
         for operation in IN_HISTORY:
@@ -255,7 +302,7 @@ class Store:
             side = _ROWS if operation in IN_CURRENT else _DELETED
             if (version.folder / side / name).is_dir():
                 _link_tree(version.folder / side / name, made / name)
-        _write_durably(made / _MARK, str(version.number))
+        _write_durably(made / _MARK, mark)
         _sync_tree(made)
         fault_point(DATASET_HISTORY_BEGUN)
         if target.exists():

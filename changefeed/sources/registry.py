@@ -16,6 +16,7 @@ ENTRY_POINT_GROUP = "changefeed.sources"
 
 #: Our own sources: scheme -> ``module:Class``. The class takes ``(name, uri)``.
 SOURCES: dict[str, str] = {
+    "dataset": "changefeed.dataset.source:DatasetSource",
     "mariadb": "changefeed.sources.mysql:MySQLSource",
     "mysql": "changefeed.sources.mysql:MySQLSource",
     "postgresql": "changefeed.sources.postgres:PostgresSource",

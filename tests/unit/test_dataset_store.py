@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.parquet as pq
 import pytest
 
 from changefeed.core import faults
@@ -21,6 +20,7 @@ from changefeed.dataset.store import (
     DATASET_VERSION_MADE,
     Store,
 )
+from tests.datasets import publish_rows
 
 DAY1, DAY2, DAY3 = (dt.date(2019, 6, day) for day in (18, 19, 20))
 Rows = dict[str, list[int]]
@@ -42,18 +42,7 @@ def dataset_in(folder: Path) -> Dataset:
 
 
 def publish(dataset: Dataset, date: dt.date, rows: Rows) -> None:
-    """A run whose comparison gave ``rows``."""
-    store = Store(dataset)
-    with store.locked():
-        latest = store.latest()
-        base = latest
-        if latest is not None and latest.date == date:
-            base = None if latest.base is None else store.version(latest.base)
-        stage = store.stage()
-        for operation, keys in rows.items():
-            (stage / f"OPERATION={operation}").mkdir(parents=True)
-            pq.write_table(pa.table({"a": keys}), stage / f"OPERATION={operation}" / "part.parquet")
-        store.publish(date, base, {o: len(keys) for o, keys in rows.items()}, [])
+    publish_rows(dataset, date, {o: pa.table({"a": keys}) for o, keys in rows.items()})
 
 
 def read(folder: Path) -> list[tuple[int, str]]:

@@ -1,0 +1,158 @@
+"""A day's extract against the current dataset: ours, the article's way, and DuckDB as the limit.
+
+Each way runs in a process of its own, compares the same two days of CSV (5 UUIDs as the key and 10
+numbers a row; 20 % deleted, 40 % updated, 40 % unchanged, 20 % new) and writes the whole result
+as Parquet. CPU is that of the process and all its children, Spark's JVM and Python workers
+included, during the second day's comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+
+from benchmarks.measure import Meter
+from benchmarks.peers import article_cdc
+from changefeed.dataset import Dataset, DatasetColumn, run_dataset
+from changefeed.spark.session import SparkEngine
+
+KEYS, VALUES = 5, 10
+DAY1, DAY2 = "2019-06-18", "2019-06-19"
+Counts = dict[str, int]
+
+
+def make_days(folder: Path, rows: int) -> None:
+    """``folder/day1`` and ``folder/day2``, CSV without a header."""
+    keys = ", ".join(f"md5(g || 'k{i}') AS k{i}" for i in range(1, KEYS + 1))
+    values = ", ".join(f"(hash(g, version, {i}) % 1000000) / 1e6 AS v{i}" for i in range(VALUES))
+    fifth = rows // 5
+    days = {
+        "day1": f"SELECT g, 0 AS version FROM range({rows}) t(g)",
+        "day2": f"SELECT g, CASE WHEN g < {3 * fifth} THEN 1 ELSE 0 END AS version "
+        f"FROM range({fifth}, {rows + fifth}) t(g)",
+    }
+    for day, query in days.items():
+        (folder / day).mkdir()
+        target = folder / day / "part.csv"
+        duckdb.sql(f"COPY (SELECT {keys}, {values} FROM ({query})) TO '{target}' (HEADER false)")
+
+
+def _measured(day: Callable[[str, str], Counts]) -> dict[str, object]:
+    day("day1", DAY1)
+    with Meter(os.getpid()) as meter:
+        counts = day("day2", DAY2)
+    cost = meter.cost
+    return {"counts": counts, "cpu": cost.cpu_seconds, "seconds": cost.wall_seconds}
+
+
+def ours(folder: Path) -> dict[str, object]:
+    """``changefeed dataset`` with xxHash."""
+    columns = [DatasetColumn(f"keycol{i}", "string", key=True) for i in range(1, KEYS + 1)]
+    columns += [DatasetColumn(f"nonkeycol{i}", "float") for i in range(1, VALUES + 1)]
+    dataset = Dataset(
+        "bench", tuple(columns), folder / "current", folder / "history", folder / "versions"
+    )
+    with SparkEngine(heap="4g") as spark:
+
+        def day(name: str, date: str) -> Counts:
+            made = run_dataset(spark, dataset, str(folder / name), dt.date.fromisoformat(date))
+            return dict(made.counts)
+
+        return _measured(day)
+
+
+def article(folder: Path) -> dict[str, object]:
+    """The article's way, on the same Spark."""
+    with SparkEngine(heap="4g") as spark, spark.use() as session:
+
+        def day(name: str, date: str) -> Counts:
+            return article_cdc.run(session, folder, name, date, keys=KEYS, values=VALUES)
+
+        return _measured(day)
+
+
+def limit(folder: Path) -> dict[str, object]:
+    """DuckDB: a full outer join by the keys themselves, and one partitioned write."""
+    keys = ", ".join(f"k{i}" for i in range(1, KEYS + 1))
+    values = [f"v{i}" for i in range(1, VALUES + 1)]
+    types = ", ".join(
+        [f"'k{i}': 'VARCHAR'" for i in range(1, KEYS + 1)] + [f"'{v}': 'FLOAT'" for v in values]
+    )
+    current = folder / "duck_current"
+    con = duckdb.connect()
+    con.sql("SET threads = 2")
+
+    def day(name: str, date: str) -> Counts:
+        new = f"read_csv('{folder / name}/*.csv', header = false, columns = {{{types}}})"
+        target = folder / f"duck_{name}"
+        if name == "day1":
+            query = f"SELECT *, 'I' AS op, DATE '{date}' AS since FROM {new}"
+        else:
+            changed = " OR ".join(f"n.{v} IS DISTINCT FROM o.{v}" for v in values)
+            taken = ", ".join(f"coalesce(n.{v}, o.{v}) AS {v}" for v in values)
+            query = (
+                f"SELECT {keys}, {taken}, CASE WHEN o.since IS NULL THEN 'I' WHEN n.here IS NULL "
+                f"THEN 'D' WHEN {changed} THEN 'U' ELSE 'N' END AS op, CASE WHEN o.since IS NOT "
+                f"NULL AND n.here AND NOT ({changed}) THEN o.since ELSE DATE '{date}' END AS since "
+                f"FROM (SELECT *, true AS here FROM {new}) n FULL JOIN "
+                f"read_parquet('{current}/**/*.parquet') o USING ({keys})"
+            )
+        con.sql(f"COPY ({query}) TO '{target}' (FORMAT parquet, PARTITION_BY (op))")
+        if name == "day1":
+            target.rename(current)
+            target = current
+        rows = con.sql(
+            f"SELECT op, count(*) FROM read_parquet('{target}/**/*.parquet', "
+            "hive_partitioning = true) GROUP BY op"
+        ).fetchall()
+        return {str(op): int(count) for op, count in rows}
+
+    return _measured(day)
+
+
+WAYS: dict[str, Callable[[Path], dict[str, object]]] = {
+    "ours": ours,
+    "article": article,
+    "duckdb": limit,
+}
+
+
+def main() -> None:
+    """Run every way and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way:
+        print(json.dumps(WAYS[given.way](given.folder)))
+        return
+    with tempfile.TemporaryDirectory(prefix="changefeed-dataset-") as name:
+        folder = Path(name)
+        make_days(folder, given.rows)
+        fifth = given.rows // 5
+        right = {"I": fifth, "U": 2 * fifth, "D": fifth, "N": given.rows - 3 * fifth}
+        for way in WAYS:
+            words = [sys.executable, "-m", "benchmarks.dataset", "--way", way, "--folder", name]
+            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            if found["counts"] != right:
+                raise SystemExit(f"{way}: {found['counts']} instead of {right}")
+            rate = given.rows / found["seconds"]
+            print(
+                f"{way:8} {given.rows:,} rows  {found['seconds']:8.1f} s  {rate:12,.0f} rows/s  "
+                f"{found['cpu']:8.1f} CPU s"
+            )
+
+
+if __name__ == "__main__":
+    main()
