@@ -64,9 +64,19 @@ class Point(StrEnum):
     SCAN_AFTER_END = "scan.after_end"
     SCAN_TABLE_SAVED = "scan.table_saved"
 
+    DATASET_STAGED = "dataset.staged"
+    DATASET_VERSION_MADE = "dataset.version.made"
+    DATASET_SWITCHED = "dataset.switched"
+    DATASET_HISTORY_BEGUN = "dataset.history.begun"
+    DATASET_HISTORY_REMOVED = "dataset.history.removed"
+    DATASET_HISTORY_MADE = "dataset.history.made"
+    DATASET_DONE = "dataset.done"
+
 
 #: The fault points of the change log.
 LOG_POINTS: Final = tuple(point for point in Point if point.startswith("log."))
+#: The fault points of a comparison of datasets.
+DATASET_POINTS: Final = tuple(point for point in Point if point.startswith("dataset."))
 
 _NAMES: Final = frozenset(point.value for point in Point)
 _RULE = re.compile(r"(?P<name>[\w.-]+)(?:@(?P<hit>\d+)(?P<onward>\+)?)?:(?P<action>\w+)\Z")

@@ -117,10 +117,8 @@ class DatasetSource(Source):
                 f'dataset "{name}" does not exist',
                 hint=f"{self._path.name} describes {SCHEMA}.{dataset.name}.",
             )
-        taken: set[int] = set()
         columns = tuple(
-            output_column(column.name, _plain_type(column.type), taken)
-            for column in dataset.columns
+            output_column(column.name, _plain_type(column.type)) for column in dataset.columns
         )
         for column in columns:
             if column.logical == "bytes":
@@ -204,6 +202,8 @@ class DatasetStream:
         self._source = source
         self._request = request
         self._closed = threading.Event()
+        #: Set when the next look should not wait.
+        self._wake = threading.Event()
         self._clock = SystemClock()
 
     def __iter__(self) -> Iterator[Flush]:
@@ -213,7 +213,8 @@ class DatasetStream:
             if run is None:
                 frontier = Frontier(self._above(frontier), frontier.position, frontier.seq)
                 yield Flush((), frontier)
-                self._closed.wait(POLL_SECONDS)
+                self._wake.wait(POLL_SECONDS)
+                self._wake.clear()
                 continue
             for flush in self._transaction(run, frontier):
                 yield flush
@@ -225,8 +226,13 @@ class DatasetStream:
     def acknowledge(self, position: Position) -> None:
         """Nothing: the history stays."""
 
+    def hasten(self) -> None:
+        """Somebody waits for the frontier: look now."""
+        self._wake.set()
+
     def close(self) -> None:
         self._closed.set()
+        self._wake.set()
 
     def _transaction(self, run: Run, before: Frontier) -> Iterator[Flush]:
         """The net changes of a comparison: parts without a frontier, then the end."""

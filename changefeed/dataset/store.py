@@ -25,30 +25,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.faults import fault_point
+from changefeed.core.faults import Point, fault_point
 from changefeed.dataset.model import IN_CURRENT, IN_HISTORY, OPERATION, Dataset, Operation
-
-DATASET_STAGED: Final = "dataset.staged"
-DATASET_VERSION_MADE: Final = "dataset.version.made"
-DATASET_SWITCHED: Final = "dataset.switched"
-DATASET_HISTORY_BEGUN: Final = "dataset.history.begun"
-DATASET_HISTORY_REMOVED: Final = "dataset.history.removed"
-DATASET_HISTORY_MADE: Final = "dataset.history.made"
-DATASET_DONE: Final = "dataset.done"
-
-#: Every fault point of a run, in the order a run goes through them.
-DATASET_POINTS: Final = (
-    DATASET_STAGED,
-    DATASET_VERSION_MADE,
-    DATASET_SWITCHED,
-    DATASET_HISTORY_BEGUN,
-    DATASET_HISTORY_REMOVED,
-    DATASET_HISTORY_MADE,
-    DATASET_DONE,
-)
 
 _MANIFEST = "manifest.json"
 _ROWS = "rows"
@@ -233,7 +214,7 @@ class Store:
         self, date: dt.date, base: Version | None, counts: Mapping[str, int], columns: object
     ) -> Version:
         """Make the staged rows the current dataset, and their net changes a history partition."""
-        fault_point(DATASET_STAGED)
+        fault_point(Point.DATASET_STAGED)
         stage = self._versions / "staging"
         gone = f"{OPERATION}={Operation.DELETE}"
         (stage / _DELETED).mkdir()
@@ -253,9 +234,9 @@ class Store:
         folder = self._versions / f"{number:06d}"
         stage.rename(folder)
         _sync(self._versions)
-        fault_point(DATASET_VERSION_MADE)
+        fault_point(Point.DATASET_VERSION_MADE)
         self._switch(folder)
-        fault_point(DATASET_SWITCHED)
+        fault_point(Point.DATASET_SWITCHED)
         version = self._read(folder)
         self._finish(version)
         return version
@@ -280,7 +261,7 @@ class Store:
     def _finish(self, version: Version) -> None:
         self._write_history(version)
         self._keep({version.number} | ({version.base} if version.base is not None else set()))
-        fault_point(DATASET_DONE)
+        fault_point(Point.DATASET_DONE)
 
     def _keep(self, numbers: set[int]) -> None:
         for folder in self._versions.iterdir():
@@ -304,14 +285,14 @@ class Store:
                 _link_tree(version.folder / side / name, made / name)
         _write_durably(made / _MARK, mark)
         _sync_tree(made)
-        fault_point(DATASET_HISTORY_BEGUN)
+        fault_point(Point.DATASET_HISTORY_BEGUN)
         if target.exists():
             target.rename(old)
-        fault_point(DATASET_HISTORY_REMOVED)
+        fault_point(Point.DATASET_HISTORY_REMOVED)
         made.rename(target)
         _sync(history)
         shutil.rmtree(old, ignore_errors=True)
-        fault_point(DATASET_HISTORY_MADE)
+        fault_point(Point.DATASET_HISTORY_MADE)
 
 
 def _link_tree(source: Path, target: Path) -> None:

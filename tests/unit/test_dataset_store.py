@@ -11,15 +11,9 @@ import pytest
 
 from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.faults import DATASET_POINTS, Point
 from changefeed.dataset import Dataset, DatasetColumn
-from changefeed.dataset.store import (
-    DATASET_DONE,
-    DATASET_HISTORY_BEGUN,
-    DATASET_POINTS,
-    DATASET_STAGED,
-    DATASET_VERSION_MADE,
-    Store,
-)
+from changefeed.dataset.store import Store
 from tests.datasets import publish_rows
 
 DAY1, DAY2, DAY3 = (dt.date(2019, 6, day) for day in (18, 19, 20))
@@ -56,16 +50,16 @@ def pairs(rows: Rows, *operations: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("point", DATASET_POINTS)
 @pytest.mark.parametrize("repeated", [False, True], ids=["new day", "same day"])
-def test_crash(tmp_path: Path, point: str, repeated: bool) -> None:
+def test_crash(tmp_path: Path, point: Point, repeated: bool) -> None:
     dataset = dataset_in(tmp_path)
     publish(dataset, DAY1, OLD)
     if repeated:
         publish(dataset, DAY2, BAD)
     # A run first finishes the one before: the last point is passed for that, too.
-    rule = f"{point}@2:error" if point == DATASET_DONE else f"{point}@1:error"
+    rule = f"{point}@2:error" if point == Point.DATASET_DONE else f"{point}@1:error"
     with faults.armed(rule), pytest.raises(OSError, match=point):
         publish(dataset, DAY2, NEW)
-    switched = point not in (DATASET_STAGED, DATASET_VERSION_MADE)
+    switched = point not in (Point.DATASET_STAGED, Point.DATASET_VERSION_MADE)
     old = BAD if repeated else OLD
     assert read(dataset.current) == pairs(NEW if switched else old, "I", "U", "N")
     if switched:
@@ -86,7 +80,7 @@ def test_crash(tmp_path: Path, point: str, repeated: bool) -> None:
 
 def test_first_run_that_crashes_is_forgotten(tmp_path: Path) -> None:
     dataset = dataset_in(tmp_path)
-    with faults.armed(f"{DATASET_VERSION_MADE}:error"), pytest.raises(OSError):
+    with faults.armed(f"{Point.DATASET_VERSION_MADE}:error"), pytest.raises(OSError):
         publish(dataset, DAY1, BAD)
     assert not dataset.current.exists()
     publish(dataset, DAY1, OLD)
@@ -116,7 +110,7 @@ def test_crash_while_history_is_written_twice(tmp_path: Path) -> None:
     """Recovery that crashes is recovered from."""
     dataset = dataset_in(tmp_path)
     for _ in range(2):
-        with faults.armed(f"{DATASET_HISTORY_BEGUN}:error"), pytest.raises(OSError):
+        with faults.armed(f"{Point.DATASET_HISTORY_BEGUN}:error"), pytest.raises(OSError):
             publish(dataset, DAY1, OLD)
     publish(dataset, DAY2, NEW)
     assert read(dataset.history / "EFF_DATE=2019-06-18") == pairs(OLD, "I")
