@@ -97,13 +97,47 @@ def test_a_query_that_is_stopped_and_restarted_equals_the_source(
     wait(query, postgres, copy)
     query.stop()
     assert ("update_preimage", 3) in copy.seen
-    print(
-        spark.read.format("changefeed")
-        .option("state", str(feeds.state))
-        .option("table", "shop.public.t")
-        .load()
-        .groupBy("_change_type")
-        .count()
-        .collect()
+
+    read = spark.read.format("changefeed").option("state", str(feeds.state))
+    read = read.option("table", "shop.public.t")
+    counts = counted(read.load())
+    assert counts["update_preimage"] == counts["update_postimage"] == 166
+    # What the log has: the scan is not in it. Keys that changed are a delete and an insert.
+    assert counts["delete"] - counts["insert"] == 500 - len(copy.rows)
+    first = read.load().agg({"_commit_version": "min"}).collect()[0][0]
+    one = read.option("startingVersion", first).option("endingVersion", first).load()
+    assert counted(one) == {"update_preimage": 166, "update_postimage": 166}
+
+
+def counted(frame: DataFrame) -> dict[str, int]:
+    """How many changes of each kind."""
+    return {row[0]: row[1] for row in frame.groupBy("_change_type").count().collect()}
+
+
+def failure(query: StreamingQuery) -> str:
+    """What a query has ended with."""
+    until(lambda: query.exception() is not None, SECONDS)
+    return str(query.exception())
+
+
+@pytest.mark.extended
+def test_changes_of_the_table_and_truncations(
+    feeds: Feeds, postgres: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    postgres.execute(
+        "create table t (id int primary key, name text); insert into t values (1, 'a')"
     )
-    stream(spark, feeds, "r").explain(True)
+    feeds.connect(shop=postgres.uri)
+    copy, checkpoint = Copy(), tmp_path / "checkpoint"
+    query = start(stream(spark, feeds, "r"), copy, checkpoint)
+    wait(query, postgres, copy)
+    postgres.execute("alter table t add column more int; update t set more = 2")
+    assert "has changed since the query began: more" in failure(query)
+    query = start(stream(spark, feeds, "r"), copy, checkpoint)
+    wait(query, postgres, copy)
+    postgres.execute("truncate t; insert into t values (5, 'b', 6)")
+    assert "was truncated" in failure(query)
+    query = start(stream(spark, feeds, "r", truncate="row"), copy, checkpoint)
+    wait(query, postgres, copy)
+    query.stop()
+    assert "no checkpoint" in failure(start(stream(spark, feeds, "r"), Copy(), tmp_path / "other"))
