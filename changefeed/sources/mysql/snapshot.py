@@ -12,8 +12,9 @@ must begin theirs at the same place of the binlog:
 3. *With one session alone*, on MariaDB, where the user may not lock tables.
 
 A part is a range of the key's first column. A session rolls back to a savepoint after each part,
-which lets go of the table: DDL waits for one part, not for the scan. A table that was altered since
-the snapshot cannot be read in it any longer, and its scan starts again.
+which lets go of the table: DDL waits for one part, not for the scan. (MariaDB does so only in a
+session that writes no binlog itself, which takes the right BINLOG ADMIN.) A table that was altered
+since the snapshot cannot be read in it any longer, and its scan starts again.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def _common_snapshot(
     """Sessions with the same snapshot, and its place."""
     sessions: list[Session] = []
     try:
-        sessions += (connect(address) for _ in range(READERS))
+        sessions += (_reader(address) for _ in range(READERS))
         place = _lock_free(sessions, mode)
         if place is None:
             try:
@@ -236,6 +237,19 @@ def _common_snapshot(
             session.close()
         raise
     return sessions, place
+
+
+def _reader(address: Address) -> Session:
+    """A session that lets go of tables between parts, where the user may have one."""
+    session = connect(address)
+    if session.is_mariadb:
+        try:
+            session.run("SET SESSION sql_log_bin = 0")
+        except ChangefeedError as error:
+            if error.code is not Code.SOURCE_PERMISSION_MISSING:
+                session.close()
+                raise
+    return session
 
 
 def _lock_free(sessions: Sequence[Session], mode: str) -> Place | None:

@@ -1,0 +1,164 @@
+"""What a MySQL or MariaDB server must be for a changefeed, and how a scan finds its instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.sources.base import Watch
+from changefeed.sources.mysql import MySQLSource, snapshot
+from tests.services.mysql import READER_PASSWORD, BinlogServer
+
+pytestmark = pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
+
+
+@pytest.fixture
+def database(binlog_server: BinlogServer) -> Iterator[str]:
+    with binlog_server.database() as name:
+        binlog_server.run("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))", database=name)
+        yield name
+
+
+@contextmanager
+def setting(server: BinlogServer, name: str, value: str) -> Iterator[None]:
+    [(before,)] = server.run(f"SELECT @@global.{name}")
+    server.run(f"SET GLOBAL {name} = '{value}'")
+    try:
+        yield
+    finally:
+        server.run(f"SET GLOBAL {name} = '{before}'")
+
+
+def problems(server: BinlogServer, database: str, *watches: Watch, user: str = "") -> list[str]:
+    uri = server.uri(database, user, READER_PASSWORD) if user else server.uri(database)
+    found = MySQLSource("shop", uri).attach("abcdef", None).check(watches or (Watch("t"),))
+    return [f"{error.code} {error.message} | {error.hint}" for error in found]
+
+
+def test_few_rights_are_enough(binlog_server: BinlogServer, database: str) -> None:
+    assert problems(binlog_server, database) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("binlog_row_image", "MINIMAL"),
+        ("binlog_row_metadata", "MINIMAL"),
+        ("binlog_format", "STATEMENT"),
+    ],
+)
+def test_a_setting_that_hinders_comes_with_the_statement(
+    binlog_server: BinlogServer, database: str, name: str, value: str
+) -> None:
+    with setting(binlog_server, name, value):
+        [found] = problems(binlog_server, database)
+
+    word = "GLOBAL" if binlog_server.flavor == "mariadb" else "PERSIST"
+    assert found.startswith(f"CF2003 {name} is '{value}'")
+    assert f"SET {word} {name} = '" in found
+
+
+def test_rights_that_are_missing_come_with_the_grant(
+    binlog_server: BinlogServer, database: str
+) -> None:
+    binlog_server.run(
+        f"CREATE USER poor IDENTIFIED BY '{READER_PASSWORD}'",
+        f"GRANT INSERT ON {database}.* TO poor",
+    )
+    try:
+        found = problems(binlog_server, database, user="poor")
+    finally:
+        binlog_server.run("DROP USER poor")
+
+    assert len(found) == 2
+    assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'poor'@'%';" in found[0]
+    assert f"GRANT SELECT ON `{database}`.`t` TO 'poor'@'%';" in found[1]
+
+
+def test_tables_that_cannot_be_watched(binlog_server: BinlogServer, database: str) -> None:
+    binlog_server.run(
+        "CREATE TABLE plain (id INT PRIMARY KEY) ENGINE = MyISAM",
+        "CREATE VIEW seen AS SELECT * FROM t",
+        database=database,
+    )
+    found = problems(
+        binlog_server,
+        database,
+        Watch("plain"),
+        Watch("seen"),
+        Watch("tt"),
+        Watch("user", schema="mysql"),
+    )
+
+    assert [line[:6] for line in found] == ["CF2003", "CF1302", "CF1101", "CF1302"]
+    assert f"ALTER TABLE `{database}`.`plain` ENGINE = InnoDB;" in found[0]
+    assert f'did you mean "{database}.t"?' in found[2]
+
+
+def test_a_wrong_password_is_a_refused_login(binlog_server: BinlogServer, database: str) -> None:
+    source = MySQLSource("shop", binlog_server.uri(database, password="wr0ng"))
+    with pytest.raises(ChangefeedError) as raised:
+        source.tables()
+
+    assert raised.value.code == "CF2002"
+    assert "wr0ng" not in f"{raised.value} {raised.value.detail}"
+
+
+def test_cascades_are_a_warning(binlog_server: BinlogServer, database: str) -> None:
+    binlog_server.run(
+        "CREATE TABLE child (id INT PRIMARY KEY, t INT, CONSTRAINT of_t FOREIGN KEY (t)"
+        " REFERENCES t (id) ON DELETE CASCADE)",
+        database=database,
+    )
+    source = MySQLSource("shop", binlog_server.uri(database))
+
+    assert source.warnings([Watch("t")]) == []
+    assert "foreign key of_t" in source.warnings([Watch("child")])[0]
+
+
+def test_a_scan_locks_its_tables_where_the_server_never_rests(
+    binlog_server: BinlogServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "LOCK_FREE_ATTEMPTS", 0)
+    monkeypatch.setattr(snapshot, "LOCK_SECONDS", 1)
+    source = MySQLSource("shop", binlog_server.uri(database))
+    table = source.describe(None, "t")
+    binlog_server.run("INSERT INTO t VALUES (1, 'seen')", database=database)
+    with source.snapshot([table]) as image:
+        binlog_server.run("INSERT INTO t VALUES (2, 'late')", database=database)
+        rows = [batch.column(0).to_pylist() for p in image.parts(table) for batch in p.read()]
+        assert rows == [[1]]
+        assert image.position < source.current_position()
+
+    writer = binlog_server.connect("root", "", database)
+    writer.begin()
+    with writer.cursor() as cursor:
+        cursor.execute("INSERT INTO t VALUES (3, 'open')")
+    with pytest.raises(ChangefeedError, match="does not end") as raised:
+        source.snapshot([table])
+    writer.close()
+    assert raised.value.code == "CF2005"
+
+
+def test_ddl_waits_for_a_part_and_not_for_the_scan(
+    binlog_server: BinlogServer, database: str
+) -> None:
+    # MariaDB: the account has BINLOG ADMIN.
+    source = MySQLSource("shop", binlog_server.uri(database, "root", ""))
+    table = source.describe(None, "t")
+    binlog_server.run("INSERT INTO t VALUES (1, 'x')", database=database)
+    with source.snapshot([table]) as image:
+        [part] = image.parts(table)
+        assert sum(batch.num_rows for batch in part.read()) == 1
+        binlog_server.run(
+            "SET SESSION lock_wait_timeout = 10",
+            "ALTER TABLE t MODIFY v VARCHAR(30), ALGORITHM = COPY",
+            database=database,
+        )
+        with pytest.raises(ChangefeedError) as raised:
+            list(part.read())
+
+    assert raised.value.code == "CF2201"
