@@ -1,4 +1,4 @@
-"""A day's extract against the current dataset: ours, the article's way, and DuckDB as the limit.
+"""A day's extract against the current dataset: ours, and DuckDB as the limit.
 
 Each way runs in a process of its own, compares the same two days of CSV (5 UUIDs as the key and 10
 numbers a row; 20 % deleted, 40 % updated, 40 % unchanged, 20 % new) and writes the whole result
@@ -21,7 +21,6 @@ from pathlib import Path
 import duckdb
 
 from benchmarks.measure import Meter
-from benchmarks.peers import article_cdc
 from changefeed.dataset import Dataset, DatasetColumn, run_dataset
 from changefeed.spark.session import SparkEngine
 
@@ -70,16 +69,6 @@ def ours(folder: Path) -> dict[str, object]:
         return _measured(day)
 
 
-def article(folder: Path) -> dict[str, object]:
-    """The article's way, on the same Spark."""
-    with SparkEngine(heap="4g") as spark, spark.use() as session:
-
-        def day(name: str, date: str) -> Counts:
-            return article_cdc.run(session, folder, name, date, keys=KEYS, values=VALUES)
-
-        return _measured(day)
-
-
 def limit(folder: Path) -> dict[str, object]:
     """DuckDB: a full outer join by the keys themselves, and one partitioned write."""
     keys = ", ".join(f"k{i}" for i in range(1, KEYS + 1))
@@ -121,7 +110,6 @@ def limit(folder: Path) -> dict[str, object]:
 
 WAYS: dict[str, Callable[[Path], dict[str, object]]] = {
     "ours": ours,
-    "article": article,
     "duckdb": limit,
 }
 
