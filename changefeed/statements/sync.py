@@ -18,6 +18,8 @@ from grammar import nodes
 
 #: How often capture is asked to look at the source at once, seconds.
 HASTEN_SECONDS = 0.5
+#: Until the feed is asked to deliver a second time, seconds; twice as long each time after.
+DELIVER_SECONDS = 0.1
 #: A feed in one of these will never get there by itself.
 _STUCK = (Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
 
@@ -53,10 +55,17 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     waiting.until(in_log)
     upto = place[-1]
 
+    next_ask, pause = -inf, DELIVER_SECONDS
+
     def durable() -> bool:
-        context.host.deliver_now(job.id)
+        nonlocal next_ask, pause
         high_water = context.catalog.job(job.id).high_water
         if high_water is None or high_water < upto:
+            now = context.clock.monotonic()
+            if now >= next_ask:
+                # Less and less often: behind a backlog each time is a small round of the sink.
+                context.host.deliver_now(job.id)
+                next_ask, pause = now + pause, min(2 * pause, 10.0)
             return False
         # One that was just added, or is tried again, the feed may not have taken up yet.
         tables = context.catalog.tables(job.id)

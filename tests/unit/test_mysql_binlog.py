@@ -189,6 +189,101 @@ def test_a_prepared_transaction_is_dropped_when_its_decision_is_durable(
     assert list((tmp_path / "kept" / "xa").iterdir()) == []
 
 
+def test_a_transaction_that_was_prepared_before_the_begin_is_no_silent_loss(
+    recording: Recording, tmp_path: Path
+) -> None:
+    """Its rows were sent with the PREPARE, which this stream never read."""
+    from changefeed.sources.mysql.wire import Inbox
+
+    assembler, inbox = recording.assembler(tmp_path / "whole"), Inbox(len(recording.data))
+
+    def receive(view: memoryview) -> int:
+        view[: len(recording.data)] = recording.data
+        return len(recording.data)
+
+    inbox.fill(receive)
+    kept = tmp_path / "whole" / "kept" / "xa"
+    for place in inbox.events():
+        list(assembler.take(place) or ())
+        if kept.exists() and assembler.idle:
+            break
+    start = assembler.frontier
+    described = Described(recording.schemas)
+    with pytest.raises(ChangefeedError, match="was prepared before the binlog was read") as refused:
+        list(recording.replay(tmp_path / "fresh", start=start, described=described))
+    assert refused.value.code.number == "CF2103"
+
+
+def test_a_table_that_joins_behind_a_prepare_is_no_silent_loss(
+    recording: Recording, tmp_path: Path
+) -> None:
+    from changefeed.sources.mysql.wire import Inbox
+
+    assembler, inbox = recording.assembler(tmp_path), Inbox(len(recording.data))
+    assembler.watch(recording.tables - {("rec", "pairs")})
+
+    def receive(view: memoryview) -> int:
+        view[: len(recording.data)] = recording.data
+        return len(recording.data)
+
+    def read_all() -> None:
+        for place in inbox.events():
+            list(assembler.take(place) or ())
+            if (tmp_path / "kept" / "xa").exists():
+                assembler.watch(recording.tables)
+
+    inbox.fill(receive)
+    with pytest.raises(ChangefeedError, match="before a table that it changes joined") as refused:
+        read_all()
+    assert refused.value.code.number == "CF2103"
+
+
+_ADD_C, _ADD_D = "ALTER TABLE t ADD c INT DEFAULT 5", "ALTER TABLE t ADD d INT NULL"
+
+
+@pytest.mark.parametrize(
+    ("told", "rewritten"),
+    [
+        ([_ADD_D.replace(" d ", " c "), _ADD_D], False),
+        ([_ADD_C, _ADD_D], True),
+        ([_ADD_D], True),  # somebody added c before the stream began
+        ([], True),
+        ([_ADD_D.replace(" d ", " c "), _ADD_D, "RENAME TABLE x TO t"], True),
+    ],
+)
+def test_old_rows_are_as_before_only_if_every_statement_says_so(
+    told: list[str], rewritten: bool
+) -> None:
+    from changefeed.sources.mysql.shapes import _rewritten
+    from sinks.testing.rows import table_of
+
+    old = table_of("t", key=("a",), a="int32")
+    new = table_of("t", key=("a",), a="int32", c="int32", d="int32")
+    assert _rewritten(old, new, told) is rewritten
+
+
+def test_numbers_of_mariadb_that_go_back_are_no_silent_loss(tmp_path: Path) -> None:
+    """Without gtid_strict_mode a server may write a transaction of a lower number."""
+    from changefeed.sources.mysql.wire import Inbox
+
+    recording = Recording.load("mariadb")
+    assembler = recording.assembler(tmp_path)
+
+    def receive(view: memoryview) -> int:
+        view[: len(recording.data)] = recording.data
+        return len(recording.data)
+
+    def read_all() -> None:
+        inbox = Inbox(len(recording.data))
+        inbox.fill(receive)
+        for place in inbox.events():
+            list(assembler.take(place) or ())
+
+    read_all()
+    with pytest.raises(ChangefeedError, match="comes after transactions of higher numbers"):
+        read_all()
+
+
 def test_a_truncate_comes_between_the_rows_around_it(recording: Recording, tmp_path: Path) -> None:
     flushes = list(recording.replay(tmp_path))
     [truncate] = [e for f in flushes for e in f.events if isinstance(e, Truncate)]

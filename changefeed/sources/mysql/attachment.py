@@ -67,7 +67,9 @@ class MySQLAttachment(Attachment):
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
         with self._source.sessions.session() as session:
             found = checks.table_problems(session, "", watches)
-            if not resume:
+            if resume:
+                self._demand_same_mode(log_place.mode_of(session))
+            else:
                 mode = log_place.mode_of(session)
                 place = log_place.present(session, mode)
                 self._memo.update(
@@ -90,6 +92,8 @@ class MySQLAttachment(Attachment):
         if "start" not in self._memo:
             raise _nothing_held()
         source = self._source
+        with source.sessions.session() as session:
+            self._demand_same_mode(log_place.mode_of(session))
         self._demand_same_log(request)
         return BinlogStream(
             lambda: connect(source.address),
@@ -100,6 +104,20 @@ class MySQLAttachment(Attachment):
             request=request,
             describe=self._describe,
         )
+
+    def _demand_same_mode(self, present: str) -> None:
+        """Places by GTID and by file cannot be compared.
+
+        Raises:
+            ChangefeedError: CF2103 the server was switched from one to the other.
+        """
+        if present != self._memo["mode"]:
+            raise ChangefeedError(
+                "CF2103",
+                f"gtid_mode of source {self._source.name!r} was switched since its log began",
+                detail=f"places are of the kind {self._memo['mode']!r}, now they are {present!r}",
+                hint="RESCAN the feeds of this source: a new log begins with the new kind.",
+            )
 
     def _demand_same_log(self, request: StreamRequest) -> None:
         """The server is the one that was read, or one that has all transactions that were.

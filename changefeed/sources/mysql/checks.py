@@ -241,12 +241,18 @@ def warnings(session: Session, database: str, watches: Sequence[Watch]) -> list[
 def _server_warnings(session: Session) -> Iterator[str]:
     known = session.variables(
         "gtid_mode", "binlog_expire_logs_seconds", "expire_logs_days", "log_slave_updates",
-        "log_replica_updates", "read_only",
+        "log_replica_updates", "read_only", "gtid_strict_mode",
     )  # fmt: skip
     if not session.is_mariadb and known.get("gtid_mode") != "ON":
         yield (
             "gtid_mode is not ON: the feed is bound to the binlog files of this server, and a "
             "replica that is promoted in its place means a RESCAN"
+        )
+    if session.is_mariadb and known.get("gtid_strict_mode") != "ON":
+        yield (
+            "gtid_strict_mode is not ON: should two servers write to one domain, the numbers of "
+            "transactions may go back, and the feeds stop (CF2103); "
+            + _set(session, "gtid_strict_mode", "ON")
         )
     seconds = float(known.get("binlog_expire_logs_seconds") or 0)
     seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)

@@ -9,11 +9,12 @@ than the catalog, the schema is made of the table map alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.sources.mysql.statements import first_word
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
 from changefeed.sources.mysql.types import ColumnInfo, column_of
 
@@ -55,15 +56,15 @@ class Shapes:
         self._intern = intern
         self._latest = latest
         self._known: dict[TableName, TableSchema] = {}
-        self._statements: dict[TableName, str] = {}
+        self._statements: dict[TableName, list[str]] = {}
 
     def name(self, database: str, table: str) -> TableName:
         """The full name of a table of the source."""
         return TableName(self._source, database, table)
 
     def altered(self, name: TableName, statement: str) -> None:
-        """Remember the last ALTER of a table: it says what the map does not."""
-        self._statements[name] = statement
+        """Remember a definition of a table until its next row: it says what the map does not."""
+        self._statements.setdefault(name, []).append(statement)
 
     def present(self, name: TableName) -> TableSchema | None:
         """The shape as far as the stream knows it, for a TRUNCATE."""
@@ -99,9 +100,10 @@ class Shapes:
         else:
             new = self._intern(self._made(shape, known or described))
         self._known[name] = new
+        told = self._statements.pop(name, [])
         if known is None or known.fingerprint() == new.fingerprint():
             return new, None
-        return new, ShapeChange(known, new, self._rewritten(known, new))
+        return new, ShapeChange(known, new, _rewritten(known, new, told))
 
     def fits(self, shape: TableShape, schema: TableSchema) -> bool:
         """Rows of the shape can be read as rows of the schema."""
@@ -153,22 +155,26 @@ class Shapes:
         text = type_text(told, self.charsets)
         return column_of(ColumnInfo(told.name or "", text, told.nullable))
 
-    def _rewritten(self, old: TableSchema, new: TableSchema) -> bool:
-        """Rows that are there already read otherwise now, and were not sent.
 
-        A column that may be NULL and has no default was added: they read as before, with a null.
-        """
-        before = {column.name: column for column in old.columns}
-        added = [column for column in new.columns if column.name not in before]
-        for column in new.columns:
-            known = before.get(column.name)
-            if known is not None and known.logical != column.logical:
-                return True
-        if not added:
-            return False
-        statement = self._statements.get(new.table, "")
-        plain = bool(statement) and not _FILLS.search(statement)
-        return not plain or not all(column.nullable for column in added)
+def _rewritten(old: TableSchema, new: TableSchema, told: Sequence[str]) -> bool:
+    """Rows that are there already read otherwise now, and were not sent.
+
+    Columns that may be NULL and have no default were added: rows read as before, with nulls. That
+    is so only if the statements that were ``told`` are ALTERs and name each of these columns: the
+    stream may have begun behind others, and a table may have come by a RENAME.
+    """
+    before = {column.name: column for column in old.columns}
+    added = [column for column in new.columns if column.name not in before]
+    for column in new.columns:
+        known = before.get(column.name)
+        if known is not None and known.logical != column.logical:
+            return True
+    if not added:
+        return False
+    plain = all(first_word(text) == "ALTER" and not _FILLS.search(text) for text in told)
+    everything = " ".join(told).casefold()
+    named = all(column.name.casefold() in everything for column in added)
+    return not (plain and named) or not all(column.nullable for column in added)
 
 
 #: Words of an ALTER that may give a new column a value in old rows.

@@ -14,6 +14,7 @@ crash between receiving and making durable changes nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,9 @@ from changefeed.sources.mysql.wire import Place
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
 
+#: File of a prepared transaction: the tables that it changes and nobody watched then.
+_UNREAD = "unread"
+
 #: What is ready, if anything.
 Flushes = Iterator[Flush] | None
 #: Database and name of the tables that somebody watches.
@@ -72,6 +76,7 @@ class _Open:
         changes: tables that look otherwise from here on.
         decides: the XA transaction that this one commits or rolls back.
         savepoint: row events when a savepoint was set.
+        unread: tables that it changes and nobody watches, by database and name.
     """
 
     first: int
@@ -83,6 +88,7 @@ class _Open:
     begun: bool = False
     xid: int = 0
     savepoint: int | None = None
+    unread: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +133,14 @@ class Assembler:
         self._batch_bytes = batch_bytes
         self._small = small
         self._tables: Tables = frozenset()
+        #: Domains of MariaDB of which this stream has taken a transaction.
+        self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
         self._waiting = Waiting()
         self._finished: list[tuple[int, _Commit]] = []
         self._open: _Open | None = None
+        #: Changes of shape that a transaction met which was rolled back: the next one tells them.
+        self._carried: list[ShapeChange] = []
         self._events: list[Event] = []
         self._commits: list[tuple[Timestamp, str, int]] = []
         self._log_schemas: dict[int, tuple[TableSchema, pa.Schema]] = {}
@@ -224,6 +234,7 @@ class Assembler:
         """A server that crashed left the begin of a transaction at the end of a file."""
         if self._open is not None:
             self._waiting.split(self._open.first)
+            self._carried += self._open.changes
             if self._open.stored is not None:
                 self._open.stored.discard()
             self._open = None
@@ -255,6 +266,16 @@ class Assembler:
             if not isinstance(held, MariaGtid):
                 raise misfit("a GTID of MariaDB in the log of MySQL")
             opened.skip = held.covers(told.domain, told.number)
+            if not opened.skip:
+                self._taken_domains.add(told.domain)
+            elif told.domain in self._taken_domains:
+                raise ChangefeedError(
+                    "CF2103",
+                    f"transaction {told.domain}-{told.server}-{told.number} comes after "
+                    "transactions of higher numbers in its domain",
+                    hint="SET GLOBAL gtid_strict_mode = ON at the server, then RESCAN the feeds "
+                    "of this source.",
+                )
             opened.gtid = lambda: held.add(told.domain, told.server, told.number)
         self._drop_half()
         self._open = opened
@@ -308,7 +329,7 @@ class Assembler:
         """Written only where tables without transactions were changed as well."""
         if not statements.goes_back_to_savepoint(query.text):
             self._waiting.split(opened.first)
-            opened.changes.clear()
+            self._carried += opened.changes
             self._forget(opened)
         elif opened.savepoint != len(self._waiting):
             raise ChangefeedError(
@@ -352,6 +373,11 @@ class Assembler:
                 name := self._target(statements.altered(query))
             ):
                 self._shapes.altered(name, query.text)
+            elif first == "RENAME":
+                # Which table has which name now, its next rows show.
+                for database, table in self._tables:
+                    if table.casefold() in query.text.casefold():
+                        self._shapes.altered(self._shapes.name(database, table), query.text)
             elif first in statements.WRITES:
                 self._statement(query, first)
         return self._commit(header.seconds)
@@ -381,14 +407,19 @@ class Assembler:
         data, start, end = place
         number = read_table_id(data, start, end)
         content = bytes(data[start + binlog.HEADER_SIZE : end])
-        known = self._maps.get(number)
-        if known is not None and known[0] == content:
-            return
         opened = self._open
         if opened is None:
             opened = self._open = _Open(len(self._waiting), begun=True)
+        known = self._maps.get(number)
+        if known is not None and known[0] == content:
+            if known[1] is None:
+                opened.unread.add(read_table_name(data, start, end))
+            return
         table: WatchedTable | None = None
-        if read_table_name(data, start, end) in self._tables:
+        named = read_table_name(data, start, end)
+        if named not in self._tables:
+            opened.unread.add(named)
+        else:
             if opened.skip:
                 # Nothing is decoded, and what the table looks like is not known: it may have
                 # changed since.
@@ -456,6 +487,7 @@ class Assembler:
         opened = self._open
         if opened is None:
             raise misfit("a commit without a transaction")
+        self._take_carried(opened)
         if opened.stored is not None:
             return self._commit_stored(opened, opened.stored, seconds, discard=True)
         touched = len(self._waiting) > opened.first
@@ -469,6 +501,10 @@ class Assembler:
             if touched:
                 self._finished.append((opened.first, commit))
         return None
+
+    def _take_carried(self, opened: _Open) -> None:
+        if self._carried and not opened.skip:
+            opened.changes, self._carried = [*self._carried, *opened.changes], []
 
     def _finish(self, seconds: int, *, touched: bool) -> _Commit | None:
         """End the open transaction; None for one that was read before."""
@@ -534,12 +570,20 @@ class Assembler:
             opened.begun = True
             return None
         folder = self._folder_of(name)
-        if opened.skip or not folder.exists():
+        if opened.skip:
+            return self._commit(header.seconds)
+        if not folder.exists():
+            if verb == "COMMIT" and self._tables:
+                raise _unread("was prepared before the binlog was read")
             return self._commit(header.seconds)
         stored = StoredTransaction(folder, fresh=False)
         if verb == "COMMIT":
+            unread = {tuple(pair) for pair in json.loads((folder / _UNREAD).read_text())}
+            if unread & self._tables:
+                raise _unread("was prepared before a table that it changes joined a feed")
             stored.rows = int((folder / "rows").read_text())
-            return self._commit_stored(opened, stored, header.seconds, discard=False)
+            if stored.rows:
+                return self._commit_stored(opened, stored, header.seconds, discard=False)
         self._finish(header.seconds, touched=False)
         self._decided.append((self._place.position, stored))
         return None
@@ -554,8 +598,7 @@ class Assembler:
             raise misfit("an XA PREPARE without a transaction")
         if one_phase:
             return self._commit(header.seconds)
-        touched = len(self._waiting) > opened.first or opened.stored is not None
-        if touched and not opened.skip:
+        if not opened.skip:
             return self._prepare(opened, self._folder_of(name), header.seconds)
         self._finish(header.seconds, touched=False)
         return None
@@ -574,6 +617,7 @@ class Assembler:
         for path in stored.folder.iterdir():
             path.rename(folder / path.name)
         (folder / "rows").write_text(str(stored.rows))
+        (folder / _UNREAD).write_text(json.dumps(sorted(opened.unread)))
         kept.make_durable()
         stored.discard()
         opened.stored = None
@@ -654,6 +698,15 @@ class Assembler:
             known = (schema, schema.log_schema())
             self._log_schemas[id(schema)] = known
         return known[1]
+
+
+def _unread(what: str) -> ChangefeedError:
+    """Rows of a prepared transaction that commits now were not kept."""
+    return ChangefeedError(
+        "CF2103",
+        f"an XA transaction commits that {what}: its rows are not known",
+        hint="RESCAN the feeds of this source; the new scan has the rows.",
+    )
 
 
 _LETTERS = pa.array([chr(code) if code in b"cud" else "" for code in range(256)])
