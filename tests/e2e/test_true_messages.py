@@ -32,7 +32,6 @@ class Bench:
         self.feeds.execute(
             f"CREATE CHANGEFEED f FOR {table} INTO 'file://{self.folder}' WITH updated, {options}"
         )
-        # On a busy machine CREATE answers before the source sends the table's changes.
         self.feeds.sync("f")
         self.db.execute("update t set b = b where a = 10")
         self.feeds.sync("f")
