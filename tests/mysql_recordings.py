@@ -23,7 +23,7 @@ from changefeed.sources.mysql.position import GtidPlace
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tablemap import Charset
 from changefeed.sources.mysql.transactions import Assembler
-from changefeed.sources.mysql.wire import Inbox
+from changefeed.sources.mysql.wire import Inbox, Place
 
 FOLDER = Path(__file__).parent / "recordings"
 FLAVORS = ("mysql", "mariadb")
@@ -119,6 +119,17 @@ class Recording:
         made = Assembler(start, place, shapes, folder / "spool", folder / "kept", **given)
         made.watch(self.tables)
         return made
+
+    def events(self) -> Iterator[Place]:
+        """The events one by one, as one piece of the network brought them."""
+        inbox = Inbox(len(self.data))
+
+        def receive(view: memoryview) -> int:
+            view[: len(self.data)] = self.data
+            return len(self.data)
+
+        inbox.fill(receive)
+        yield from inbox.events()
 
     def replay(
         self,
