@@ -259,7 +259,8 @@ class DuckDB(Warehouse):
         where = f"table {topic} of {self.place}" if topic else self.place
         if isinstance(error, duckdb.TransactionException):
             return ChangefeedError("CF5004", f"{where} is busy", detail=kind)
-        if isinstance(error, duckdb.IOException):
+        # In use: another connection of this process is closing.
+        if isinstance(error, duckdb.IOException | duckdb.ResourceInUseException):
             hint = "is the file open in another program? It is tried again."
             return ChangefeedError("CF5001", f"{where} cannot be opened", detail=kind, hint=hint)
         if isinstance(error, duckdb.DataError | duckdb.NotSupportedError | duckdb.IntegrityError):

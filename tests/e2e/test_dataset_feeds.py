@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 
@@ -18,6 +17,7 @@ from changefeed.dataset import Dataset, read_config
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import visible_files
 from tests.datasets import publish_rows
+from tests.duckdb_file import opened
 from tests.e2e.feeds import Feeds, running
 from tests.waiting import until
 
@@ -138,7 +138,7 @@ def test_merged_table_equals_the_current_dataset(
     publish_rows(dataset, DAYS[1], changes)
     feeds.sync("w")
     feeds.execute("PAUSE CHANGEFEED w")
-    with duckdb.connect(f"{tmp_path}/w.duckdb", read_only=True) as warehouse:
+    with opened(tmp_path / "w.duckdb", read_only=True) as warehouse:
         found = warehouse.sql("SELECT shop, item, price, ratio FROM stock ORDER BY 1, 2").fetchall()
     assert found == [("a", 1, Decimal(2), 0.5), ("b", 1, Decimal(3), 0.5)]
 

@@ -15,12 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import psutil
 import pytest
 
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
+from tests.duckdb_file import opened
 from tests.e2e.feeds import Feeds, running
 from tests.lake import Lake, unused_catalog
 from tests.services.cache import server_folder
@@ -141,7 +141,7 @@ def test_warehouse(
     play(postgres, folder / "setup.sql")
 
     def rows(sql: str) -> list[str]:
-        with duckdb.connect(str(path)) as connection:
+        with opened(path) as connection:
             connection.execute("SET timezone = 'UTC'")
             return [str(row) for row in connection.execute(sql).fetchall()]
 

@@ -16,6 +16,7 @@ from changefeed.core.state import StateLayout
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
+from tests.duckdb_file import opened
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.test_warehouse_feeds import Bench, IntoDuckDB, IntoPostgreSQL, bench
 from tests.faults.test_feed_faults import Shop, drop_slot, until_status
@@ -29,10 +30,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 def tamper(bench: Bench, sql: str) -> None:
     """Change the target behind the feed's back."""
     if isinstance(bench, IntoDuckDB):
-        import duckdb
-
         # The feed's node holds the file open in this process.
-        with duckdb.connect(str(bench.path)) as connection:
+        with opened(bench.path) as connection:
             connection.execute(sql)
     else:
         assert isinstance(bench, IntoPostgreSQL)

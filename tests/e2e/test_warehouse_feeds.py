@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-import duckdb
 import psycopg
 import pytest
 
 from changefeed.core.faults import armed
 from changefeed.spark.session import SparkEngine
 from sinks.warehouse import sink
+from tests.duckdb_file import opened
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
 from tests.waiting import until
@@ -126,7 +126,7 @@ class IntoDuckDB(Bench):
         return f"duckdb://{self.path}?schema={self.schema}"
 
     def read(self, sql: str) -> list[tuple[object, ...]]:
-        with duckdb.connect(str(self.path)) as connection:
+        with opened(self.path) as connection:
             connection.execute("set timezone = 'UTC'")
             return [tuple(row) for row in connection.execute(sql).fetchall()]
 

@@ -21,6 +21,7 @@ from psycopg import sql
 
 from changefeed.core.clock import Timestamp
 from changefeed.spark.session import SparkEngine
+from tests.duckdb_file import opened
 from tests.lake import Lake, unused_catalog
 from tests.nemesis.ends import End, Trouble
 from tests.nemesis.fingerprint import Document, Look, check_documents, check_end, check_instant
@@ -189,7 +190,7 @@ class DuckDBCopy(Warehouse):
 
     def read(self, tables: Sequence[str]) -> Mapping[str, list[Row]] | None:
         try:
-            with duckdb.connect(str(self._path), read_only=True) as connection:
+            with opened(self._path, read_only=True) as connection:
                 connection.execute("begin transaction")
                 return {name: self._rows_of(connection, name) for name in tables}
         except (duckdb.IOException, duckdb.CatalogException):
@@ -203,7 +204,7 @@ class DuckDBCopy(Warehouse):
     def troubles(self, meanwhile: Callable[[], None]) -> list[Trouble]:
         def occupy() -> str:
             try:
-                with duckdb.connect(str(self._path), read_only=True):
+                with opened(self._path, read_only=True):
                     meanwhile()
             except duckdb.IOException:
                 return "somebody would open the DuckDB file, and the feed has it"

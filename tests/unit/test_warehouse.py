@@ -485,6 +485,20 @@ def test_a_file_in_use_is_tried_again(tmp_path: Path, source: Source) -> None:
     sink.close()
 
 
+def test_a_file_at_its_closing_is_in_use(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another connection of this process closes, DuckDB refuses a new one."""
+
+    def closing(path: str) -> None:
+        raise duckdb.ResourceInUseException("Unique file handle conflict")
+
+    with monkeypatch.context() as patch, pytest.raises(ChangefeedError) as caught:
+        patch.setattr(duckdb, "connect", closing)
+        opened(tmp_path / "db", source)
+    assert caught.value.code.number == "CF5001" and "tried again" in str(caught.value.hint)
+
+
 def test_the_pace_follows_the_cost_of_a_merge() -> None:
     sink = WarehouseSink(DuckDB("unused"))
     assert sink.pace == PACE

@@ -1,0 +1,24 @@
+"""A DuckDB file that a test reads while a feed of the same process opens and closes it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import duckdb
+
+
+def opened(path: str | Path, *, read_only: bool = False) -> duckdb.DuckDBPyConnection:
+    """A connection to the file, once no other of this process is at its opening or closing.
+
+    Connections of one process share a database. While the last of them closes, DuckDB refuses the
+    next one ("Unique file handle conflict"), for a moment.
+    """
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return duckdb.connect(str(path), read_only=read_only)
+        except duckdb.ResourceInUseException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
