@@ -6,9 +6,29 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 
 T = TypeVar("T")
+
+CA_CERT = Parameter(
+    "ca_cert", "The authority that signed the server's certificate, PEM.", Kind.BASE64
+)
+
+#: What a client of HTTPS or of a broker with TLS is told.
+TLS = (
+    CA_CERT,
+    Parameter("client_cert", "The client's certificate, PEM; needs client_key.", Kind.BASE64),
+    Parameter("client_key", "Its key, PEM.", Kind.BASE64, secret=True),
+    Parameter(
+        "insecure_tls_skip_verify",
+        "Does not check the server's certificate.",
+        Kind.FLAG,
+        default="false",
+    ),
+)
+
+TOPIC_PREFIX = Parameter("topic_prefix", "Stands before the name of every topic.")
 
 
 class Parameters:
@@ -19,8 +39,8 @@ class Parameters:
         ChangefeedError: the URI cannot be taken apart.
     """
 
-    def __init__(self, uri: str) -> None:
-        self.url = SinkURL(uri)
+    def __init__(self, uri: str, declared: Sequence[Parameter]) -> None:
+        self.url = SinkURL(uri, declared)
         self.found: list[ChangefeedError] = []
 
     @property
@@ -58,9 +78,10 @@ class Parameters:
         take = self.url.take_int
         return self.attempt(lambda: take(name, default, least=least, most=most), None) or default
 
-    def choice(self, name: str, values: Sequence[str]) -> str:
-        """One of ``values``, the first when the parameter is absent."""
-        return self.attempt(lambda: self.url.take_choice(name, values), None) or values[0]
+    def choice(self, name: str) -> str:
+        """One of the declared values, the first when the parameter is absent."""
+        first = self.url.declared(name).values[0]
+        return self.attempt(lambda: self.url.take_choice(name), None) or first
 
     def base64(self, name: str) -> bytes | None:
         """What base 64 stands for."""

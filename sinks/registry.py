@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.uri import UnknownParameters
+from changefeed.core.parameters import Parameter, of_scheme
 from sinks.base import Capabilities, OwnsTargets, Sink
 
 GROUP = "changefeed.sinks"
@@ -320,18 +320,13 @@ def check(uri: str, options: Mapping[str, object] | None = None) -> list[Changef
     return found
 
 
-def parameters(scheme: str) -> tuple[str, ...]:
-    """The parameters that a URI of this scheme takes; empty where the sink does not say.
+def parameters(scheme: str) -> tuple[Parameter, ...]:
+    """The parameters that a URI of this scheme takes; imports its module, not the client it uses.
 
-    The sinks read their parameters one by one and refuse what is left, naming what they know: so
-    they are asked with one that no sink has. Nothing is connected.
+    Raises:
+        ChangefeedError: CF1201, there is no such scheme.
     """
-    example = entry(scheme).example
-    asked = f"{example}{'&' if '?' in example else '?'}changefeed_parameters=1"
-    for problem in check(asked):
-        if isinstance(problem, UnknownParameters):
-            return problem.known
-    return ()
+    return of_scheme(getattr(_load(scheme), "parameters", ()), scheme)
 
 
 def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callable[[str], str]:

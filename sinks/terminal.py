@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow, Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
 ROWS = 10_000
@@ -25,6 +26,7 @@ class TerminalSink:
     """A bounded queue: the feed writes on one side, the client iterates on the other."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(formats=("json", "csv"))
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Parameter, of_scheme
+from changefeed.core.secret_names import is_secret
 from grammar.spelling import did_you_mean
 
 #: What stands in place of a secret, as in CockroachDB's listings.
@@ -24,22 +26,9 @@ _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.\-]*):")
 _AUTHORITY_END = re.compile(r"[/?#]")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]*(?:%[\w.~%-]+)?\]|[^:@\[\]\s]*)(?::\d{0,5})?\Z", re.ASCII)
 
-#: Parameters whose value is a secret, by a part of their name.
-_SECRET = re.compile(
-    r"pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
-    r"|^sig$|^code$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$"
-    r"|^header\.|sse\.key$|\.sas\.",
-    re.IGNORECASE,
-)
-_PUBLIC = frozenset({"sasl_token_url"})
 _SECRET_INSIDE = re.compile(
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|credentials?|key|auth)\s*[=:]", re.IGNORECASE
 )
-
-
-def is_secret(name: str) -> bool:
-    """The value of a parameter of this name is never shown."""
-    return name.lower() not in _PUBLIC and bool(_SECRET.search(name))
 
 
 # ------------------------------------------------------------------------------- parts
@@ -152,18 +141,6 @@ def _parameters(query: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------- sink URLs
 
 
-class UnknownParameters(ChangefeedError):
-    """Parameters that the sink does not have.
-
-    Attributes:
-        known: those that it has; ``name*`` stands for all that begin so.
-    """
-
-    def __init__(self, code: str, message: str, *, hint: str, known: tuple[str, ...]) -> None:
-        super().__init__(code, message, hint=hint)
-        self.known = known
-
-
 class SinkURL:
     """A sink's URI whose parameters are consumed: what is left at :meth:`finish` is an error.
 
@@ -172,8 +149,13 @@ class SinkURL:
         scheme, hosts, user, password, path: as in :class:`Parts`.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, declared: Sequence[Parameter] | None = None) -> None:
         """Take ``text`` apart.
+
+        Args:
+            text: the URI.
+            declared: the parameters of the sink, of all its schemes: no other one may be asked for.
+                None: whatever is asked for is a parameter.
 
         Raises:
             ChangefeedError: CF1201, it is empty or malformed.
@@ -190,7 +172,8 @@ class SinkURL:
         self.password = parts.password
         self.path = parts.path
         self._left: dict[str, str] = {}
-        self._known: list[str] = []
+        self._declared = None if declared is None else of_scheme(declared, parts.scheme)
+        self._known: list[str] = [one.name for one in self._declared or ()]
         for name, value in parts.parameters:
             if name in self._left:
                 raise ChangefeedError("CF1207", f"param {name} is given twice")
@@ -274,9 +257,13 @@ class SinkURL:
             raise ChangefeedError("CF1207", f"param {name} must be base 64 encoded") from None
 
     def take_choice(
-        self, name: str, choices: Sequence[str], default: str | None = None
+        self, name: str, choices: Sequence[str] = (), default: str | None = None
     ) -> str | None:
-        """Consume one of ``choices``, in any case; as ``choices`` spells it."""
+        """Consume one of ``choices``, in any case; as ``choices`` spells it.
+
+        Of a declared parameter the choices are its ``values``.
+        """
+        choices = choices or self.declared(name).values
         value = self.take_str(name)
         if value is None:
             return default
@@ -315,13 +302,24 @@ class SinkURL:
         return {name: self._left.pop(name) for name in names}
 
     def _know(self, name: str) -> None:
-        if name not in self._known:
-            self._known.append(name)
+        if name in self._known:
+            return
+        if self._declared is not None:
+            raise ValueError(
+                f"the sink {self.scheme} reads a parameter it does not declare: {name}"
+            )
+        self._known.append(name)
 
-    @property
-    def known(self) -> tuple[str, ...]:
-        """The parameters asked for so far: what this sink knows."""
-        return tuple(self._known)
+    def declared(self, name: str) -> Parameter:
+        """The declaration of a parameter.
+
+        Raises:
+            ValueError: the sink does not declare it.
+        """
+        for one in self._declared or ():
+            if one.name == name:
+                return one
+        raise ValueError(f"the sink {self.scheme} does not declare a parameter {name}")
 
     def finish(self, kind: str | None = None) -> None:
         """Call when every parameter was asked for.
@@ -332,20 +330,29 @@ class SinkURL:
         Raises:
             ChangefeedError: CF1202, naming the parameters nobody asked for.
         """
-        if not self._left:
-            return
-        names = sorted(self._left)
+        known = self._declared or ()
+        idle = [name for name in self._left if any(one.means(name) for one in known)]
+        names = sorted(set(self._left) - set(idle))
+        if names:
+            raise self._unknown(kind or self.scheme, names)
+        if idle:
+            raise ChangefeedError(
+                "CF1207",
+                f"param {idle[0]} has no effect beside the other parameters of this URI",
+                hint="leave it out.",
+            )
+
+    def _unknown(self, kind: str, names: Sequence[str]) -> ChangefeedError:
         guesses = [
             f'"{near}" for "{name}"'
             for name in names
             if (near := did_you_mean(name, self._known)) and near != name
         ]
         listed = f"it takes {', '.join(self._known)}" if self._known else "it takes none"
-        raise UnknownParameters(
+        return ChangefeedError(
             "CF1202",
-            f"unknown {kind or self.scheme} sink query parameters: [{', '.join(names)}]",
-            hint=f"did you mean {', '.join(guesses)}?" if guesses else listed,
-            known=self.known,
+            f"unknown {kind} sink query parameters: [{', '.join(names)}]",
+            hint=f"did you mean {', '.join(guesses)}? {listed}" if guesses else listed,
         )
 
     def redacted(self) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.uri import is_secret
+from changefeed.core.secret_names import is_secret
 from changefeed.options.table import OPTIONS
 from grammar.split import Kind, lexemes
 

@@ -289,23 +289,28 @@ def _connection_uris(fits: Suggestions, known: Known) -> Iterator[Choice]:
 
 
 def _parameters(uri: str) -> Iterator[Choice]:
-    """The parameters of the sink that the URI does not have yet; ``fs.*`` ones are only begun."""
+    """The parameters of the sink that the URI does not have yet (``fs.*`` are only begun), or the
+    values of the last one."""
     from changefeed.api import sink_parameters
 
     try:
-        names = sink_parameters(uri.partition(":")[0].lower())
+        declared = sink_parameters(uri.partition(":")[0].lower())
     except ChangefeedError:
         return  # an unknown scheme: the statement itself will say so
     head, _, query = uri.partition("?")
     *given, begun = query.split("&")
-    if "=" in begun:
+    name, equals, _ = begun.partition("=")
+    if equals:
+        values = next((one.values for one in declared if one.name == name), ())
+        stem = uri[: len(uri) - len(begun)]
+        yield from (Choice(f"{stem}{name}={v}", "value", string=True, literal=True) for v in values)
         return
     have = {part.partition("=")[0] for part in given}
     stem = "&".join([f"{head}?" + "&".join(given), ""]) if given else f"{head}?"
-    for name in names:
-        if name not in have:
-            text = name.removesuffix("*") if name.endswith("*") else f"{name}="
-            yield Choice(stem + text, "parameter", string=True, literal=True)
+    for one in declared:
+        if one.name not in have:
+            text = one.name.removesuffix("*") if one.begins else f"{one.name}="
+            yield Choice(stem + text, one.summary, string=True, literal=True)
 
 
 def _paths(lead: str, typed: str) -> Iterator[Choice]:

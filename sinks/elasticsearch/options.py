@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.options import ExistingTarget
 from changefeed.options.types import parse_duration, parse_size
 from sinks.elasticsearch.names import index_name
 from sinks.ownership import policy_of
-from sinks.parameters import Parameters
+from sinks.parameters import TLS, Parameters
 
 DEFAULT_PORT = 9200
 SECURE_SCHEME = "elasticsearch+https"
@@ -20,6 +21,29 @@ SECURE_SCHEME = "elasticsearch+https"
 #: ``json``: what a json column is in a new index.
 JSON_MAPPINGS = ("flattened", "object", "stored")
 REFRESHES = ("false", "true", "wait_for")
+
+#: What the URIs of the two schemes take.
+PARAMETERS = (
+    Parameter("index_prefix", "Stands before the name of every index."),
+    Parameter("index", "One index for all tables.", default="an index per table"),
+    Parameter("api_key", "An API key, instead of user and password.", secret=True),
+    *TLS,
+    Parameter(
+        "dead_letter_index", "The index of refused documents.", default="none: the table stops"
+    ),
+    Parameter(
+        "json",
+        "What a json column is in a new index.",
+        Kind.CHOICE,
+        JSON_MAPPINGS,
+        JSON_MAPPINGS[0],
+    ),
+    Parameter("bulk_size", "The most documents in a request.", Kind.NUMBER, default="5000"),
+    Parameter("bulk_bytes", "The most bytes in a request.", Kind.SIZE, default="8MB"),
+    Parameter("in_flight", "The most requests under way at once.", Kind.NUMBER, default="4"),
+    Parameter("refresh", "Bulk's parameter of that name.", Kind.CHOICE, REFRESHES, REFRESHES[0]),
+    Parameter("timeout", "How long a request may take.", Kind.DURATION, default="60s"),
+)
 
 T = TypeVar("T")
 
@@ -115,9 +139,9 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
         bulk_size=url.number("bulk_size", 5_000, 1, 1_000_000),
         bulk_bytes=url.size("bulk_bytes", 8_000_000),
         in_flight=url.number("in_flight", 4, 1, 64),
-        refresh=url.choice("refresh", REFRESHES),
+        refresh=url.choice("refresh"),
         timeout=url.duration("timeout", 60.0),
-        json=url.choice("json", JSON_MAPPINGS),
+        json=url.choice("json"),
         compress=options.get("compression") == "gzip",
         envelope=str(options.get("envelope") or "row"),
         existing=policy_of(options),
@@ -129,6 +153,9 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
 
 class _Reader(Parameters):
     """Those of an Elasticsearch."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, PARAMETERS)
 
     @property
     def secure(self) -> bool:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
@@ -24,7 +25,7 @@ from sinks.elasticsearch.client import Cluster
 from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
 from sinks.elasticsearch.marks import Marks, show
-from sinks.elasticsearch.options import Settings, parse
+from sinks.elasticsearch.options import PARAMETERS, Settings, parse
 from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below
 
 #: A batch of more bytes is made operations in several goes: an array of Arrow holds 2 GiB.
@@ -40,6 +41,7 @@ class ElasticsearchSink:
         exactly_once=True,
         compressions=("none", "gzip"),
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: Settings = parse(uri, options or {})

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.options.types import parse_duration, parse_size
 from sinks.files.names import PARTITION_FORMATS, Buckets
-from sinks.files.places.spec import LOCAL, PlaceSpec, place_of
+from sinks.files.places.spec import LOCAL, PLACE_PARAMETERS, PlaceSpec, place_of
 from sinks.files.writers import EXTENSIONS, PACKINGS
-from sinks.parameters import Parameters
+from sinks.parameters import TOPIC_PREFIX, Parameters
 
 DEFAULT_FILE_SIZE = 16_000_000
 """Bytes before compression after which a file is closed (CockroachDB's default, 16MB)."""
@@ -22,6 +23,35 @@ DEFAULT_FILE_SIZE = 16_000_000
 DISK_INTERVAL, STORE_INTERVAL = 1.0, 10.0
 
 MANIFEST = ("yes", "no")
+
+#: What the URIs of all the schemes take.
+PARAMETERS = (
+    *PLACE_PARAMETERS,
+    Parameter(
+        "partition_format",
+        "The folders that files are put into, by time.",
+        Kind.CHOICE,
+        tuple(PARTITION_FORMATS),
+        next(iter(PARTITION_FORMATS)),
+    ),
+    Parameter(
+        "manifest",
+        "Whether a folder gets a manifest when it is complete.",
+        Kind.CHOICE,
+        MANIFEST,
+        "yes with partition_format=minute",
+    ),
+    Parameter(
+        "file_size", "Bytes before compression at which a file ends.", Kind.SIZE, default="16MB"
+    ),
+    Parameter(
+        "flush_interval",
+        "How long changes gather before they become files.",
+        Kind.DURATION,
+        default="1s on a disk, 10s elsewhere",
+    ),
+    TOPIC_PREFIX,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +89,11 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     Raises:
         ChangefeedError: all problems found (``Problems`` when there are several).
     """
-    parameters = Parameters(uri)
+    parameters = Parameters(uri, PARAMETERS)
     url, found = parameters.url, parameters.found
     place = place_of(parameters)
-    partition = parameters.choice("partition_format", tuple(PARTITION_FORMATS))
-    manifests = parameters.attempt(lambda: url.take_choice("manifest", MANIFEST), None)
+    partition = parameters.choice("partition_format")
+    manifests = parameters.attempt(lambda: url.take_choice("manifest"), None)
     size = parameters.attempt(lambda: _size(parameters.text("file_size")), DEFAULT_FILE_SIZE)
     usual = DISK_INTERVAL if place.kind == LOCAL else STORE_INTERVAL
     interval = parameters.attempt(

@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
-from sinks.files.options import FilesSettings, parse
+from sinks.files.options import PARAMETERS, FilesSettings, parse
 from sinks.files.places.base import CanLook, Move, Place, explained
 from sinks.files.places.opening import open_place
 from sinks.files.places.spec import LOCAL, WEB
@@ -49,6 +50,7 @@ class FilesSink:
         compressions=COMPRESSIONS,
         shared_topics=True,
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: FilesSettings = parse(uri, options or {})

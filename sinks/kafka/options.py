@@ -7,19 +7,88 @@ parameters become the same SASL settings. Texts of the errors follow CockroachDB
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.encoding.registry import parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
 from changefeed.options.types import parse_duration
 from sinks.naming import kafka_topic_name
-from sinks.parameters import Parameters
+from sinks.parameters import TLS, TOPIC_PREFIX, Parameters
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PROGRESS_TOPIC = "_changefeed_progress"
 DEFAULT_PORT = 9092
 HUB_PORT = 9093
+
+_KAFKA, _CONFLUENT, _HUB = ("kafka",), ("confluent-cloud",), ("azure-event-hub",)
+
+
+def _of_kafka(
+    name: str, summary: str, kind: Kind = Kind.TEXT, *, default: str = "", secret: bool = False
+) -> Parameter:
+    return Parameter(name, summary, kind, default=default, secret=secret, schemes=_KAFKA)
+
+
+#: What the URIs of the three schemes take.
+PARAMETERS = (
+    TOPIC_PREFIX,
+    Parameter("kafka_topic_prefix", "The same as topic_prefix."),
+    Parameter("topic_name", "One topic for all tables.", default="a topic per table"),
+    Parameter(
+        "progress_topic",
+        "The topic that keeps the progress of feeds with delivery = 'exactly_once'.",
+        default=PROGRESS_TOPIC,
+    ),
+    Parameter(
+        "transaction_timeout",
+        "How long the broker lets a transaction of delivery = 'exactly_once' stay open.",
+        Kind.DURATION,
+        default="the client's",
+    ),
+    Parameter(
+        "schema_topic", "A topic that gets every change of a table's schema.", default="none"
+    ),
+    Parameter(
+        "confluent_schema_registry",
+        "The schema registry for format = 'avro' and 'protobuf'; also an option.",
+        Kind.URL,
+    ),
+    Parameter("avro_schema_prefix", "Prefix of the registry's subjects; also an option."),
+    _of_kafka("tls_enabled", "Connects by TLS.", Kind.FLAG, default="false"),
+    *(replace(one, schemes=_KAFKA) for one in TLS),
+    _of_kafka("sasl_enabled", "Logs in by SASL.", Kind.FLAG, default="false"),
+    _of_kafka(
+        "sasl_handshake", "Has to be true: this client always does it.", Kind.FLAG, default="true"
+    ),
+    Parameter(
+        "sasl_mechanism",
+        "How SASL logs in.",
+        Kind.CHOICE,
+        MECHANISMS,
+        MECHANISMS[0],
+        schemes=_KAFKA,
+    ),
+    Parameter(
+        "sasl_grant_type",
+        "How OAUTHBEARER gets its token.",
+        Kind.CHOICE,
+        ("client_credentials",),
+        "client_credentials",
+        schemes=_KAFKA,
+    ),
+    _of_kafka("sasl_user", "The user, of PLAIN and SCRAM."),
+    _of_kafka("sasl_password", "The user's password.", secret=True),
+    _of_kafka("sasl_client_id", "The client, of OAUTHBEARER."),
+    _of_kafka("sasl_client_secret", "The client's secret.", secret=True),
+    _of_kafka("sasl_token_url", "Where OAUTHBEARER gets its token.", Kind.URL),
+    _of_kafka("sasl_scopes", "Scopes of the token.", default="none"),
+    Parameter("api_key", "The API key.", secret=True, schemes=_CONFLUENT),
+    Parameter("api_secret", "The API key's secret.", secret=True, schemes=_CONFLUENT),
+    Parameter("shared_access_key_name", "The name of the shared access key.", schemes=_HUB),
+    Parameter("shared_access_key", "The shared access key.", secret=True, schemes=_HUB),
+)
 
 #: What every producer of ours runs with, before the user's settings.
 BASE: dict[str, str] = {
@@ -159,6 +228,9 @@ def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
 class _Reader(Parameters):
     """Those of a Kafka."""
 
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, PARAMETERS)
+
     def duration(self, name: str) -> float:
         """Seconds; 0 when the parameter is absent."""
         text = self.text(name)
@@ -232,8 +304,8 @@ _OPTIONAL = frozenset({"sasl_scopes"})
 def _sasl(url: _Reader) -> dict[str, str]:
     enabled = url.flag("sasl_enabled")
     handshake = url.flag("sasl_handshake", True)
-    mechanism = url.choice("sasl_mechanism", MECHANISMS)
-    grant = url.choice("sasl_grant_type", ("client_credentials",))
+    mechanism = url.choice("sasl_mechanism")
+    grant = url.choice("sasl_grant_type")
     names = (*_PASSWORD_LOGIN, *_TOKEN_LOGIN)
     given = {name: value for name in names if (value := url.text(name)) is not None}
     if not enabled:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.kafka.channel import (
@@ -37,7 +38,7 @@ from sinks.kafka.channel import (
     parse_headers,
 )
 from sinks.kafka.errors import Reasons
-from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings, parse
+from sinks.kafka.options import PARAMETERS, PRODUCER_ONLY, KafkaSettings, parse
 from sinks.kafka.producers import open_channel
 from sinks.kafka.schemas import Announcements
 from sinks.kafka.topics import Topics
@@ -65,6 +66,7 @@ class KafkaSink:
         resolved_by_topic=True,
         shared_topics=True,
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
     stall_seconds: float = STALL_SECONDS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
@@ -64,6 +65,27 @@ _CATALOG_SETTINGS = (
     "prefix",
 )
 
+_ICEBERG = ("iceberg",)
+_CATALOGS = ("hadoop", "rest", "jdbc")
+
+#: What URIs of the two schemes take.
+PARAMETERS = (
+    Parameter(
+        "type",
+        "The kind of catalog; always needed.",
+        Kind.CHOICE,
+        _CATALOGS,
+        schemes=_ICEBERG,
+    ),
+    Parameter("uri", "The catalog's address, of type rest and jdbc.", Kind.URL, schemes=_ICEBERG),
+    Parameter("warehouse", "Where the tables' files are.", Kind.PATH, schemes=_ICEBERG),
+    *(
+        Parameter(f"{name}*", "Settings of Iceberg's catalog.", schemes=_ICEBERG)
+        for name in _CATALOG_SETTINGS
+    ),
+    *(Parameter(f"{name}*", "Settings of Hadoop's filesystems.") for name in HADOOP),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -97,7 +119,7 @@ def place_of(uri: str) -> Place:
     Raises:
         ChangefeedError: CF1201, CF1202, CF1207.
     """
-    url = SinkURL(uri)
+    url = SinkURL(uri, PARAMETERS)
     if url.user is not None:
         raise ChangefeedError(
             "CF1201",
@@ -136,7 +158,7 @@ def _iceberg(url: SinkURL) -> Place:
             "a URI of iceberg names a namespace behind the catalog",
             hint=f"for example iceberg://{catalog}/shop?type=hadoop&warehouse=/srv/lake.",
         )
-    kind = url.take_choice("type", ("hadoop", "rest", "jdbc"))
+    kind = url.take_choice("type")
     if kind is None:
         raise ChangefeedError("CF1207", "param type must be hadoop, rest or jdbc")
     root = scheme = ""

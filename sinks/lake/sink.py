@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import (
     DELETES,
@@ -48,7 +49,7 @@ from sinks.lake import delta, hdfs, iceberg, merge
 from sinks.lake.applied import Applied
 from sinks.lake.compare import LakeComparison, staged_source
 from sinks.lake.failure import told
-from sinks.lake.place import place_of
+from sinks.lake.place import PARAMETERS, place_of
 from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, read, settled, stage
 from sinks.lake.table import OWNER, LakeTable, Rows, known_as
 from sinks.lake.upkeep import Upkeep
@@ -80,6 +81,7 @@ class LakeSink:
     """The tables of one feed at one place. One thread at a time uses an object."""
 
     capabilities: ClassVar[Capabilities]
+    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Check the URI and the options; nothing is connected.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.uri import SinkURL
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
@@ -17,9 +18,10 @@ class NullSink:
     capabilities: ClassVar[Capabilities] = Capabilities(
         formats=("json", "avro", "protobuf", "csv", "parquet"), executor=True, exactly_once=True
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:
-        SinkURL(uri).finish()
+        SinkURL(uri, self.parameters).finish()
         self.rows = self.bytes = self.marks = 0
         self._lock = threading.Lock()
 

@@ -31,6 +31,7 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import DELETES, Deletes
@@ -60,6 +61,7 @@ class ReaderSink:
     """Keeps scans for one consumer, and how far that consumer is."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(accepts=Accepts.ROWS, resolved=False)
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Take the URI apart; nothing is touched.
@@ -67,7 +69,7 @@ class ReaderSink:
         Raises:
             ChangefeedError: CF1201, the URI names no absolute directory.
         """
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         url.finish()
         if url.hosts or not url.path.strip("/"):
             raise ChangefeedError(

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 
 PREFIX = "experimental-sql:///"
@@ -51,6 +52,7 @@ class TableSink:
     """Messages into a table, each once."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True)
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self._url = database_url(uri, str((options or {}).get("state_url") or ""))

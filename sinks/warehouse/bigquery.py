@@ -11,17 +11,36 @@ import binascii
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
 
 #: Seconds between rounds: 960 load jobs a day and table.
 INTERVAL = 90
 
+CREDENTIALS = Parameter(
+    "credentials",
+    "A service account's key: the path of its JSON file, or its content in base 64.",
+    default="what the machine is given",
+    secret=True,
+)
+
 
 class BigQuerySink(PacedSink):
     """``bigquery://project/dataset?location=&credentials=&gcs_bucket=&load_interval=``."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("location", "Where a dataset that is missing is made."),
+        CREDENTIALS,
+        Parameter("gcs_bucket", "Files are loaded from this bucket.", default="sent directly"),
+        Parameter(
+            "load_interval", "Seconds between two rounds.", Kind.NUMBER, default=str(INTERVAL)
+        ),
+        Parameter("api_endpoint", "Another server, such as an emulator.", Kind.URL),
+    )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Read the URI.
@@ -29,7 +48,7 @@ class BigQuerySink(PacedSink):
         Raises:
             ChangefeedError: it is malformed, or the credentials are no key of a service account.
         """
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         project, dataset = url.host, url.path.strip("/")
         if not project or not dataset or "/" in dataset:
             raise ChangefeedError(

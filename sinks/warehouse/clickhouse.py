@@ -6,8 +6,10 @@ How rows are kept is :mod:`.clickhouse_keeping`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
@@ -22,13 +24,18 @@ _PLAIN, _TLS = 8123, 8443
 class ClickHouseSink(WarehouseSink):
     """``clickhouse://user:password@host:8123/database?tls_enabled=&ca_cert_file=``."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("ca_cert_file", "The authority that signed the server's certificate.", Kind.PATH),
+        Parameter("tls_enabled", "Connects by TLS.", Kind.FLAG, default="true with ca_cert_file"),
+    )
+
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Read the URI.
 
         Raises:
             ChangefeedError: it is malformed.
         """
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         database = url.path.strip("/")
         authority = url.take_str("ca_cert_file")
         tls = url.take_bool("tls_enabled", authority is not None)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
@@ -279,8 +280,12 @@ class DuckDB(Warehouse):
 class DuckDBSink(WarehouseSink):
     """``duckdb:///path/file.duckdb?schema=name``."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("schema", "The schema of the tables.", default="DuckDB's own, main"),
+    )
+
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         schema = url.take_str("schema") or ""
         url.finish("duckdb")
         if url.host or not url.path.strip("/"):

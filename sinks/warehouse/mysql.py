@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
@@ -292,8 +293,14 @@ def _text(value: object) -> str:
 class MySQLSink(WarehouseSink):
     """``mysql://user:password@host:3306/database?tls_enabled=&ca_cert_file=``."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("schema", "Another database than the path names."),
+        Parameter("ca_cert_file", "The authority that signed the server's certificate.", Kind.PATH),
+        Parameter("tls_enabled", "Connects by TLS.", Kind.FLAG, default="true with ca_cert_file"),
+    )
+
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         database = url.take_str("schema") or url.path.strip("/")
         authority = url.take_str("ca_cert_file")
         encrypted = url.take_bool("tls_enabled", authority is not None)

@@ -13,6 +13,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
 from sinks.warehouse.explained import explained
@@ -249,13 +251,36 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
 }
 
 
+#: Parameters of libpq that a URI may have: name, how its value is written, what it is.
+_LIBPQ = (
+    ("host", Kind.TEXT, "libpq's parameter: the host, or the folder of a socket."),
+    ("port", Kind.TEXT, "libpq's parameter."),
+    ("sslmode", Kind.TEXT, "libpq's parameter: how TLS is used."),
+    ("sslrootcert", Kind.PATH, "libpq's parameter: the authority of the server's certificate."),
+    ("sslcert", Kind.PATH, "libpq's parameter: the client's certificate."),
+    ("sslkey", Kind.PATH, "libpq's parameter: the certificate's key."),
+    ("sslpassword", Kind.TEXT, "libpq's parameter: what the key is encrypted with."),
+    ("passfile", Kind.PATH, "libpq's parameter: where the password is."),
+    ("target_session_attrs", Kind.TEXT, "libpq's parameter: which of several hosts."),
+    ("connect_timeout", Kind.TEXT, "libpq's parameter, in seconds."),
+    ("keepalives", Kind.TEXT, "libpq's parameter."),
+    ("gssencmode", Kind.TEXT, "libpq's parameter."),
+    ("channel_binding", Kind.TEXT, "libpq's parameter."),
+)
+
+
 class PostgreSQLSink(WarehouseSink):
     """``postgresql://user:password@host:port/database?schema=public`` and libpq's parameters."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("schema", "The schema of the tables.", default="public"),
+        *(Parameter(name, said, kind, secret=is_secret(name)) for name, kind, said in _LIBPQ),
+    )
+
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         schema = url.take_str("schema") or "public"
-        for name in _LIBPQ:
+        for name, _, _ in _LIBPQ:
             url.take_str(name)
         url.finish("postgresql")
         if not url.path.strip("/"):
@@ -267,24 +292,6 @@ class PostgreSQLSink(WarehouseSink):
         host = url.host or "local socket"
         place = f"PostgreSQL {host}/{url.path.strip('/')}"
         super().__init__(PostgreSQL(_for_libpq(uri), schema, place), options)
-
-
-#: Parameters of libpq that a URI may have.
-_LIBPQ = (
-    "host",
-    "port",
-    "sslmode",
-    "sslrootcert",
-    "sslcert",
-    "sslkey",
-    "sslpassword",
-    "passfile",
-    "target_session_attrs",
-    "connect_timeout",
-    "keepalives",
-    "gssencmode",
-    "channel_binding",
-)
 
 
 def _for_libpq(uri: str) -> str:

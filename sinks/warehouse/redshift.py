@@ -18,6 +18,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     COMMON_ERA,
@@ -127,13 +128,22 @@ class Redshift(PostgreSQL):
         self.run([Statement(head + values, table) for values in packets(rows)])
 
 
+_SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+
+
 class RedshiftSink(WarehouseSink):
     """``redshift://user:password@cluster:5439/database?schema=public&sslmode=``."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("schema", "The schema of the tables.", default="public"),
+        Parameter("sslmode", "libpq's parameter.", Kind.CHOICE, _SSL_MODES, "libpq's"),
+        Parameter("sslrootcert", "libpq's parameter.", Kind.PATH),
+    )
+
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         schema = url.take_str("schema") or "public"
-        url.take_choice("sslmode", ("disable", "prefer", "require", "verify-ca", "verify-full"))
+        url.take_choice("sslmode")
         url.take_str("sslrootcert")
         url.finish("redshift")
         database = url.path.strip("/")

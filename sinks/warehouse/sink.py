@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget
 from sinks.base import (
@@ -118,6 +119,7 @@ class WarehouseSink:
         resolved_by_topic=True,
         compares=True,
     )
+    parameters: ClassVar[tuple[Parameter, ...]]
 
     def __init__(
         self,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
 
@@ -17,6 +19,19 @@ _DEFAULT_SCHEMA = "public"
 class SnowflakeSink(PacedSink):
     """``snowflake://user:password@account/database[/schema]?warehouse=&role=&..``."""
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("warehouse", "The virtual warehouse that runs the statements."),
+        Parameter("role", "The role of the session."),
+        Parameter("private_key", "The user's private key, PEM.", Kind.BASE64, secret=True),
+        Parameter("passphrase", "What the private key is encrypted with.", secret=True),
+        Parameter("token", "An OAuth token, or a programmatic access token.", secret=True),
+        Parameter("authenticator", "How to log in, as Snowflake's client has it."),
+        Parameter(
+            "load_interval", "Seconds between two rounds.", Kind.NUMBER, default=str(INTERVAL)
+        ),
+        Parameter("api_endpoint", "Another server, such as a stand-in.", Kind.URL),
+    )
+
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Read the URI.
 
@@ -26,7 +41,7 @@ class SnowflakeSink(PacedSink):
         # Snowflake's library takes a second to import: not before somebody wants this sink.
         from sinks.warehouse.snowflake_client import Login, SnowflakeWarehouse
 
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         database, _, schema = url.path.strip("/").partition("/")
         if not url.host or not database or "/" in schema:
             raise ChangefeedError(

@@ -16,6 +16,7 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
 from sinks.base import Capabilities, Delivery, Epoch, Receipt, Target
@@ -23,7 +24,7 @@ from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse import spanner_keeping as keeping
-from sinks.warehouse.bigquery import service_account_key
+from sinks.warehouse.bigquery import CREDENTIALS, service_account_key
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.owning import Holding
 from sinks.warehouse.sink import WarehouseSink, _Known, _new_batch, _Pending, _top
@@ -43,6 +44,10 @@ class SpannerSink(WarehouseSink):
     capabilities: ClassVar[Capabilities] = replace(
         WarehouseSink.capabilities, round_rows=50_000, compares=False
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        CREDENTIALS,
+        Parameter("endpoint", "An emulator on this machine, host:port.", Kind.URL),
+    )
     #: Of a commit's 80,000 mutations and 100 MB: what is left is for the target's indexes.
     #: Where that is not enough it gets less, down to the fewest.
     most_cells: int = 40_000
@@ -55,7 +60,7 @@ class SpannerSink(WarehouseSink):
         Raises:
             ChangefeedError: it is malformed, or the options ask for what Spanner is not kept with.
         """
-        url = SinkURL(uri)
+        url = SinkURL(uri, self.parameters)
         path = url.path.strip("/").split("/")
         if not url.host or len(path) != 2 or not all(path):
             raise ChangefeedError(

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from changefeed.options.sink_config import Retry, WebhookSinkConfig
-from sinks.parameters import Parameters
+from sinks.parameters import TLS, TOPIC_PREFIX, Parameters
 
 MAX_MESSAGES = 1_000
 MAX_BYTES = 1_000_000
@@ -21,6 +22,18 @@ MAX_BYTES = 1_000_000
 
 DEFAULT_PARALLEL = 4
 MOST_PARALLEL = 64
+
+#: What is not the endpoint's own.
+PARAMETERS = (
+    *TLS,
+    Parameter(
+        "parallel",
+        "The most requests under way at once; rows of one key are never in two.",
+        Kind.NUMBER,
+        default=str(DEFAULT_PARALLEL),
+    ),
+    TOPIC_PREFIX,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,7 @@ def parse(uri: str, options: Mapping[str, object]) -> WebhookSettings:
     Raises:
         ChangefeedError: all problems found (``Problems`` when there are several).
     """
-    reader = Parameters(uri)
+    reader = Parameters(uri, PARAMETERS)
     url = reader.url
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(

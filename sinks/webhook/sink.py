@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Parameter
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
 from sinks.naming import kafka_topic_name
 from sinks.webhook.body import Parcel, batch_key, body, by_lane, count, halves
 from sinks.webhook.lanes import Lanes
-from sinks.webhook.options import WebhookSettings, parse
+from sinks.webhook.options import PARAMETERS, WebhookSettings, parse
 
 if TYPE_CHECKING:
     from sinks.webhook.client import Client
@@ -34,6 +35,7 @@ class WebhookSink:
         topic_in_value=True,
         compressions=("none", "gzip", "zstd"),
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: WebhookSettings = parse(uri, options or {})

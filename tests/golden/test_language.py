@@ -23,6 +23,7 @@ from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem, point
 from grammar.split import split
 from grammar.suggest import complete
+from sinks import parameter_docs
 from tests.golden import message_page, runner
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -165,6 +166,13 @@ def test_the_page_of_options_is_the_table(rewrite: bool) -> None:
     if rewrite:
         page.write_text(option_docs.markdown(), "utf-8")
     assert page.read_text("utf-8") == option_docs.markdown()
+
+
+def test_the_page_of_parameters_is_what_the_sinks_declare(rewrite: bool) -> None:
+    page = DOCS / "sink-parameters.md"
+    if rewrite:
+        page.write_text(parameter_docs.markdown(), "utf-8")
+    assert page.read_text("utf-8") == parameter_docs.markdown()
 
 
 def test_the_page_of_errors_is_the_table(rewrite: bool) -> None:

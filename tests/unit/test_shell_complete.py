@@ -169,6 +169,9 @@ def test_parameters_of_a_uri() -> None:
     assert offered == [f"{head}topic_prefix=", f"{head}topic_name="]
     assert after(f"{head}topic_prefix=a&topic_") == [f"{head}topic_prefix=a&topic_name="]
     assert after(f"{head}topic_prefix=") == []
+    assert after(f"{head}a=b&sasl_mechanism=PL") == [f"{head}a=b&sasl_mechanism=PLAIN"]
+    (password,) = found(f"{head}sasl_pass")
+    assert password.display_meta_text == "The user's password."
     assert after("CREATE CHANGEFEED FOR t INTO 'nosuch://h?") == []
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.core.errors import ChangefeedError
-from changefeed.core.uri import sink_location
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.secret_names import is_secret
+from changefeed.core.uri import SinkURL, sink_location
+from changefeed.options import masking
 from sinks import registry
 from sinks.null.sink import NullSink
 from sinks.testing.conformance import CASES
@@ -140,15 +143,78 @@ def test_topic_namer(uri: str, expected: str) -> None:
     assert registry.topic_namer(uri)("shop.public.t") == expected
 
 
-def test_the_guide_names_every_scheme_parameter_and_case() -> None:
+def test_the_guide_names_every_scheme_and_case() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "sink-guide.md").read_text()
     wanted = {f"`{case.name}`" for case in CASES}
     wanted |= {f"{scheme}://" for scheme in registry.schemes()}
-    uris = ["kafka://h", "confluent-cloud://h", "azure-event-hub://h", "file:///d", "s3://b"]
-    for uri in (*uris, "gs://b", "azure://b", "hdfs://h", "https://h"):
-        (error,) = [e for e in registry.check(f"{uri}?qqqq=1") if e.code.number == "CF1202"]
-        wanted |= {f"`{name}`" for name in error.hint.removeprefix("it takes ").split(", ")}
     assert [text for text in sorted(wanted) if text not in guide] == []
+
+
+def _declared() -> list[tuple[str, Parameter]]:
+    return [(scheme, one) for scheme in registry.schemes() for one in registry.parameters(scheme)]
+
+
+def _given(scheme: str, name: str, value: str) -> list[ChangefeedError]:
+    """What is said of the scheme's example with one more parameter, or with another value of it."""
+    address, _, query = registry.entry(scheme).example.partition("?")
+    kept = [part for part in query.split("&") if part and part.partition("=")[0] != name]
+    return registry.check(f"{address}?{'&'.join([*kept, f'{name}={value}'])}")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "one"), _declared(), ids=lambda v: v if isinstance(v, str) else v.name
+)
+def test_a_declared_parameter_is_taken_as_what_it_is_declared(scheme: str, one: Parameter) -> None:
+    name = one.name.replace("*", "x")
+    assert is_secret(name) == one.secret or one.begins
+    about = [error for error in _given(scheme, name, "no%20such!") if name in str(error)]
+    assert [error for error in about if error.code is Code.UNKNOWN_PARAMETER] == []
+    if one.kind not in (Kind.TEXT, Kind.PATH, Kind.URL):
+        assert about, "a value of another kind is refused"
+    for value in one.values:
+        assert [e for e in _given(scheme, name, value) if "must be one of" in e.message] == []
+
+
+@pytest.mark.parametrize("scheme", [s for s in registry.schemes() if not s.startswith("webhook")])
+def test_an_unknown_parameter_is_an_error_that_lists_what_there_is(scheme: str) -> None:
+    if scheme == "experimental-sql":
+        return  # what follows is the database's
+    (error,) = [e for e in _given(scheme, "qqqq", "1") if e.code is Code.UNKNOWN_PARAMETER]
+    names = ", ".join(one.name for one in registry.parameters(scheme))
+    assert error.hint == (f"it takes {names}" if names else "it takes none")
+
+
+def test_what_is_shown_of_an_echoed_statement_is_declared_harmless() -> None:
+    harmless = {one.name for _, one in _declared() if not one.secret}
+    # binary is the parameter of a source.
+    assert sorted(masking._HARMLESS_PARAMETERS - harmless) == ["binary"]
+
+
+def test_a_parameter_that_is_read_and_not_declared_fails_loudly() -> None:
+    url = SinkURL("null://?x=1", NullSink.parameters)
+    with pytest.raises(ValueError, match="does not declare"):
+        url.take_str("x")
+
+
+def test_a_declared_parameter_that_nothing_reads_is_refused() -> None:
+    url = SinkURL("null://?x=1", (Parameter("x", "Something."),))
+    with pytest.raises(ChangefeedError) as caught:
+        url.finish()
+    assert "param x has no effect" in caught.value.message
+
+
+@pytest.mark.parametrize(("name", "secret"), [("hush", True), ("my_token", False)])
+def test_a_secret_says_so_by_its_name(name: str, secret: bool) -> None:
+    with pytest.raises(ValueError, match=name):
+        Parameter(name, "Something.", secret=secret)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [(Kind.CHOICE, ()), (Kind.TEXT, ("a",))], ids=["none", "needless"]
+)
+def test_a_choice_has_values(kind: Kind, values: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="choice"):
+        Parameter("x", "Something.", kind, values)
 
 
 def test_null_counts() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.uri import Host, SinkURL, is_secret, redact, split_uri
+from changefeed.core.secret_names import is_secret
+from changefeed.core.uri import Host, SinkURL, redact, split_uri
 
 
 def failure(code: str, make: object) -> ChangefeedError:
@@ -73,7 +74,7 @@ def test_leftovers_are_an_error_with_a_suggestion() -> None:
     assert url.take_str("topic_name") is None
     error = failure("CF1202", url.finish)
     assert error.message == "unknown kafka sink query parameters: [topik_name, zzz]"
-    assert error.hint == 'did you mean "topic_name" for "topik_name"?'
+    assert error.hint == 'did you mean "topic_name" for "topik_name"? it takes topic_name'
     assert "secret-value" not in repr(error)
 
 

@@ -9,14 +9,56 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
-from sinks.parameters import Parameters
+from sinks.parameters import CA_CERT, Parameters
 
 LOCAL, OBJECTS, WEB = "local", "objects", "web"
+
+_S3, _GS, _HDFS = ("s3",), ("gs",), ("hdfs",)
+_AZURE = ("azure", "azure-blob", "azure-storage")
+_WEB = ("https", "http", "file-https", "file-http")
+
+
+def _of(schemes: tuple[str, ...], name: str, summary: str, *, secret: bool = False) -> Parameter:
+    return Parameter(name, summary, secret=secret, schemes=schemes)
+
+
+#: What URIs of the stores take, one store after the other.
+PLACE_PARAMETERS = (
+    Parameter(
+        "AUTH",
+        "Where the login is: in the URI, or with the machine (implicit).",
+        Kind.CHOICE,
+        ("specified", "implicit"),
+        "specified",
+        secret=True,
+        schemes=(*_S3, *_GS, *_AZURE),
+    ),
+    _of(_S3, "AWS_ACCESS_KEY_ID", "The access key."),
+    _of(_S3, "AWS_SECRET_ACCESS_KEY", "Its secret.", secret=True),
+    _of(_S3, "AWS_SESSION_TOKEN", "The token of a temporary access key.", secret=True),
+    _of((*_S3, *_GS), "ASSUME_ROLE", "The role or service account that the login takes."),
+    _of(_S3, "AWS_REGION", "The bucket's region."),
+    Parameter("AWS_ENDPOINT", "Another store with S3's protocol.", Kind.URL, schemes=_S3),
+    Parameter(
+        "CREDENTIALS", "A service account's key, JSON.", Kind.BASE64, secret=True, schemes=_GS
+    ),
+    _of(_GS, "BEARER_TOKEN", "An OAuth token, instead of CREDENTIALS.", secret=True),
+    Parameter("GCS_ENDPOINT", "Another store with the same protocol.", Kind.URL, schemes=_GS),
+    _of(_AZURE, "AZURE_ACCOUNT_NAME", "The storage account; always needed."),
+    Parameter("AZURE_ACCOUNT_KEY", "The account's key.", Kind.BASE64, secret=True, schemes=_AZURE),
+    _of(_AZURE, "AZURE_CLIENT_ID", "An application's id, instead of the account's key."),
+    _of(_AZURE, "AZURE_CLIENT_SECRET", "The application's secret.", secret=True),
+    _of(_AZURE, "AZURE_TENANT_ID", "The application's tenant."),
+    Parameter("AZURE_ENDPOINT", "Another store with the same protocol.", Kind.URL, schemes=_AZURE),
+    Parameter("kerb_ticket", "The Kerberos ticket cache.", Kind.PATH, schemes=_HDFS),
+    replace(CA_CERT, schemes=_WEB),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +118,7 @@ class _Taker:
     def implicit(self, *needed: str) -> bool:
         """``AUTH``: false when the URI holds the login, which then needs these parameters."""
         url = self._parameters.url
-        auth = self._parameters.attempt(
-            lambda: url.take_choice("AUTH", ("specified", "implicit")) or "specified", "implicit"
-        )
+        auth = self._parameters.attempt(lambda: url.take_choice("AUTH") or "specified", "implicit")
         if auth == "implicit":
             return True
         for name in needed:

@@ -1,0 +1,83 @@
+"""The parameters that the URI of a sink takes, declared once.
+
+From a declaration come what the sink may read, the error that lists what is known, completion, and
+the page ``docs/sink-parameters.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from changefeed.core.secret_names import is_secret
+
+
+class Kind(StrEnum):
+    """How the value of a parameter is written."""
+
+    TEXT = "text"
+    FLAG = "true or false"
+    NUMBER = "number"
+    CHOICE = "choice"
+    SIZE = "size"
+    DURATION = "duration"
+    BASE64 = "base 64"
+    URL = "URL"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a sink's URI.
+
+    Attributes:
+        name: as it is written; ``fs.*`` stands for all parameters that begin with ``fs.``.
+        summary: what it does, one sentence.
+        kind: how its value is written.
+        values: of a :attr:`Kind.CHOICE`, the default first.
+        default: the default in words; empty where the parameter has none.
+        secret: its value is never shown. Redaction goes by names alone, so that a listing hides the
+            value wherever it is made: the name of a secret has to say that it is one.
+        schemes: of a sink with several schemes, those that take the parameter; empty is all.
+
+    Raises:
+        ValueError: ``secret`` and the name say different things, or a choice has no values.
+    """
+
+    name: str
+    summary: str
+    kind: Kind = Kind.TEXT
+    values: tuple[str, ...] = ()
+    default: str = ""
+    secret: bool = False
+    schemes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.begins and self.secret != is_secret(self.name):
+            said = "is hidden by its name" if is_secret(self.name) else "would be shown"
+            raise ValueError(
+                f"parameter {self.name} has secret={self.secret} but {said}: call a secret "
+                "..password, ..token, ..secret or ..key, and nothing else"
+            )
+        if (self.kind is Kind.CHOICE) != bool(self.values):
+            raise ValueError(f"parameter {self.name}: a choice, and nothing else, has values")
+
+    @property
+    def begins(self) -> bool:
+        """It stands for all parameters whose name begins so."""
+        return self.name.endswith("*")
+
+    @property
+    def written(self) -> str:
+        """How its value is written, in words."""
+        return ", ".join(self.values) or self.kind.value
+
+    def means(self, name: str) -> bool:
+        """The declaration is about a parameter of this name."""
+        return name.startswith(self.name[:-1]) if self.begins else name == self.name
+
+
+def of_scheme(declared: Sequence[Parameter], scheme: str) -> tuple[Parameter, ...]:
+    """The parameters that URIs of a scheme take."""
+    return tuple(one for one in declared if not one.schemes or scheme in one.schemes)

@@ -1,0 +1,19 @@
+"""Which parameters of URIs hold secrets: told by their names alone."""
+
+from __future__ import annotations
+
+import re
+
+#: Parameters whose value is a secret, by a part of their name.
+_SECRET = re.compile(
+    r"pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
+    r"|^sig$|^code$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$"
+    r"|^header\.|sse\.key$|\.sas\.",
+    re.IGNORECASE,
+)
+_PUBLIC = frozenset({"sasl_token_url"})
+
+
+def is_secret(name: str) -> bool:
+    """The value of a parameter of this name is never shown."""
+    return name.lower() not in _PUBLIC and bool(_SECRET.search(name))
