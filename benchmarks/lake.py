@@ -176,7 +176,7 @@ class Bench:
             batch = Batch("bench", epoch, len(receipts), TARGET, SCHEMA, part, scan=scan)
             receipts.append(sink.write(batch))
             waiting += part.num_rows
-            most = sink.capabilities.round_rows if scan else _round_rows(sink)
+            most = sink.capabilities.pacing.rows if scan else sink.pacing().rows
             if waiting >= most or start + CHUNK >= log.num_rows:
                 sink.commit(epoch, receipts)
                 receipts, waiting, number = [], 0, number + 1
@@ -258,10 +258,6 @@ class Bench:
                 )
                 connection.execute("CHECKPOINT")
         return costs[0]
-
-
-def _round_rows(sink: Sink) -> int:
-    return int(getattr(sink, "round_rows", sink.capabilities.round_rows))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a sink is: the protocol, and the types that cross it.
+"""What a sink is: the base class, and the types that cross it.
 
 A sink gets finished messages in Arrow batches and owns nothing else: no progress, no
 retries (the feed that uses it does them), no encoding. The order of calls is
@@ -15,15 +15,17 @@ retries (the feed that uses it does them), no encoding. The order of calls is
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.events import ClientRow, Resolved, SchemaChange, Truncate
+from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -41,6 +43,21 @@ class Accepts(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Pacing:
+    """How often a sink wants to commit.
+
+    Attributes:
+        seconds: between two commits (files, merges): changes gather in the change log meanwhile. 0
+            is as soon as there is data.
+        rows: a backlog is committed in rounds of about so many rows; 0 is after every slice of the
+            log. For sinks whose commit costs much whatever it holds (merges).
+    """
+
+    seconds: float = 0.0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a sink can do. The planner refuses options that need more.
 
@@ -52,22 +69,24 @@ class Capabilities:
         key_in_value: the value must hold the key, because there is no separate key.
         topic_in_value: the value must hold the topic, where the envelope has a place for it.
         exactly_once: it has a way to make a repeated batch harmless.
+        keeps_progress: it commits the feed's progress together with the data.
         resolved: it can carry resolved timestamps.
         compressions: values of ``compression`` it takes.
         max_message_bytes: larger messages are refused before they are sent; 0 is no limit.
-        pace: seconds the sink likes between two commits (files, merges): changes gather in the
-            change log meanwhile. 0 is as soon as there is data. A sink object may have an
-            attribute ``pace`` of its own, which goes before this one and may change.
-        round_rows: a backlog is committed in rounds of about so many rows; 0 is after every
-            slice of the log. For sinks whose commit costs much whatever it holds (merges). A sink
-            object may have an attribute of this name, too, which is asked after each slice of a
-            backlog, not in scans.
+        pacing: how often it wants to commit, unless the object says otherwise
+            (:meth:`Sink.pacing`).
         spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
         resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` and
             to nothing else. Without it a mark covers all tables, so it waits for one that failed.
         shared_topics: several feeds may write to one topic (file label, ...), whose readers then
             get the messages of all of them: worth a notice.
-        compares: its target can be compared with the source (:class:`Compares`).
+        owns_targets: it keeps one target a source table, which two tables cannot share.
+        evolves: its targets follow changes of a table's shape.
+        ends_scans: it can tell rows which a scan did not find. Without it the sink only adds
+            messages.
+        scans_by_spark: a large scan reaches it as a DataFrame.
+        compares: its target can be compared with the source.
+        pulled: its consumer reads the changes from the change log; the feed delivers scans only.
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -80,12 +99,17 @@ class Capabilities:
     resolved: bool = True
     compressions: tuple[str, ...] = ("none",)
     max_message_bytes: int = 0
-    pace: float = 0.0
-    round_rows: int = 0
+    keeps_progress: bool = False
+    pacing: Pacing = Pacing()
     spark_packs: tuple[str, ...] = ()
     resolved_by_topic: bool = False
-    compares: bool = False
     shared_topics: bool = False
+    owns_targets: bool = False
+    evolves: bool = False
+    ends_scans: bool = False
+    scans_by_spark: bool = False
+    compares: bool = False
+    pulled: bool = False
 
     @property
     def takes_rows(self) -> bool:
@@ -113,7 +137,7 @@ def require_durable(delivery: Delivery) -> None:
 @dataclass(frozen=True, slots=True)
 class Target:
     """One table of a feed as the sink sees it. ``topic`` is the finished, escaped name.
-    ``schema`` is what the feed would deliver of it, for :class:`Checks` alone."""
+    ``schema`` is what the feed would deliver of it, for :meth:`Sink.check` alone."""
 
     table: TableName
     topic: str
@@ -218,102 +242,6 @@ class Receipt:
     staged: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class Sink(Protocol):
-    """A target of changefeeds; see the module's text for the order of calls."""
-
-    capabilities: ClassVar[Capabilities]
-
-    def open(self, context: SinkContext) -> None:
-        """Connect, check rights, make what is missing. Idempotent; may be called again."""
-        ...
-
-    def write(self, batch: Batch) -> Receipt:
-        """Take the rows in order. May return before they are durable."""
-        ...
-
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
-        """Return DURABLE once all written batches of the epoch are safe in the target."""
-        ...
-
-    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """Forget what was written since the last commit, where that is possible."""
-        ...
-
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        """Carry a resolved timestamp to every partition of every topic; durable on return.
-
-        ``payload`` is the finished message value, but for the topics of ``mark.payloads``.
-        """
-        ...
-
-    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """Carry a TRUNCATE of one table, after everything before it is durable."""
-        ...
-
-    def close(self) -> None:
-        """Release everything. Promises nothing about what is in flight."""
-        ...
-
-
-@runtime_checkable
-class Checks(Protocol):
-    """Optional: a sink that can look at its target without changing anything there."""
-
-    def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Connect, and say everything that would hinder a feed: reach, login, rights, targets
-        that cannot be made. For VALIDATE, on a sink that was not opened and is closed
-        afterwards. Nothing is made at the target. ``context.targets`` may be empty: the
-        tables are not known; where they are, each has its schema.
-        """
-        ...
-
-
-@runtime_checkable
-class Overlooks(Protocol):
-    """Optional: a sink whose :meth:`Checks.check` cannot look at everything at each target."""
-
-    def overlooked(self) -> str:
-        """What it does not look at, as a sentence for VALIDATE; empty when that is nothing.
-
-        Nothing is connected for this.
-        """
-        ...
-
-
-@runtime_checkable
-class OwnsTargets(Protocol):
-    """Optional: a sink that keeps one target a source table, which two tables cannot share."""
-
-    def claims(self, topic: str) -> tuple[str, ...]:
-        """The names that the target of a topic takes, its own first, then those of what the sink
-        keeps beside it. Names that are one name in the target (by case, by length) are equal.
-        Nothing is connected."""
-        ...
-
-    def reserved(self) -> tuple[str, ...]:
-        """Names, in the same form, that the sink keeps for itself at the place."""
-        ...
-
-
-@runtime_checkable
-class Evolves(Protocol):
-    """Optional: a sink with tables of its own follows changes of a table's shape."""
-
-    def evolve(self, event: SchemaChange, target: Target) -> None:
-        """Give the target the new shape; everything before it was committed. Idempotent.
-
-        The rows that follow may have the very timestamp of ``event``, as after a truncation.
-        ``event`` has the columns the feed delivers. After a crash rows of the old shape may come
-        once more, followed by the same event.
-
-        Raises:
-            ChangefeedError: CF5006, this table cannot follow (said with the reason); the
-                others go on.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A row that source and target do not have alike.
@@ -329,104 +257,6 @@ class Difference:
     key: str
     source: str | None
     target: str | None
-
-
-@runtime_checkable
-class Compares(Protocol):
-    """Optional: a sink that can say how its target differs from the source."""
-
-    def compare(
-        self,
-        context: SinkContext,
-        target: Target,
-        schema: TableSchema,
-        rows: Iterable[pa.Table],
-        limit: int,
-    ) -> list[Difference]:
-        """Compare the rows of a table, which has a key, with what the target holds of it.
-
-        ``rows`` are those of the source in the schema ``schema.log_schema()``, each key once. The
-        target is looked at only after the last of them: while they come, the feed may need it.
-        At most ``limit`` differences are returned, missing and changed rows before those too
-        many, by key. Called on a sink object that was not opened; it is closed afterwards.
-        Nothing of the feed is changed.
-
-        Raises:
-            ChangefeedError: CF1303 a target that is kept so (with its history) cannot be compared.
-        """
-        ...
-
-
-@runtime_checkable
-class EndsScans(Protocol):
-    """Optional: a sink that can tell rows which a scan did not find."""
-
-    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        """The whole table as it was at ``at`` was written and committed (rows of the scan have
-        that timestamp): what the target has of an older version, from a scan that broke off,
-        is not at the source any more and goes. Idempotent. Called by the sink object of the
-        scan, before the table counts as scanned; not where deletes are not delivered.
-        """
-        ...
-
-
-@runtime_checkable
-class LeavesTables(Protocol):
-    """Optional: a sink that does something when a table is dropped at the source."""
-
-    def dropped(self, target: Target) -> None:
-        """The table is gone at the source; everything of it was committed. Idempotent."""
-        ...
-
-
-@runtime_checkable
-class ScansBySpark(Protocol):
-    """Optional, for sinks of :attr:`Accepts.ROWS`: a scan reaches them as a DataFrame."""
-
-    def write_scan(
-        self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
-    ) -> Receipt:
-        """Write rows of a scan; durable on return.
-
-        ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
-        each key once; it reads the source when an action runs, so run one action only. The
-        same rows may come again. Run the action in the calling thread: the engine cancels the
-        jobs of this thread when the scan is not wanted any more, and waits for their end.
-        """
-        ...
-
-
-@runtime_checkable
-class KeepsProgress(Protocol):
-    """Optional: a sink that commits the feed's progress together with the data.
-
-    With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so no row that
-    was committed comes again. Marks (resolved, truncate) may.
-
-    Progress is a set of named places. The names are the engine's own and mean nothing to the
-    sink; a name that a call does not have keeps its place. ``<table>`` is how far the table's
-    changes are delivered. ``<table>#scan`` is the instant of its last whole scan: with
-    exactly_once the rows of one table's scan are written by one sink object (that with
-    ``SinkContext.scan``) and committed by one ``commit_with`` that says so, however many they are.
-    """
-
-    def commit_with(
-        self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
-    ) -> Delivery:
-        """:meth:`Sink.commit`, and the places hold from now on, in one atomic step.
-
-        ``receipts`` may be empty. Without receipts and progress nothing is asked.
-        """
-        ...
-
-    def progress(self) -> Mapping[str, Timestamp]:
-        """What the ``commit_with`` of this feed (any process; of the sink objects for changes and
-        for scans together) stated, each name as of its last call. Asked after ``open``, before
-        anything is written.
-
-        Answers only when no ``commit_with`` of an earlier object can become true any more.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,9 +297,8 @@ class ConsumerPlace:
         return max(known) if self.committed is not None else None
 
 
-@runtime_checkable
 class Pulled(Protocol):
-    """Optional: a sink whose consumer reads the changes from the change log itself.
+    """The consumer's side of a sink whose consumer reads the changes from the change log itself.
 
     The feed hands over scans only. Its progress is what the consumer has committed, so the log
     keeps what the consumer still needs. A consumer in another process makes a sink object of its
@@ -503,3 +332,235 @@ class Pulled(Protocol):
     def scanned(self) -> ScanFiles | None:
         """The table's last whole scan; None before there is one, and once it was consumed."""
         ...
+
+
+#: Methods that the engine calls where :class:`Capabilities` declare them, and nowhere else.
+DECLARED: dict[str, tuple[str, ...]] = {
+    "owns_targets": ("claims", "reserved"),
+    "evolves": ("evolve",),
+    "ends_scans": ("end_scan",),
+    "scans_by_spark": ("write_scan",),
+    "keeps_progress": ("commit_with", "progress"),
+    "compares": ("compare",),
+    "pulled": ("pull",),
+}
+
+
+class Sink(ABC):
+    """A target of changefeeds; see the module's text for the order of calls.
+
+    Seven methods are every sink's. What else a sink can do it declares in :attr:`capabilities`,
+    with the methods that belong to it; a class that declares what it has no method for, or has the
+    method and does not declare it, cannot be defined. A URI and the feed's options make an object.
+    """
+
+    capabilities: ClassVar[Capabilities]
+    """What it can do."""
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    """What its URIs take."""
+
+    def __init_subclass__(cls, **given: object) -> None:
+        super().__init_subclass__(**given)
+        declared: Capabilities | None = getattr(cls, "capabilities", None)
+        if declared is None:
+            return
+        for capability, methods in DECLARED.items():
+            for method in methods:
+                has = getattr(cls, method) is not getattr(Sink, method)
+                if getattr(declared, capability) and not has:
+                    raise TypeError(f"{cls.__name__} declares {capability} and has no {method}")
+                if method in vars(cls) and not getattr(declared, capability):
+                    raise TypeError(
+                        f"{cls.__name__} has {method} and does not declare {capability}"
+                    )
+
+    # ---------------------------------------------------------------- every sink
+
+    @abstractmethod
+    def open(self, context: SinkContext) -> None:
+        """Connect, check rights, make what is missing. Idempotent; may be called again."""
+
+    @abstractmethod
+    def write(self, batch: Batch) -> Receipt:
+        """Take the rows in order. May return before they are durable."""
+
+    @abstractmethod
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        """Return DURABLE once all written batches of the epoch are safe in the target."""
+
+    @abstractmethod
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """Forget what was written since the last commit, where that is possible."""
+
+    @abstractmethod
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """Carry a resolved timestamp to every partition of every topic; durable on return.
+
+        ``payload`` is the finished message value, but for the topics of ``mark.payloads``.
+        """
+
+    @abstractmethod
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """Carry a TRUNCATE of one table, after everything before it is durable."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Promises nothing about what is in flight."""
+
+    # ---------------------------------------------------------------- with a default
+
+    def topic(self, name: str) -> str:
+        """How the target of a table (or topic alias) is called. Nothing is connected."""
+        return name
+
+    def pacing(self) -> Pacing:
+        """How often the sink wants to commit now; asked between rounds, and in a backlog after each
+        slice of the log."""
+        return self.capabilities.pacing
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """Connect, and say everything that would hinder a feed: reach, login, rights, targets
+        that cannot be made. For VALIDATE, on a sink that was not opened and is closed
+        afterwards. Nothing is made at the target. ``context.targets`` may be empty: the
+        tables are not known; where they are, each has its schema.
+        """
+        return []
+
+    def overlooked(self) -> str:
+        """What :meth:`check` does not look at, as a sentence for VALIDATE; empty when that is
+        nothing. Nothing is connected for this."""
+        return ""
+
+    def dropped(self, target: Target) -> None:
+        """The table is gone at the source; everything of it was committed. Idempotent."""
+        return
+
+    # ---------------------------------------------------------------- owns_targets
+
+    def claims(self, topic: str) -> tuple[str, ...]:
+        """The names that the target of a topic takes, its own first, then those of what the sink
+        keeps beside it. Names that are one name in the target (by case, by length) are equal.
+        Nothing is connected."""
+        raise _undeclared(self, "owns_targets")
+
+    def reserved(self) -> tuple[str, ...]:
+        """Names, in the same form, that the sink keeps for itself at the place."""
+        raise _undeclared(self, "owns_targets")
+
+    # ---------------------------------------------------------------- evolves
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """Give the target the new shape; everything before it was committed. Idempotent.
+
+        The rows that follow may have the very timestamp of ``event``, as after a truncation.
+        ``event`` has the columns the feed delivers. After a crash rows of the old shape may come
+        once more, followed by the same event.
+
+        Raises:
+            ChangefeedError: CF5006, this table cannot follow (said with the reason); the
+                others go on.
+        """
+        raise _undeclared(self, "evolves")
+
+    # ---------------------------------------------------------------- ends_scans
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """The whole table as it was at ``at`` was written and committed (rows of the scan have
+        that timestamp): what the target has of an older version, from a scan that broke off,
+        is not at the source any more and goes. Idempotent. Called by the sink object of the
+        scan, before the table counts as scanned; not where deletes are not delivered.
+        """
+        raise _undeclared(self, "ends_scans")
+
+    # ---------------------------------------------------------------- scans_by_spark
+
+    def write_scan(
+        self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
+    ) -> Receipt:
+        """Write rows of a scan; durable on return. For sinks of :attr:`Accepts.ROWS`.
+
+        ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
+        each key once; it reads the source when an action runs, so run one action only. The
+        same rows may come again. Run the action in the calling thread: the engine cancels the
+        jobs of this thread when the scan is not wanted any more, and waits for their end.
+        """
+        raise _undeclared(self, "scans_by_spark")
+
+    # ---------------------------------------------------------------- keeps_progress
+
+    def commit_with(
+        self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
+    ) -> Delivery:
+        """:meth:`commit`, and the places hold from now on, in one atomic step.
+
+        With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so no row that
+        was committed comes again. Marks (resolved, truncate) may.
+
+        Progress is a set of named places. The names are the engine's own and mean nothing to the
+        sink; a name that a call does not have keeps its place. ``<table>`` is how far the table's
+        changes are delivered. ``<table>#scan`` is the instant of its last whole scan: with
+        exactly_once the rows of one table's scan are written by one sink object (that with
+        ``SinkContext.scan``) and committed by one call that says so, however many they are.
+
+        ``receipts`` may be empty. Without receipts and progress nothing is asked.
+        """
+        raise _undeclared(self, "keeps_progress")
+
+    def progress(self) -> Mapping[str, Timestamp]:
+        """What the ``commit_with`` of this feed (any process; of the sink objects for changes and
+        for scans together) stated, each name as of its last call. Asked after ``open``, before
+        anything is written.
+
+        Answers only when no ``commit_with`` of an earlier object can become true any more.
+        """
+        raise _undeclared(self, "keeps_progress")
+
+    # ---------------------------------------------------------------- compares
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """Compare the rows of a table, which has a key, with what the target holds of it.
+
+        ``rows`` are those of the source in the schema ``schema.log_schema()``, each key once. The
+        target is looked at only after the last of them: while they come, the feed may need it.
+        At most ``limit`` differences are returned, missing and changed rows before those too
+        many, by key. Called on a sink object that was not opened; it is closed afterwards.
+        Nothing of the feed is changed.
+
+        Raises:
+            ChangefeedError: CF1303 a target that is kept so (with its history) cannot be compared.
+        """
+        raise _undeclared(self, "compares")
+
+    # ---------------------------------------------------------------- pulled
+
+    def pull(self) -> Pulled:
+        """The side of the consumer."""
+        raise _undeclared(self, "pulled")
+
+
+def _undeclared(sink: Sink, capability: str) -> AssertionError:
+    return AssertionError(f"{type(sink).__name__} does not declare {capability}")
+
+
+class ClientSink(Sink):
+    """The sink of a feed without INTO, whose rows go to a client in this process."""
+
+    @abstractmethod
+    def take(self, timeout: float | None) -> ClientRow | None:
+        """The next row; None after ``timeout`` seconds or at the end."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """The feed is over and every row was taken."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The client goes away."""

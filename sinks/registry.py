@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Protocol, cast
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.parameters import Parameter, of_scheme
-from sinks.base import Capabilities, OwnsTargets, Sink
+from sinks.base import Capabilities, Sink
 
 GROUP = "changefeed.sinks"
 
@@ -281,13 +281,12 @@ def scheme_of(uri: str) -> str:
 
 def capabilities(scheme: str) -> Capabilities:
     """What the sink of a scheme can do; imports its module, not the client it uses."""
-    declared: Capabilities = _load(scheme).capabilities
-    return declared
+    return _load(scheme).capabilities
 
 
 def appends(scheme: str) -> bool:
     """The sink only adds messages: it has no rows of its own that a scan could put right."""
-    return not hasattr(_load(scheme), "end_scan")
+    return not capabilities(scheme).ends_scans
 
 
 def open_sink(uri: str, options: Mapping[str, object] | None = None) -> Sink:
@@ -301,8 +300,7 @@ def open_sink(uri: str, options: Mapping[str, object] | None = None) -> Sink:
     missing = _missing(scheme)
     if missing is not None:
         raise missing
-    made: Sink = kind(uri, options or {})
-    return made
+    return kind(uri, options or {})
 
 
 def check(uri: str, options: Mapping[str, object] | None = None) -> list[ChangefeedError]:
@@ -326,25 +324,22 @@ def parameters(scheme: str) -> tuple[Parameter, ...]:
     Raises:
         ChangefeedError: CF1201, there is no such scheme.
     """
-    return of_scheme(getattr(_load(scheme), "parameters", ()), scheme)
+    return of_scheme(_load(scheme).parameters, scheme)
 
 
 def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callable[[str], str]:
     """Table name -> finished topic name (file label, ...) in this sink.
 
-    Applies the URI's ``topic_prefix`` and ``topic_name`` and the sink's escaping. A sink that
-    has no method ``topic`` takes names as they are.
+    Applies the URI's ``topic_prefix`` and ``topic_name`` and the sink's escaping.
     """
-    sink = open_sink(uri, options)
-    namer: Callable[[str], str] = getattr(sink, "topic", str)
-    return namer
+    return open_sink(uri, options).topic
 
 
-def owner_of_targets(uri: str, options: Mapping[str, object] | None = None) -> OwnsTargets | None:
+def owner_of_targets(uri: str, options: Mapping[str, object] | None = None) -> Sink | None:
     """The sink of a URI where it keeps one target a source table; None where targets may be
     shared."""
     sink = open_sink(uri, options)
-    return sink if isinstance(sink, OwnsTargets) else None
+    return sink if sink.capabilities.owns_targets else None
 
 
 #: Parameters of URIs that say where targets are.
@@ -365,13 +360,29 @@ def place_of(uri: str) -> str:
     return f"{location} {hosts}{slash}{path.rstrip('/')} {'&'.join(placing)}"
 
 
-def _load(scheme: str) -> Any:
+class _Kind(Protocol):
+    """The class of a sink: makes a sink of a URI and options."""
+
+    capabilities: Capabilities
+    parameters: tuple[Parameter, ...]
+
+    def __call__(self, uri: str, options: Mapping[str, object]) -> Sink: ...
+
+
+def _load(scheme: str) -> _Kind:
     found = entry(scheme)
     module, _, name = found.location.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        kind = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise _needs(scheme, found, error.name or module) from error
+    if not (isinstance(kind, type) and issubclass(kind, Sink) and hasattr(kind, "capabilities")):
+        raise ChangefeedError(
+            "CF1201",
+            f"unsupported sink: {scheme} is {found.location}, which is no sink",
+            hint="its class has to be a subclass of sinks.base.Sink with capabilities.",
+        )
+    return cast(_Kind, kind)
 
 
 def _missing(scheme: str) -> ChangefeedError | None:

@@ -15,18 +15,25 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow, Resolved, Truncate
-from changefeed.core.parameters import Parameter
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import (
+    Batch,
+    Capabilities,
+    ClientSink,
+    Delivery,
+    Epoch,
+    Receipt,
+    SinkContext,
+    Target,
+)
 
 ROWS = 10_000
 """Rows that may wait for the client."""
 
 
-class TerminalSink:
+class TerminalSink(ClientSink):
     """A bounded queue: the feed writes on one side, the client iterates on the other."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(formats=("json", "csv"))
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(
         self,

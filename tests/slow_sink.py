@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 
 
-class SlowSink:
+class SlowSink(Sink):
     """Adds a byte to a file of its process for every write, and is slow about it.
 
     What tells a worker to end does not reach it while it writes.

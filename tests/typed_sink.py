@@ -30,7 +30,9 @@ from sinks.base import (
     Capabilities,
     Delivery,
     Epoch,
+    Pacing,
     Receipt,
+    Sink,
     SinkContext,
     Target,
 )
@@ -97,20 +99,21 @@ class Store:
 STORES: dict[str, Store] = defaultdict(Store)
 
 
-class TypedSink:
+class TypedSink(Sink):
     """Merges typed rows at commit; what it stages lies in scratch files."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(accepts=Accepts.ROWS, exactly_once=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS, exactly_once=True, evolves=True, ends_scans=True
+    )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.store = STORES[uri.partition("://")[2].partition("?")[0]]
         self._staged: list[Batch] = []
         self._context: SinkContext | None = None
-        self.pace = 0.05
-        if "rounds" in uri:
-            self.capabilities = replace(  # type: ignore[misc]
-                type(self).capabilities, round_rows=1_000_000
-            )
+        self._pacing = Pacing(0.05, 1_000_000 if "rounds" in uri else 0)
+
+    def pacing(self) -> Pacing:
+        return self._pacing
 
     def open(self, context: SinkContext) -> None:
         self._context = context
@@ -180,6 +183,8 @@ class TypedSink:
 class SparkTypedSink(TypedSink):
     """Scans come as DataFrames."""
 
+    capabilities: ClassVar[Capabilities] = replace(TypedSink.capabilities, scans_by_spark=True)
+
     def write_scan(
         self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
     ) -> Receipt:
@@ -192,10 +197,12 @@ class SparkTypedSink(TypedSink):
         return Receipt(0, table.num_rows, table.nbytes)
 
 
-class KeepingSink:
+class KeepingSink(Sink):
     """Messages and progress in one step; nothing of a commit that fails is seen."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True, resolved_by_topic=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        exactly_once=True, resolved_by_topic=True, keeps_progress=True
+    )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.store = STORES[uri.partition("://")[2].partition("?")[0]]

@@ -28,12 +28,7 @@ from changefeed.options import DELIVERY, ENVELOPE, FORMAT, Guarantee
 from changefeed.spark.session import SparkEngine
 from sinks.base import (
     Batch,
-    EndsScans,
     Epoch,
-    Evolves,
-    KeepsProgress,
-    LeavesTables,
-    Pulled,
     Receipt,
     Sink,
     SinkContext,
@@ -102,10 +97,10 @@ class Outlet:
         if self._sink is None:
             sink = self._prepared(scan=False)
             sink.open(self.context())
-            if isinstance(sink, KeepsProgress) and self.keeps(sink):
+            if self.keeps(sink):
                 # What was committed before a crash, whether we have heard of it or not. A scan
                 # that has to be ended at the sink is repeated: it may not have been.
-                self._feed.take_places(sink.progress(), scans=not isinstance(sink, EndsScans))
+                self._feed.take_places(sink.progress(), scans=not sink.capabilities.ends_scans)
             self._sink = sink
         elif feed is not None:
             self._sink.open(self.context())
@@ -141,14 +136,12 @@ class Outlet:
     @property
     def pace(self) -> float:
         """Seconds the sink likes between two commits."""
-        sink = self.open()
-        return float(getattr(sink, "pace", sink.capabilities.pace))
+        return self.open().pacing().seconds
 
     @property
     def round_rows(self) -> int:
         """Rows after which a backlog is committed; may change with each write."""
-        sink = self.open()
-        return int(getattr(sink, "round_rows", sink.capabilities.round_rows))
+        return self.open().pacing().rows
 
     @property
     def resolves(self) -> bool:
@@ -163,17 +156,17 @@ class Outlet:
     @property
     def evolves(self) -> bool:
         """The sink has tables that follow a change of shape."""
-        return isinstance(self.open(), Evolves)
+        return self.open().capabilities.evolves
 
     @property
     def pulled(self) -> bool:
         """The sink's consumer reads the changes from the log itself."""
-        return isinstance(self.open(), Pulled)
+        return self.open().capabilities.pulled
 
     def consumed(self) -> Timestamp | None:
         """How far the consumer of a pulled sink has committed."""
         sink = self.open()
-        return sink.consumer().needs_above if isinstance(sink, Pulled) else None
+        return sink.pull().consumer().needs_above if sink.capabilities.pulled else None
 
     # -- changes ----------------------------------------------------------------------------
 
@@ -207,7 +200,7 @@ class Outlet:
             return
         sink = self.open()
         try:
-            if isinstance(sink, KeepsProgress) and keeps_progress(sink, self._feed):
+            if self.keeps(sink):
                 places = {str(table): at for table, at in progress.items()}
                 delivery = sink.commit_with(epoch, receipts, places)
             else:
@@ -250,7 +243,7 @@ class Outlet:
             TableError: it cannot.
         """
         sink = self.open()
-        if not isinstance(sink, Evolves):
+        if not sink.capabilities.evolves:
             return
         seen = self._feed.seen(event)
         if seen is not None:
@@ -259,10 +252,8 @@ class Outlet:
 
     def dropped(self, table: TableName) -> None:
         """Tell the sink that a table is gone at the source; all of it was delivered."""
-        sink = self.open()
-        if isinstance(sink, LeavesTables):
-            with self._about(table):
-                sink.dropped(self._feed.target(table))
+        with self._about(table):
+            self.open().dropped(self._feed.target(table))
 
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
@@ -309,7 +300,7 @@ class Outlet:
 
 def keeps_progress(sink: Sink, feed: Feed) -> bool:
     """The feed is exactly once by what this sink keeps."""
-    return feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and isinstance(sink, KeepsProgress)
+    return sink.capabilities.keeps_progress and feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE
 
 
 def _empty(folder: Path) -> None:

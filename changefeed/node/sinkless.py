@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import cast
 
 from changefeed.capture.source_runtime import CAPTURE_SECONDS, SourceKeeper
 from changefeed.catalog.model import Job, Status
@@ -15,27 +15,10 @@ from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.node.timings import LEASE_SECONDS, LOOP_SECONDS, PULSE_SECONDS
 from changefeed.plan.stages import FeedPlan
-from sinks.base import Sink
+from sinks.base import ClientSink
 from sinks.registry import open_sink
 
 STOP_SECONDS = 10.0
-
-
-class ClientSink(Sink, Protocol):
-    """The sink of a feed whose rows go to a client in this process."""
-
-    def take(self, timeout: float | None) -> ClientRow | None:
-        """The next row; None after ``timeout`` seconds or at the end."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """The feed is over and every row was taken."""
-        ...
-
-    def leave(self) -> None:
-        """The client goes away."""
-        ...
 
 
 class SinklessFeeds:

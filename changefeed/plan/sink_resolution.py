@@ -12,7 +12,7 @@ from changefeed.core.uri import sink_location
 from changefeed.options import FULL_TABLE_NAME, Options
 from changefeed.sources.registry import open_source
 from sinks import registry
-from sinks.base import Capabilities, Checks, Overlooks, OwnsTargets, SinkContext, Target
+from sinks.base import Capabilities, Sink, SinkContext, Target
 
 #: Scheme of a feed without a sink, in the sink registry.
 SINKLESS = "sinkless"
@@ -53,7 +53,7 @@ class Sinking:
 
         return topic
 
-    def owner(self, options: Options) -> OwnsTargets | None:
+    def owner(self, options: Options) -> Sink | None:
         """What knows the names of targets, where each table needs one of its own.
 
         Raises:
@@ -146,8 +146,8 @@ def probe_of(catalog: Catalog) -> Probe:
             return [], []  # told already: it shows without connecting
         overlooked = ""
         try:
-            overlooked = opened.overlooked() if isinstance(opened, Overlooks) else ""
-            problems = opened.check(context) if isinstance(opened, Checks) else []
+            overlooked = opened.overlooked()
+            problems = opened.check(context)
         except ChangefeedError as error:
             problems = [error]
         finally:

@@ -1,6 +1,6 @@
 """Which target each table of a feed gets, and which tables would share one.
 
-A sink with tables of its own (:class:`~sinks.base.OwnsTargets`) keeps one target a source table:
+A sink with tables of its own (``Capabilities.owns_targets``) keeps one target a source table:
 two tables that shared one would overwrite each other's rows. It says itself which names are one
 name there. Elsewhere (topics, files) tables may share a target, and get a notice at most.
 """
@@ -18,7 +18,7 @@ from changefeed.core.schema import TableName
 from changefeed.options import FULL_TABLE_NAME, Options
 from changefeed.plan.sink_resolution import Sinking
 from sinks import registry
-from sinks.base import OwnsTargets
+from sinks.base import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def clashes(
 
 
 def _hold(
-    owner: OwnsTargets,
+    owner: Sink,
     topic: str,
     holder: Holder,
     targets: dict[str, Holder],

@@ -166,13 +166,13 @@ class Reader:
         if self._sink is None:
             uri = self.job().sink_uri
             sink = open_sink(self.catalog.resolve_uri(uri)) if uri else None
-            if not isinstance(sink, Pulled):
+            if sink is None or not sink.capabilities.pulled:
                 raise ChangefeedError(
                     "CF1303",
                     f'changefeed "{self.name}" is no reader: it delivers to a sink',
                     hint="choose another name for the reader.",
                 )
-            self._sink = sink
+            self._sink = sink.pull()
         return self._sink
 
     def log(self) -> TableLog:

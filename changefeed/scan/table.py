@@ -40,11 +40,8 @@ from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
 from sinks.base import (
     Batch,
-    EndsScans,
     Epoch,
-    KeepsProgress,
     Receipt,
-    ScansBySpark,
     Sink,
     SinkContext,
     Target,
@@ -136,7 +133,7 @@ class Reading:
                 rows = scan_rows(writer.schema, batch, self.at)
                 return plan.rows(self.host.rows(writer.schema, rows))
 
-        if small or not isinstance(writer.sink, ScansBySpark):
+        if small or not writer.sink.capabilities.scans_by_spark:
             self._here(parts, writer, shape, TYPED_ROWS)
             return
         with row_frame(
@@ -233,7 +230,7 @@ class Writer:
         self._receipts: list[Receipt] = []
         self._pending = 0
         self._rows = self._bytes = 0
-        self._round = max(sink.capabilities.round_rows, ROUND_ROWS)
+        self._round = max(sink.capabilities.pacing.rows, ROUND_ROWS)
         self._ends = host.plan(schema).deletes in (Deletes.YES, Deletes.SOFT)
 
     def write(self, rows: pa.Table) -> None:
@@ -274,7 +271,7 @@ class Writer:
     def end(self) -> None:
         """Everything of the table was written: commit it, and tell the sink that this is all."""
         sink, at = self.sink, self._reading.at
-        if self.keeps and isinstance(sink, KeepsProgress):
+        if self.keeps:
             with self._reading.fence.passing():
                 place = {scan_place(self.schema.table): at}
                 require_durable(sink.commit_with(self.epoch, self._receipts, place))
@@ -282,7 +279,7 @@ class Writer:
         else:
             self.commit()
         fault_point(Point.SCAN_BEFORE_END)
-        if self._ends and isinstance(sink, EndsScans):
+        if self._ends and sink.capabilities.ends_scans:
             with self._reading.fence.passing():
                 sink.end_scan(self.target, self.seen, at)
         fault_point(Point.SCAN_AFTER_END)

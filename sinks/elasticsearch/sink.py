@@ -18,7 +18,7 @@ from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.bulk import Bulk
 from sinks.elasticsearch.client import Cluster
@@ -32,7 +32,7 @@ from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below
 _SLICE_BYTES = 256 << 20
 
 
-class ElasticsearchSink:
+class ElasticsearchSink(Sink):
     """Messages to Elasticsearch indices."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -40,6 +40,8 @@ class ElasticsearchSink:
         executor=True,
         exactly_once=True,
         compressions=("none", "gzip"),
+        owns_targets=True,
+        ends_scans=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
@@ -69,11 +71,11 @@ class ElasticsearchSink:
         return self.settings.index_of(name)
 
     def claims(self, topic: str) -> tuple[str, ...]:
-        """See :class:`sinks.base.OwnsTargets`."""
+        """See :meth:`sinks.base.Sink.claims`."""
         return (topic,)
 
     def reserved(self) -> tuple[str, ...]:
-        """See :class:`sinks.base.OwnsTargets`: documents of these are not of any table."""
+        """See :meth:`sinks.base.Sink.reserved`: documents of these are not of any table."""
         settings = self.settings
         return tuple(filter(None, (settings.dead_letter_index, settings.resolved_index)))
 

@@ -23,7 +23,17 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import (
+    Batch,
+    Capabilities,
+    Delivery,
+    Epoch,
+    Pacing,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
 from sinks.files.options import PARAMETERS, FilesSettings, parse
@@ -39,7 +49,7 @@ PUBLISHED = ""
 """Stands in a receipt for the temporary name of a file that has its final name already."""
 
 
-class FilesSink:
+class FilesSink(Sink):
     """Messages in files."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -54,7 +64,6 @@ class FilesSink:
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: FilesSettings = parse(uri, options or {})
-        self.pace = self.settings.flush_interval
         self._job = 0
         self._namer = Namer(self.settings.buckets, self.settings.extension, secrets.token_hex(8))
         self._remote = False
@@ -72,10 +81,13 @@ class FilesSink:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.settings, self._job = state["settings"], state["_job"]
-        self.pace = self.settings.flush_interval
         self._namer = state["_namer"]
         self._remote = True
         self._reset()
+
+    def pacing(self) -> Pacing:
+        """As the URI says."""
+        return Pacing(self.settings.flush_interval)
 
     def topic(self, name: str) -> str:
         """The label of the table ``name`` in file names and in ``topic`` members."""
@@ -98,7 +110,7 @@ class FilesSink:
         return [] if problem is None else [problem]
 
     def overlooked(self) -> str:
-        """See :class:`sinks.base.Overlooks`."""
+        """See :meth:`sinks.base.Sink.overlooked`."""
         shown = self.settings.place.shown
         if self.settings.place.kind == LOCAL:
             return ""

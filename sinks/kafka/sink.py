@@ -29,7 +29,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.kafka.channel import (
     STALL_SECONDS,
     Channel,
@@ -55,7 +55,7 @@ LARGE = 900_000
 """Bytes from which a message is compared with its topic's limit (Kafka's default is 1 MiB)."""
 
 
-class KafkaSink:
+class KafkaSink(Sink):
     """Messages to Kafka topics."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -63,6 +63,8 @@ class KafkaSink:
         executor=True,
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
+        keeps_progress=True,
+        evolves=True,
         resolved_by_topic=True,
         shared_topics=True,
     )

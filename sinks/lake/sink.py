@@ -40,7 +40,9 @@ from sinks.base import (
     Delivery,
     Difference,
     Epoch,
+    Pacing,
     Receipt,
+    Sink,
     SinkContext,
     SparkAccess,
     Target,
@@ -77,7 +79,7 @@ RESOLVED_TABLE = "_changefeed_resolved"
 VIEW = "changefeed_rows"
 
 
-class LakeSink:
+class LakeSink(Sink):
     """The tables of one feed at one place. One thread at a time uses an object."""
 
     capabilities: ClassVar[Capabilities]
@@ -113,11 +115,11 @@ class LakeSink:
         return kafka_topic_name(name, NAME_LIMIT)
 
     def claims(self, topic: str) -> tuple[str, ...]:
-        """See :class:`sinks.base.OwnsTargets`: many catalogs of Iceberg's fold case."""
+        """See :meth:`sinks.base.Sink.claims`: many catalogs of Iceberg's fold case."""
         return (topic.casefold() if self._place.format == "iceberg" else topic,)
 
     def reserved(self) -> tuple[str, ...]:
-        """See :class:`sinks.base.OwnsTargets`."""
+        """See :meth:`sinks.base.Sink.reserved`."""
         return (RESOLVED_TABLE,)
 
     # -- the order of calls -----------------------------------------------------------------
@@ -143,7 +145,7 @@ class LakeSink:
                 self._table(session, target)
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """See :class:`sinks.base.Checks`: without Spark, as far as that goes."""
+        """See :meth:`sinks.base.Sink.check`: without Spark, as far as that goes."""
         from sinks.lake import look
 
         keyless = []
@@ -155,15 +157,15 @@ class LakeSink:
                 keyless.append(error)
         return keyless + look.problems(self._place, self._layout, context, policy_of(self._options))
 
-    @property
-    def round_rows(self) -> int:
-        """See :class:`sinks.base.Capabilities`: none once the round has enough bytes."""
+    def pacing(self) -> Pacing:
+        """As the last rounds took; none of a backlog once the round has enough bytes."""
         staged = self._staged.values()
         keys, size = sum(file.keys.nbytes for file in staged), sum(file.bytes for file in staged)
-        return 0 if keys >= MOST_KEY_BYTES or size >= MOST_BYTES else MOST_ROWS
+        full = keys >= MOST_KEY_BYTES or size >= MOST_BYTES
+        return Pacing(self.pace, 0 if full else MOST_ROWS)
 
     def overlooked(self) -> str:
-        """See :class:`sinks.base.Overlooks`."""
+        """See :meth:`sinks.base.Sink.overlooked`."""
         from sinks.lake import look
 
         return look.overlooked(self._place)
@@ -264,7 +266,7 @@ class LakeSink:
     # -- what a sink may do besides -----------------------------------------------------------
 
     def evolve(self, event: SchemaChange, target: Target) -> None:
-        """See :class:`sinks.base.Evolves`."""
+        """See :meth:`sinks.base.Sink.evolve`."""
         place = event.at.version, event.seq
         if self._floor(target, event.old).covers(Applied(*place)):
             return
@@ -279,7 +281,7 @@ class LakeSink:
         self._forget_table(target)
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        """See :class:`sinks.base.EndsScans`."""
+        """See :meth:`sinks.base.Sink.end_scan`."""
         self._check_key(schema)
         with self._writing(target, schema) as lake:
             if target.topic in self._new or self._layout.history == "append":
@@ -289,7 +291,7 @@ class LakeSink:
                 lake.run(merge.remove(lake.ident, self._layout, condition, at.version))
 
     def dropped(self, target: Target) -> None:
-        """See :class:`sinks.base.LeavesTables`."""
+        """See :meth:`sinks.base.Sink.dropped`."""
         if self._options.get(ON_DROP.name) != OnDrop.DROP:
             return
         with self._working(target) as session:
@@ -302,7 +304,7 @@ class LakeSink:
     def write_scan(
         self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
     ) -> Receipt:
-        """See :class:`sinks.base.ScansBySpark`: into an empty table rows go as they come."""
+        """See :meth:`sinks.base.Sink.write_scan`: into an empty table rows go as they come."""
         self._check_key(schema)
         with self._writing(target, schema) as lake:
             if lake.empty() and not (schema.keyless and self._layout.history == "off"):
@@ -328,7 +330,7 @@ class LakeSink:
         rows: Iterable[pa.Table],
         limit: int,
     ) -> list[Difference]:
-        """See :class:`sinks.base.Compares`."""
+        """See :meth:`sinks.base.Sink.compare`."""
         self._context = context
         with staged_source(rows, schema, context.scratch) as staged, self._working(target) as s:
             return LakeComparison(self._table(s, target), self._layout, schema).run(staged, limit)
@@ -632,9 +634,12 @@ def _able(pack: str) -> Capabilities:
     return Capabilities(
         accepts=Accepts.ROWS,
         exactly_once=True,
-        round_rows=ROUND_ROWS,
-        pace=PACES[0],
+        pacing=Pacing(PACES[0], ROUND_ROWS),
         spark_packs=(pack,),
+        owns_targets=True,
+        evolves=True,
+        ends_scans=True,
+        scans_by_spark=True,
         compares=True,
     )
 

@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.uri import SinkURL
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 
 
-class NullSink:
+class NullSink(Sink):
     """Takes everything. ``rows``, ``bytes`` and ``marks`` count what came in this process."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         formats=("json", "avro", "protobuf", "csv", "parquet"), executor=True, exactly_once=True
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:
         SinkURL(uri, self.parameters).finish()

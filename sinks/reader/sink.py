@@ -31,7 +31,6 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import DELETES, Deletes
@@ -44,6 +43,7 @@ from sinks.base import (
     Epoch,
     Receipt,
     ScanFiles,
+    Sink,
     SinkContext,
     Target,
 )
@@ -57,11 +57,12 @@ OWNER, SCAN, PLACE, LOCK = "OWNER", "SCAN", "PLACE", "LOCK"
 _LOCK_POLL_SECONDS = 0.05
 
 
-class ReaderSink:
+class ReaderSink(Sink):
     """Keeps scans for one consumer, and how far that consumer is."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(accepts=Accepts.ROWS, resolved=False)
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS, resolved=False, ends_scans=True, pulled=True
+    )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Take the URI apart; nothing is touched.
@@ -118,7 +119,7 @@ class ReaderSink:
         )
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Whether the directory can be written; see :class:`sinks.base.Checks`."""
+        """Whether the directory can be written; see :meth:`sinks.base.Sink.check`."""
         place = self.directory
         while not place.exists():
             place = place.parent
@@ -178,6 +179,10 @@ class ReaderSink:
         self._written.clear()
 
     # -- the consumer's side ----------------------------------------------------------------
+
+    def pull(self) -> ReaderSink:
+        """A sink object is its consumer's side, too."""
+        return self
 
     def belongs(self, state: str, job_id: int) -> bool:
         """See :class:`sinks.base.Pulled`."""

@@ -22,8 +22,7 @@ import sqlalchemy as sa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 
 PREFIX = "experimental-sql:///"
 TABLE = "changefeed_messages"
@@ -48,11 +47,10 @@ messages = sa.Table(
 _Row = dict[str, Any]
 
 
-class TableSink:
+class TableSink(Sink):
     """Messages into a table, each once."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True)
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self._url = database_url(uri, str((options or {}).get("state_url") or ""))

@@ -1,4 +1,4 @@
-"""Cases for sinks that can be compared with their source (:class:`sinks.base.Compares`)."""
+"""Cases for sinks that can be compared with their source (``Capabilities.compares``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sinks.base import Compares, Difference
+from sinks.base import Difference
 from sinks.testing.rows import RowFeed, Source, delete, insert, scanned_row, table_of, update
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def differences(
 ) -> list[Difference]:
     """How the target of ``feed`` differs from the rows of ``truth``, as a new sink object says."""
     schema, sink = truth.schemas["t"], harness.sink(options)
-    assert isinstance(sink, Compares) and sink.capabilities.compares
+    assert sink.capabilities.compares
     rows = [scanned_row(schema, row, truth.now()) for row in truth.rows("t")]
     batches = [
         pa.Table.from_pylist(rows[i : i + 2], schema=schema.log_schema())

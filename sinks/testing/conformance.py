@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from changefeed.core.errors import Action, ChangefeedError, Code
-from sinks.base import KeepsProgress, Sink
+from sinks.base import Sink
 from sinks.testing.feed import Feed, Write, at, delete, put
 from sinks.testing.messages import Message
 from sinks.testing.validators import (
@@ -282,7 +282,7 @@ def replays_harmlessly(harness: Harness) -> None:
     feed.deliver(second, writes)
     feed.resolve(second)
     # A sink that keeps the feed's progress is exactly once for feeds that ask it for that.
-    harmless = second.capabilities.exactly_once and not isinstance(second, KeepsProgress)
+    harmless = second.capabilities.exactly_once and not second.capabilities.keeps_progress
     _check(harness, feed, repeats=not harmless)
     first.close()
     second.close()

@@ -6,11 +6,22 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import (
+    DECLARED,
+    Batch,
+    Capabilities,
+    Delivery,
+    Epoch,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
 
 T = TypeVar("T")
 
@@ -82,7 +93,7 @@ class Slow:
         return call()
 
 
-class FaultySink:
+class FaultySink(Sink):
     """Wraps a sink. ``calls`` lists the names of the calls that came, in order."""
 
     capabilities: ClassVar[Capabilities]
@@ -120,7 +131,7 @@ class FaultySink:
         return call() if fault is None else fault.around(call)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not of the protocol (``topic``, counters) is the wrapped sink's."""
+        """What is no sink's (counters, settings) is the wrapped one's."""
         return getattr(self.inner, name)
 
     def open(self, context: SinkContext) -> None:
@@ -143,3 +154,14 @@ class FaultySink:
 
     def close(self) -> None:
         self._through("close", self.inner.close)
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: FaultySink, *given: Any, **named: Any) -> Any:
+        return self._through(name, lambda: getattr(self.inner, name)(*given, **named))
+
+    return call
+
+
+for _name in ("topic", "pacing", "check", "overlooked", "dropped", *chain(*DECLARED.values())):
+    setattr(FaultySink, _name, _passed_on(_name))

@@ -28,9 +28,7 @@ from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSc
 from sinks.base import (
     Batch,
     Delivery,
-    EndsScans,
     Epoch,
-    Evolves,
     Receipt,
     Sink,
     SinkContext,
@@ -360,7 +358,7 @@ class RowFeed:
         if isinstance(mark, Truncate):
             sink.truncate(mark, self.targets[mark.schema.table.name], b"")
         else:
-            assert isinstance(sink, Evolves), "the sink does not follow changes of shape"
+            assert sink.capabilities.evolves, "the sink does not follow changes of shape"
             sink.evolve(mark, self.targets[mark.new.table.name])
 
     # ------------------------------------------------------------------ scans
@@ -393,7 +391,7 @@ class RowFeed:
             else:
                 self.commit(sink, epoch, [sink.write(batch)])
         if end:
-            assert isinstance(sink, EndsScans), "the sink does not end scans"
+            assert sink.capabilities.ends_scans, "the sink does not end scans"
             sink.end_scan(target, schema, at)
         return at
 

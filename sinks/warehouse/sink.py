@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget
 from sinks.base import (
@@ -31,7 +30,9 @@ from sinks.base import (
     Delivery,
     Difference,
     Epoch,
+    Pacing,
     Receipt,
+    Sink,
     SinkContext,
     Target,
 )
@@ -108,18 +109,19 @@ class _Known:
     staging: dict[str, str] = field(default_factory=dict)
 
 
-class WarehouseSink:
+class WarehouseSink(Sink):
     """Keeps tables of a SQL warehouse equal to the source's. Used by one thread at a time."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         accepts=Accepts.ROWS,
         exactly_once=True,
-        pace=PACE,
-        round_rows=500_000,
+        pacing=Pacing(PACE, 500_000),
         resolved_by_topic=True,
+        owns_targets=True,
+        evolves=True,
+        ends_scans=True,
         compares=True,
     )
-    parameters: ClassVar[tuple[Parameter, ...]]
 
     def __init__(
         self,
@@ -145,6 +147,10 @@ class WarehouseSink:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._warehouse.place})"
+
+    def pacing(self) -> Pacing:
+        """As the last rounds took."""
+        return Pacing(self.pace, self.capabilities.pacing.rows)
 
     def topic(self, name: str) -> str:
         """The target table of a source table: its name; dots become underscores."""
@@ -188,13 +194,13 @@ class WarehouseSink:
         self._targets.look(table, target, target.schema, context)
 
     def claims(self, topic: str) -> tuple[str, ...]:
-        """See :class:`sinks.base.OwnsTargets`."""
+        """See :meth:`sinks.base.Sink.claims`."""
         d, strategy = self._warehouse.dialect, self._strategy
         names = (topic, strategy.place(topic), *strategy.beside(topic))
         return tuple(dict.fromkeys(map(d.canonical, names)))
 
     def reserved(self) -> tuple[str, ...]:
-        """See :class:`sinks.base.OwnsTargets`."""
+        """See :meth:`sinks.base.Sink.claims`."""
         return tuple(map(self._warehouse.dialect.canonical, self._strategy.bookkeeping_names))
 
     def write(self, batch: Batch) -> Receipt:
@@ -342,7 +348,7 @@ class WarehouseSink:
         rows: Iterable[pa.Table],
         limit: int,
     ) -> list[Difference]:
-        """How the target differs from the source (:class:`sinks.base.Compares`)."""
+        """How the target differs from the source (:meth:`sinks.base.Sink.compare`)."""
         self._warehouse.connect(make=False)
         table = self._names(target, context)
         self._warehouse.rest()

@@ -19,7 +19,7 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
-from sinks.base import Capabilities, Delivery, Epoch, Receipt, Target
+from sinks.base import Capabilities, Delivery, Epoch, Pacing, Receipt, Target
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
@@ -27,7 +27,7 @@ from sinks.warehouse import spanner_keeping as keeping
 from sinks.warehouse.bigquery import CREDENTIALS, service_account_key
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.owning import Holding
-from sinks.warehouse.sink import WarehouseSink, _Known, _new_batch, _Pending, _top
+from sinks.warehouse.sink import PACE, WarehouseSink, _Known, _new_batch, _Pending, _top
 from sinks.warehouse.spanner_keeping import FACTS, Progress, Rows, SpannerStrategy
 from sinks.warehouse.spanner_rows import Stretch, TooLarge, Wire, cut
 from sinks.warehouse.staging import Shape
@@ -42,7 +42,7 @@ class SpannerSink(WarehouseSink):
 
     #: Changes of a round are in memory until it is committed: nothing is staged.
     capabilities: ClassVar[Capabilities] = replace(
-        WarehouseSink.capabilities, round_rows=50_000, compares=False
+        WarehouseSink.capabilities, pacing=Pacing(PACE, 50_000), compares=False
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         CREDENTIALS,

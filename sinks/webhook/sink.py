@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import (
+    Batch,
+    Capabilities,
+    Delivery,
+    Epoch,
+    Pacing,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
 from sinks.naming import kafka_topic_name
 from sinks.webhook.body import Parcel, batch_key, body, by_lane, count, halves
 from sinks.webhook.lanes import Lanes
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
     from sinks.webhook.client import Client
 
 
-class WebhookSink:
+class WebhookSink(Sink):
     """Messages to an HTTP endpoint."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -39,7 +49,6 @@ class WebhookSink:
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: WebhookSettings = parse(uri, options or {})
-        self.pace = self.settings.frequency
         self._feed, self._job = "unopened", 0
         self._remote = False
         self._reset()
@@ -49,13 +58,17 @@ class WebhookSink:
         self._lanes: Lanes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("settings", "pace", "_feed", "_job")
+        kept = ("settings", "_feed", "_job")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._remote = True
         self._reset()
+
+    def pacing(self) -> Pacing:
+        """As ``webhook_sink_config`` says."""
+        return Pacing(self.settings.frequency)
 
     def topic(self, name: str) -> str:
         """The topic of the table ``name``, as it stands in every message."""
@@ -76,7 +89,7 @@ class WebhookSink:
         return [] if problem is None else [problem]
 
     def overlooked(self) -> str:
-        """See :class:`sinks.base.Overlooks`."""
+        """See :meth:`sinks.base.Sink.overlooked`."""
         place = self.settings.place
         return (
             f"of the webhook at {place} only the connection was tried: whether it takes messages "

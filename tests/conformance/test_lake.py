@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import SparkEngine
-from sinks.base import Batch, ScansBySpark, Sink, SinkContext
+from sinks.base import Batch, Sink, SinkContext
 from sinks.lake import iceberg
 from sinks.registry import open_sink
 from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
@@ -59,7 +59,7 @@ class BySpark(LakeHarness):
     """Scans come as DataFrames."""
 
     def write_scan(self, sink: Sink, batch: Batch) -> None:
-        assert isinstance(sink, ScansBySpark)
+        assert sink.capabilities.scans_by_spark
         with self.lake.engine.use() as session:
             frame = session.createDataFrame(batch.rows)
             receipt = sink.write_scan(frame, batch.epoch, batch.target, batch.schema)

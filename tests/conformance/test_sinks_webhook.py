@@ -146,7 +146,7 @@ def test_requests_are_cut_by_count_and_by_size(server: WebhookServer) -> None:
     config = {"Flush": {"Messages": 3, "Bytes": 1000, "Frequency": "1ms"}, **FAST}
     uri = f"{server.uri}?parallel=1"
     sink, feed = opened(uri, webhook_sink_config=webhook_sink_config(config))
-    assert vars(sink)["pace"] == 0.001
+    assert sink.pacing().seconds == 0.001
     long = "x" * 400
     feed.deliver(sink, [put(n, "short", n) for n in range(1, 6)])
     feed.deliver(sink, [put(n, long, n) for n in range(6, 10)] + [put(10, long * 5, 10)])

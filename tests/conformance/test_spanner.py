@@ -747,7 +747,7 @@ def test_a_scan_does_not_wait_in_memory(
 def test_what_is_beside_the_tables(harness: SpannerHarness) -> None:
     source = Source(table_of("_t", key=("a",), a="int32"))
     source.commit(insert("_t", a=1))
-    feed = RowFeed(source, lambda table: harness.sink().topic(table))  # type: ignore[attr-defined]
+    feed = RowFeed(source, lambda table: harness.sink().topic(table))
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     sink.resolved(Resolved(source.now()), b"")

@@ -414,7 +414,7 @@ def test_the_pace_follows_what_a_merge_usually_takes() -> None:
     paces = []
     for took in (20.0, 4.0, 3.0, 12.0, 11.0, 100.0, 90.0, 0.1):
         sink._rest(took)
-        paces.append(sink.pace)
+        paces.append(sink.pacing().seconds)
     # The first, cold one says nothing; a single slow one is taken for an exception.
     assert paces == [1.0, 4.0, 3.0, 3.0, 11.0, 11.0, 30.0, 1.0]
 
@@ -422,16 +422,16 @@ def test_the_pace_follows_what_a_merge_usually_takes() -> None:
 def test_a_backlog_is_merged_in_rounds_of_what_fits(tmp_path: Path) -> None:
     sink = open_sink("delta:///srv/lake", {})
     assert isinstance(sink, LakeSink)
-    assert sink.round_rows == lake_sink.MOST_ROWS > sink.capabilities.round_rows
+    assert sink.pacing().rows == lake_sink.MOST_ROWS > sink.capabilities.pacing.rows
     file = staged(tmp_path, "a", batch(("c", 1, 1, "x")))
     assert file is not None
     sink._staged["a"] = replace(file, bytes=lake_sink.MOST_BYTES)
-    assert sink.round_rows == 0, "bytes on disk"
+    assert sink.pacing().rows == 0, "bytes on disk"
     keys = pa.table({"c0": pa.array(["x" * 1000] * (lake_sink.MOST_KEY_BYTES // 1000 + 1))})
     sink._staged["a"] = replace(file, keys=keys)
-    assert sink.round_rows == 0, "keys in memory"
+    assert sink.pacing().rows == 0, "keys in memory"
     sink.abort(Epoch(1, Timestamp(1)), [])
-    assert sink.round_rows == lake_sink.MOST_ROWS
+    assert sink.pacing().rows == lake_sink.MOST_ROWS
 
 
 def test_many_keys_are_joined_without_holding_them() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
-from sinks.base import Checks, SinkContext, Target
+from sinks.base import SinkContext, Target
 from sinks.lake.look import overlooked
 from sinks.lake.place import place_of
 from sinks.registry import open_sink
@@ -32,7 +32,6 @@ def look(
 ) -> list[ChangefeedError]:
     """What VALIDATE is told of one table."""
     sink = open_sink(uri, options)
-    assert isinstance(sink, Checks)
     shape = shape or schema(a="int32", b="text")
     try:
         return sink.check(SinkContext("validate", 0, (Target(shape.table, "t", shape),)))

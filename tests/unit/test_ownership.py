@@ -15,7 +15,6 @@ from changefeed.catalog import TableState
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.schema import TableName
 from changefeed.options import ExistingTarget
-from sinks.base import OwnsTargets
 from sinks.ownership import Claim, Owner, claim
 from sinks.registry import open_sink, place_of
 from sinks.warehouse.sink import WarehouseSink
@@ -240,7 +239,7 @@ def objects(sink: Any, topic: str) -> set[str]:
 def test_names_that_meet_in_the_target_are_known_to_meet(uri: str) -> None:
     """Two topics whose tables would be one table somewhere have a claim in common."""
     sink = open_sink(uri)
-    assert isinstance(sink, OwnsTargets)
+    assert sink.capabilities.owns_targets
     topic = getattr(sink, "topic")  # noqa: B009  not part of the protocol
 
     @settings(max_examples=300, deadline=None)

@@ -277,8 +277,8 @@ def test_files_are_made_at_the_interval_or_when_a_resolved_timestamp_is_due(
     uri: str, options: dict[str, object], seconds: float
 ) -> None:
     sink = FilesSink(uri, options)
-    assert sink.pace == seconds
-    assert pickle.loads(pickle.dumps(sink)).pace == seconds
+    assert sink.pacing().seconds == seconds
+    assert pickle.loads(pickle.dumps(sink)).pacing().seconds == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1s"])

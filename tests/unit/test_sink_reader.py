@@ -14,7 +14,7 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableName
 from changefeed.feeds.consumer import follow_consumer
 from changefeed.options import Deletes
-from sinks.base import Batch, ConsumerPlace, Epoch, Pulled, SinkContext, Target
+from sinks.base import Batch, ConsumerPlace, Epoch, SinkContext, Target
 from sinks.reader.sink import ReaderSink
 from sinks.registry import capabilities, open_sink
 from tests.log_samples import narrow
@@ -44,8 +44,9 @@ def scan(to: ReaderSink, at: Timestamp = AT, keys: tuple[int, ...] = (1, 2, 3)) 
 
 
 def test_a_scan_is_there_once_it_is_whole_and_until_it_was_consumed(tmp_path: Path) -> None:
-    feed, consumer = sink(tmp_path), open_sink(f"reader://{tmp_path}/r")
-    assert isinstance(consumer, Pulled)
+    feed, other = sink(tmp_path), open_sink(f"reader://{tmp_path}/r")
+    assert other.capabilities.pulled
+    consumer = other.pull()
     feed.open(context())
     scan(feed)
     assert consumer.scanned() is None

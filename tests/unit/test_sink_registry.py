@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL, sink_location
 from changefeed.options import masking
 from sinks import registry
+from sinks.base import DECLARED
 from sinks.null.sink import NullSink
 from sinks.testing.conformance import CASES
 from sinks.testing.feed import Feed, at, put
@@ -109,6 +113,29 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_sinks_of_other_packages_join(plugin: None) -> None:
     assert "outsider" in registry.schemes()
     assert isinstance(registry.open_sink("outsider://"), NullSink)
+
+
+def test_what_is_no_sink_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BUILT_IN, "null", registry.Entry("sinks.registry:Entry", "x"))
+    with pytest.raises(ChangefeedError) as caught:
+        registry.capabilities("null")
+    assert "which is no sink" in caught.value.message
+
+
+@pytest.mark.parametrize("declared", DECLARED)
+def test_a_sink_declares_what_it_has_methods_for(declared: str) -> None:
+    flag: dict[str, Any] = {declared: True}
+    able = replace(NullSink.capabilities, **flag)
+    with pytest.raises(TypeError, match=f"declares {declared} and has no"):
+        type("Boaster", (NullSink,), {"capabilities": able})
+    methods = {name: lambda self: None for name in DECLARED[declared]}
+    with pytest.raises(TypeError, match=f"does not declare {declared}"):
+        type("Modest", (NullSink,), methods)
+    assert type("Honest", (NullSink,), {"capabilities": able, **methods})("null://").rows == 0
+    for name in DECLARED[declared]:
+        call = getattr(NullSink(), name)
+        with pytest.raises(AssertionError, match=f"NullSink does not declare {declared}"):
+            call(*[None] * len(inspect.signature(call).parameters))
 
 
 @pytest.mark.parametrize(

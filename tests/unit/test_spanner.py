@@ -278,8 +278,8 @@ def test_names_that_spanner_does_not_take(table: str, column: str, words: str) -
 
 def test_changes_wait_in_memory_in_smaller_rounds() -> None:
     sink = open_sink("spanner://p/i/d")
-    assert sink.capabilities.round_rows == 50_000
-    assert WarehouseSink.capabilities.round_rows == 500_000
+    assert sink.capabilities.pacing.rows == 50_000
+    assert WarehouseSink.capabilities.pacing.rows == 500_000
 
 
 def test_no_history() -> None:
