@@ -13,7 +13,7 @@ import click
 
 from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.settings import SparkSettings, parse_property
+from changefeed.spark.settings import EngineOption, SparkSettings, parse_property
 from shell.exits import Exit, exit_status
 from shell.render.formats import Format
 
@@ -138,6 +138,12 @@ def _place_options(command: F) -> F:
             callback=_size,
             help="The most memory that messages shared by feeds take (default: 64MiB).",
         ),
+        click.option(
+            "--engine",
+            type=click.Choice([option.value for option in EngineOption]),
+            default=EngineOption.AUTO.value,
+            help="Where scans and backlogs run, of feeds that do not say it (default: auto).",
+        ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
         click.option(
@@ -189,6 +195,7 @@ def cli(
     master: str | None,
     heap: str | None,
     conf: tuple[tuple[str, str], ...],
+    engine: str,
     max_memory: int | None,
     max_disk: int | None,
     source: str | None,
@@ -197,7 +204,8 @@ def cli(
     yes: bool,
 ) -> None:
     """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
-    place = Place(state, SparkSettings(master, heap, conf), max_memory, max_disk)
+    spark = SparkSettings(master, heap, conf, EngineOption(engine))
+    place = Place(state, spark, max_memory, max_disk)
     context.obj = place
     if context.invoked_subcommand is not None:
         if commands or files:
@@ -253,6 +261,7 @@ def start(
     master: str | None,
     heap: str | None,
     conf: tuple[tuple[str, str], ...],
+    engine: str,
     max_memory: int | None,
     max_disk: int | None,
     http: tuple[str, int] | None,
@@ -260,7 +269,8 @@ def start(
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
     from shell.service import serve
 
-    given = Place(state, SparkSettings(master, heap, conf), max_memory, max_disk)
+    spark = SparkSettings(master, heap, conf, EngineOption(engine))
+    given = Place(state, spark, max_memory, max_disk)
     place = given.over(context.obj)
     context.exit(
         serve(

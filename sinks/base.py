@@ -66,6 +66,8 @@ class Capabilities:
         formats: values of ``format`` it takes, the default first.
         envelopes: values of ``envelope`` it takes, the default first; empty means all.
         executor: ``write`` may run in a Spark executor (the sink object pickles before ``open``).
+        lanes: several objects of it may write changes at the same time, each those of other keys,
+            as long as each key has one writer.
         key_in_value: the value must hold the key, because there is no separate key.
         topic_in_value: the value must hold the topic, where the envelope has a place for it.
         exactly_once: it has a way to make a repeated batch harmless.
@@ -93,6 +95,7 @@ class Capabilities:
     formats: tuple[str, ...] = ("json",)
     envelopes: tuple[str, ...] = ()
     executor: bool = False
+    lanes: bool = False
     key_in_value: bool = False
     topic_in_value: bool = False
     exactly_once: bool = False

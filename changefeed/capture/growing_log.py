@@ -37,6 +37,11 @@ class GrowingLog:
         #: Why the log takes no more, or an empty string.
         self.stalled = ""
 
+    @property
+    def folder(self) -> Path:
+        """The log's directory, for readers of their own."""
+        return self._folder
+
     def _log(self) -> LogReader:
         """The reader; :attr:`_lock` is held while it is used."""
         with self._lock:

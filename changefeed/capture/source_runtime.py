@@ -79,6 +79,11 @@ class SourceKeeper:
                 self._source = open_source(self.name, self._uri)
             return self._source
 
+    @property
+    def log_folder(self) -> Path:
+        """The directory of the change log, for readers in other processes."""
+        return self._log.folder
+
     def follow_connection(self) -> None:
         """Where the connection was altered, open it anew and restart the capture."""
         with self._lock:

@@ -31,7 +31,7 @@ class History(Store):
     ) -> None:
         """Note something for the person who asks later: never row values or secrets.
 
-        ``kind`` is one of ``error``, ``retry``, ``status``, ``notice``.
+        ``kind`` is one of ``error``, ``retry``, ``status``, ``notice``, ``engine``.
         """
         with self._database.write(notify=False) as transaction:
             record(transaction, self._now(), job_id, kind, text, table=table, code=code)

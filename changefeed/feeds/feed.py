@@ -13,6 +13,7 @@ import pyarrow as pa
 from changefeed.catalog import Catalog, Lease
 from changefeed.catalog.model import Job, TableProgress, TableState
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
@@ -21,7 +22,7 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.registered import feed_schemas
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.feeds.feed_query import FeedQuery
-from changefeed.options import RESOLVED, Options
+from changefeed.options import ENGINE, RESOLVED, Options
 from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.host import scan_place
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
@@ -65,6 +66,11 @@ class Feed:
         large scans."""
         merged = self.abilities is not None and bool(self.abilities.spark_packs)
         return merged or self.query is not None
+
+    def asked_engine(self, preferred: EngineOption) -> EngineOption:
+        """Where bulk work is to run: what the feed says, else what its node prefers."""
+        asked = self.options[ENGINE]
+        return preferred if asked is EngineOption.AUTO else asked
 
     # -- what to send ---------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.telemetry import log
 from changefeed.feeds import life
+from changefeed.feeds.backlog import Backlog
+from changefeed.feeds.backlog import Progress as BacklogProgress
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.consumer import follow_consumer
 from changefeed.feeds.delivery import Delivery
@@ -114,6 +116,14 @@ class FeedRunner:
         self._feed = Feed(self.catalog, job, lease, services.queries)
         self.outlet = Outlet(self.catalog, self._feed, services.node_id, services.engine, sink)
         self._delivery = Delivery(job.name, self.keeper, services.messages, self.outlet)
+        self._backlog = Backlog(
+            job.name,
+            self.keeper,
+            self.keeper.log_folder,
+            services.engine,
+            self.outlet,
+            lambda text: self.catalog.record_event(self.job_id, "engine", text),
+        )
         self._checkpoint = Checkpoint(self.outlet, self._joining)
         self._leaving = Leaving(self.catalog, self.keeper, self.outlet.dropped)
         self._scanning = Scanning(
@@ -324,7 +334,18 @@ class FeedRunner:
         rows = 0
         for upto, bounds in groups:
             behind = {name: at for name, at in bounds.items() if at < upto}
-            if behind:
+            if not behind:
+                continue
+            done = self._in_lanes(behind, upto)
+            if done.rows or (done.node_upto is not None and done.node_upto < upto):
+                # There is more, for another job or for this thread.
+                self._seen = Timestamp.ZERO
+            rows += done.rows
+            if self._interrupted():
+                break
+            if not done.rows:
+                upto = min(upto, done.node_upto or upto)
+                behind = {name: at for name, at in behind.items() if at < upto}
                 rows += self._delivery.deliver(
                     self._feed,
                     behind,
@@ -339,6 +360,13 @@ class FeedRunner:
             pace = time.monotonic() + self.outlet.pace
             self._next_round = max(pace, began + GATHER_SECONDS)
         return rows > 0
+
+    def _in_lanes(self, bounds: dict[TableName, Timestamp], upto: Timestamp) -> BacklogProgress:
+        """Let Spark deliver a large backlog, as far as one job goes."""
+        done = self._backlog.deliver(self._feed, bounds, upto, interrupted=self._interrupted)
+        if done.rows:
+            self._after_commit()
+        return done
 
     def _leave_dropped_tables(self) -> None:
         """What commits after ALTER .. DROP has answered is not delivered any more.

@@ -10,6 +10,7 @@ import pyarrow as pa
 from changefeed.capture.source_runtime import SourceKeeper
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineOption
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
@@ -54,6 +55,15 @@ class FeedScanHost:
         """Consumers may have been told that everything up to here was delivered."""
         known = [self.feed.job.high_water, self.resolved()]
         return max((at for at in known if at is not None), default=None)
+
+    @property
+    def asked_engine(self) -> EngineOption:
+        """Where the feed, or else the node, wants scans to run."""
+        return self.feed.asked_engine(self.engine.preferred)
+
+    def note_engine(self, table: TableName, text: str) -> None:
+        """Write down for SHOW that a table is scanned elsewhere than in the node."""
+        self.catalog.record_event(self.job_id, "engine", text, table=str(table))
 
     @property
     def needs_spark(self) -> bool:

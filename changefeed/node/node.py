@@ -393,7 +393,8 @@ class Node:
                 log.warning("feed %s: %s %s", job.name, error.code.number, error.message)
                 self._refuse(job, error)
                 continue
-            if runner.needs_spark:
+            # On a cluster a warm session makes scans and backlogs jobs from the first on.
+            if runner.needs_spark or not self.engine.local:
                 self.engine.start()
             self._runners[job.id] = runner
             life.started(job)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from changefeed.core import uri
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineOption
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.options import sink_config
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
@@ -500,6 +501,17 @@ DELIVERY = option(
     "tables, documents by key and Kafka (by transactions) support it.",
     example="delivery = 'exactly_once'",
     shown="at_least_once",
+)
+ENGINE = option(
+    "engine",
+    Choice(EngineOption),
+    EngineOption.AUTO,
+    group="Sink and resources",
+    summary="Where scans and backlogs run: auto compares an estimate for the node with one for a "
+    "Spark job, spark and driver force it. Lake tables are merged and queries evaluated by Spark "
+    "in any case.",
+    example="engine = 'spark'",
+    shown="auto",
 )
 COMPRESSION = option(
     "compression",

@@ -2,7 +2,7 @@
 
 ::
 
-    source -> table* -> scan -> log -> select -> envelope -> encode -> sink -> resolved
+    source -> table* -> scan -> log -> select -> envelope -> encode -> engine -> sink -> resolved
 
 A stage tells its facts in :meth:`Stage.lines`; secrets are out of all of them.
 """
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from changefeed.catalog.model import JobSpec, TableProgress
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption
 from changefeed.core.events import Position
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Format
@@ -22,8 +23,10 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import key_proto, value_proto
 from changefeed.options import (
     DELETES,
+    DELIVERY,
     DIFF,
     END_TIME,
+    ENGINE,
     ENVELOPE,
     FORMAT,
     INITIAL_SCAN,
@@ -34,6 +37,7 @@ from changefeed.options import (
     RETRY_FOR,
     SCHEMA_CHANGE_POLICY,
     UPDATED,
+    Guarantee,
     InitialScan,
     Options,
 )
@@ -250,6 +254,45 @@ class SinkStage:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStage:
+    """Where the feed's bulk work runs: what can be said before the node knows how much waits."""
+
+    options: Options
+    capabilities: Capabilities
+    query: bool
+    name: str = "engine"
+
+    def lines(self) -> Iterator[str]:
+        asked = self.options[ENGINE]
+        can = self.capabilities
+        if self.query:
+            yield "driver: the query is evaluated in the node's Spark session"
+            return
+        if can.spark_packs:
+            yield "spark: merges are jobs; a small scan is read by the node"
+            return
+        once = self.options[DELIVERY] is Guarantee.EXACTLY_ONCE
+        if can.takes_rows or once or not can.executor:
+            yield f"driver: {_why_driver(can, once=once)}"
+            return
+        what = "scans and backlogs" if can.lanes else "scans; changes are written by one writer"
+        if asked is EngineOption.AUTO:
+            yield f"auto: the faster by estimate, the node or a Spark job, for {what}"
+        elif asked is EngineOption.SPARK:
+            yield f"spark, from {LEAST_JOB_ROWS:,} rows on: {what}"
+        else:
+            yield "driver: the node does all work"
+
+
+def _why_driver(can: Capabilities, *, once: bool) -> str:
+    if can.takes_rows:
+        return "rows of this sink are staged by the node"
+    if once:
+        return "exactly-once delivery has one writer"
+    return "this sink is written by the node"
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedStage:
     """Progress and what the reader hears of it."""
 
@@ -318,9 +361,16 @@ class FeedPlan:
             LogStage(self.source.source, self.options, only),
             SelectStage(self.tables, self.options),
             EncodeStage(self.options, self.messages),
+            *self._engine(),
             self.sink,
             ResolvedStage(self.options),
         )
+
+    def _engine(self) -> tuple[EngineStage, ...]:
+        if self.sinkless:
+            return ()
+        query = any(table.query is not None for table in self.tables)
+        return (EngineStage(self.options, self.sink.capabilities, query),)
 
     def spec(self) -> JobSpec:
         """What the job table gets."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from changefeed.capture.source_runtime import SourceKeeper
+    from changefeed.core.engines import EngineOption
     from changefeed.encoding.plan import MessagePlan
     from changefeed.encoding.typed_rows import RowPlan
     from changefeed.spark.session import SparkEngine
@@ -63,6 +64,15 @@ class ScanHost(Protocol):
     @property
     def engine(self) -> SparkEngine:
         """Spark, started on first use."""
+        ...
+
+    @property
+    def asked_engine(self) -> EngineOption:
+        """Where the feed, or else the node, wants scans to run."""
+        ...
+
+    def note_engine(self, table: TableName, text: str) -> None:
+        """Write down for SHOW that a table is scanned elsewhere than in the node."""
         ...
 
     @property

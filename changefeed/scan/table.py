@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
+from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.scan.admission import Ticket
 from changefeed.scan.barrier import Fence, ScanStopped
@@ -53,10 +55,6 @@ if TYPE_CHECKING:
 
 #: Tables estimated below this are read by the node itself: a Spark job would cost more.
 SMALL_ROWS = 20_000
-#: The same of messages. Two million narrow rows to Kafka on two busy cores: 128,000 rows/s read
-#: here, 44,000 by Spark with its start (``benchmarks/kafka.py scan``); its processes are worth
-#: that for very large tables, and on a cluster.
-HERE_ROWS = 10_000_000
 #: Rows encoded in one go on the node.
 MESSAGE_ROWS = 20_000
 #: The same where a CDC query is evaluated by a Spark job: its fixed cost is spread over more rows.
@@ -103,17 +101,17 @@ class Reading:
         with self.fence.passing():
             sink = self.host.sinks.for_scan()
         writer = Writer(self, sink, schema, told)
-        small = rows < HERE_ROWS if not writer.typed else len(parts) <= 1 and rows < SMALL_ROWS
-        # A query runs here, and so does the reading of a snapshot that cannot leave this process.
-        small = small or self.host.has_query or not self.host.keeper.source.parts_travel
-        large = not writer.typed and not small
-        in_workers = large and not writer.keeps and self.host.sinks.in_workers(sink)
+        choice = self._engine(writer, rows, len(parts))
+        if choice.spark:
+            text = f"scan of {schema.table.schema}.{schema.table.name} as a Spark job"
+            log.info("feed %s: %s (%s)", self.host.name, text, choice.reason)
+            self.host.note_engine(schema.table, text)
         try:
             if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
             if writer.typed:
-                self._typed(parts, writer, small=small)
-            elif in_workers:
+                self._typed(parts, writer, small=not choice.spark)
+            elif choice.spark:
                 self._messages_in_workers(parts, writer)
             else:
                 self._messages_here(parts, writer)
@@ -121,6 +119,27 @@ class Reading:
         except BaseException:
             writer.abort()
             raise
+
+    def _engine(self, writer: Writer, rows: int, parts: int) -> EngineChoice:
+        """Where a table is read: in this process, or by Spark's workers."""
+        host = self.host
+        why = ""
+        if host.has_query:
+            why = "a CDC query runs in the node's session"
+        elif not host.keeper.source.parts_travel:
+            why = "the snapshot of this source cannot leave the node"
+        elif writer.typed and not writer.sink.capabilities.scans_by_spark:
+            why = "the rows of this sink are staged by the node"
+        elif not writer.typed and writer.keeps:
+            why = "delivery = 'exactly_once' is one writer's transaction"
+        elif not writer.typed and not host.sinks.in_workers(writer.sink):
+            why = "this sink is written by the node"
+        asked = host.asked_engine
+        if writer.typed and asked is EngineOption.AUTO and not why:
+            # The session is needed for the merge anyway: only the job itself counts.
+            small = parts <= 1 and rows < SMALL_ROWS
+            return EngineChoice(not small, "Spark merges this table in any case")
+        return choose_engine(asked, Work(rows, max(1, parts), why), host.engine.state())
 
     # -- typed rows -------------------------------------------------------------------------
 

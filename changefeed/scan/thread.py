@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
@@ -106,7 +107,7 @@ class Scan(threading.Thread):
     def _scan(self) -> None:
         keeper = self._host.keeper
         source = keeper.source
-        if self._host.needs_spark:
+        if self._host.needs_spark or self._host.asked_engine is EngineOption.SPARK:
             # An open image holds back VACUUM at the source: nothing may wait for Spark's start
             # then.
             self._host.engine.session()

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from changefeed.core.engines import EngineOption, SparkState
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.telemetry import log
 from changefeed.spark.failure import translate
@@ -61,6 +62,7 @@ class SparkEngine:
         settings: Spark settings on top of ours.
         flags: further JVM flags.
         packs: jar packs to have from the first start on, downloaded where they are missing.
+        preferred: where bulk work of feeds runs that do not say it themselves.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class SparkEngine:
         settings: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
         packs: Sequence[str] = (),
+        preferred: EngineOption = EngineOption.AUTO,
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
             raise ChangefeedError("CF1204", f"invalid size of Spark's heap: {heap!r}")
         self.cores = _cores(master)
         self.master = master or f"local[{self.cores}]"
         self.heap = heap or default_heap()
+        self.preferred = preferred
         self._settings = dict(settings or {})
         self._flags = flags
         self._packs = frozenset(pack(name).name for name in packs)
@@ -93,7 +97,13 @@ class SparkEngine:
     def of(cls, settings: SparkSettings, log: Path | None = None) -> SparkEngine:
         """The engine that a command line asks for."""
         conf = dict(settings.conf)
-        return cls(master=settings.master, heap=settings.heap, settings=conf, log=log)
+        return cls(
+            master=settings.master,
+            heap=settings.heap,
+            settings=conf,
+            log=log,
+            preferred=settings.engine,
+        )
 
     def start(self) -> None:
         """Begin starting in the background, unless it runs or starts already."""
@@ -118,6 +128,29 @@ class SparkEngine:
         """A session is there: :meth:`session` would not wait."""
         life = self._life
         return life is not None and life.usable
+
+    @property
+    def local(self) -> bool:
+        """Its workers run on this machine."""
+        return _LOCAL.match(self.master) is not None
+
+    def state(self) -> SparkState:
+        """What the choice of an engine needs to know; starts nothing."""
+        cores = self.cores
+        life = self._life
+        if life is not None and life.usable and not self.local:
+            # A session that dies meanwhile fails the job, which says so.
+            with contextlib.suppress(Exception):
+                cores = int(life.session.result().sparkContext.defaultParallelism)
+        return SparkState(self.installed, self.ready, cores)
+
+    def address(self) -> str:
+        """The host at which workers reach this process; waits for the session.
+
+        Raises:
+            ChangefeedError: what :meth:`session` raises.
+        """
+        return self.session().conf.get("spark.driver.host") or "127.0.0.1"
 
     @property
     def alive(self) -> bool:

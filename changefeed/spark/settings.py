@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
+
+__all__ = ["EngineOption", "SparkSettings", "parse_property"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,17 +18,22 @@ class SparkSettings:
         master: Spark's master URL; None: all cores of this machine.
         heap: memory of the driver's JVM, as ``2g``; None: a share of the machine's.
         conf: further Spark properties, which override ours.
+        engine: where bulk work of feeds runs that do not say it themselves.
     """
 
     master: str | None = None
     heap: str | None = None
     conf: tuple[tuple[str, str], ...] = ()
+    engine: EngineOption = EngineOption.AUTO
 
     def over(self, other: SparkSettings) -> SparkSettings:
         """These where they are given, else the other's; properties of both."""
         merged = {**dict(other.conf), **dict(self.conf)}
         return SparkSettings(
-            self.master or other.master, self.heap or other.heap, tuple(merged.items())
+            self.master or other.master,
+            self.heap or other.heap,
+            tuple(merged.items()),
+            other.engine if self.engine is EngineOption.AUTO else self.engine,
         )
 
 

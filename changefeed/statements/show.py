@@ -42,6 +42,7 @@ def _detail(job: Job, context: Context) -> Result:
         "table_states": _states(tables),
         "emitted_rows": Rate(job.emitted_rows),
         "emitted_bytes": Size(job.emitted_bytes),
+        "last_spark_job": _last_spark_job(job, context, now),
         "targets": Names(job.targets),
         "options": Names(_option_texts(job)),
         "cursor": instant(job.cursor, now),
@@ -52,6 +53,13 @@ def _detail(job: Job, context: Context) -> Result:
         "generation": job.generation,
     }
     return Result(columns=tuple(detail), rows=[tuple(detail.values())], vertical=True)
+
+
+def _last_spark_job(job: Job, context: Context, now: int) -> str | None:
+    """The newest scan or backlog that ran as a Spark job; None: all bulk work ran in the node.
+    Merges and queries are not among them."""
+    found = context.catalog.events(job.id, limit=1, kinds=("engine",))
+    return f"{moment(found[0].at, now)}: {found[0].text}" if found else None
 
 
 def _option_texts(job: Job) -> list[str]:

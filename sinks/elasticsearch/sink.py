@@ -38,6 +38,7 @@ class ElasticsearchSink(Sink):
     capabilities: ClassVar[Capabilities] = Capabilities(
         envelopes=("row", "wrapped", "bare"),
         executor=True,
+        lanes=True,
         exactly_once=True,
         compressions=("none", "gzip"),
         owns_targets=True,

@@ -61,6 +61,7 @@ class KafkaSink(Sink):
     capabilities: ClassVar[Capabilities] = Capabilities(
         formats=("json", "avro", "protobuf"),
         executor=True,
+        lanes=True,
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
         keeps_progress=True,

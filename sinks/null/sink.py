@@ -15,7 +15,10 @@ class NullSink(Sink):
     """Takes everything. ``rows``, ``bytes`` and ``marks`` count what came in this process."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        formats=("json", "avro", "protobuf", "csv", "parquet"), executor=True, exactly_once=True
+        formats=("json", "avro", "protobuf", "csv", "parquet"),
+        executor=True,
+        lanes=True,
+        exactly_once=True,
     )
 
     def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:

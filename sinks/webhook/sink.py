@@ -41,6 +41,7 @@ class WebhookSink(Sink):
     capabilities: ClassVar[Capabilities] = Capabilities(
         envelopes=("wrapped", "bare", "enriched"),
         executor=True,
+        lanes=True,
         key_in_value=True,
         topic_in_value=True,
         compressions=("none", "gzip", "zstd"),

@@ -63,7 +63,6 @@ def bench(
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every table counts as a large one."""
     monkeypatch.setattr(reading, "SMALL_ROWS", -1_000_000)
-    monkeypatch.setattr(reading, "HERE_ROWS", -1_000_000)
 
 
 # ------------------------------------------------------------------------------- typed rows

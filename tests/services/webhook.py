@@ -180,7 +180,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Read, judge, answer."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        length = int(self.headers["Content-Length"])
+        body = self.rfile.read(length)
+        if len(body) < length:
+            self.close_connection = True  # the client has ended in the middle: no request
+            return
         packing = self.headers.get("Content-Encoding")
         if packing == "gzip":
             body = gzip.decompress(body)

@@ -1,0 +1,94 @@
+"""Where a feed's bulk work runs: in the node itself, or as a job of Spark.
+
+Scans and backlogs of messages are made by the same functions in both places, so the bytes are the
+same; what differs is how many processes share the work, and what it costs to begin. The choice is
+a comparison of two estimates. Its constants were measured on two cores with rows of five columns on
+their way to Kafka (docs/decisions.md, "Where bulk work runs").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+#: What one thread of the node reads, encodes and delivers.
+DRIVER_ROWS_A_SECOND = 280_000
+#: The same in each task of a job.
+TASK_ROWS_A_SECOND = 145_000
+#: Until a session is there that has not been started: the JVM and the first Python workers.
+SESSION_SECONDS = 11.0
+#: A job in a session that is there: planning, tasks, a sink opened in each.
+JOB_SECONDS = 0.3
+#: Below this a job costs several times what the rows do, so the node makes them in any case.
+LEAST_JOB_ROWS = 1_000
+
+
+class EngineOption(StrEnum):
+    """Where the user wants bulk work to run."""
+
+    AUTO = "auto"
+    SPARK = "spark"
+    DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkState:
+    """What the choice needs to know of the node's Spark.
+
+    Attributes:
+        installed: it can be started here.
+        ready: a session is there.
+        cores: tasks that run at the same time.
+    """
+
+    installed: bool
+    ready: bool
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bulk work of a feed.
+
+    Attributes:
+        rows: about how many.
+        tasks: into how many tasks it can be cut at most.
+        hindrance: why Spark cannot do it, whatever was asked for; empty where it can.
+    """
+
+    rows: int
+    tasks: int
+    hindrance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Where work runs, and why, in words for people."""
+
+    spark: bool
+    reason: str
+
+
+def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineChoice:
+    """Compare how long the work would take in both places."""
+    if work.hindrance:
+        return EngineChoice(False, work.hindrance)
+    if asked is EngineOption.DRIVER:
+        return EngineChoice(False, "engine = 'driver'")
+    if not state.installed:
+        return EngineChoice(False, "Spark cannot be started here")
+    if work.rows < LEAST_JOB_ROWS:
+        return EngineChoice(False, f"fewer than {LEAST_JOB_ROWS:,} rows")
+    if asked is EngineOption.SPARK:
+        return EngineChoice(True, "engine = 'spark'")
+    here = work.rows / DRIVER_ROWS_A_SECOND
+    there = job_seconds(work, state)
+    words = f"about {work.rows:,} rows: {here:.1f} s in the node, {there:.1f} s as a Spark job"
+    return EngineChoice(there < here, words)
+
+
+def job_seconds(work: Work, state: SparkState) -> float:
+    """About how long a Spark job takes for the work, with the start of the session."""
+    tasks = max(1, min(work.tasks, state.cores))
+    start = 0.0 if state.ready else SESSION_SECONDS
+    return start + JOB_SECONDS + work.rows / (tasks * TASK_ROWS_A_SECOND)

@@ -1,0 +1,288 @@
+"""A large backlog of messages as a job of Spark: lanes of the log, one task each.
+
+The node looks at the log's index to see how much waits, cuts a range that ends before the next
+TRUNCATE or schema change, and lets Spark's workers deliver it (:mod:`changefeed.feeds.lanes`). When
+all lanes are durable the tables have come to the end of the range. Until then nothing has moved: a
+job that fails or is cancelled repeats messages, in order, and loses none. No worker writes after
+the job is over (:mod:`changefeed.scan.admission`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from changefeed.capture.log_access import LogAccess
+from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
+from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.faults import Point, fault_point
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.table_errors import TableError, about_table
+from changefeed.core.telemetry import log
+from changefeed.feeds.chunks import SLICE_BYTES, Chunk, MarkItem, items
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.lanes import Delivered, Lanes
+from changefeed.feeds.schema_policy import check_images
+from changefeed.feeds.sink_session import Outlet
+from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
+from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.spark.session import SparkEngine
+from changefeed.spark.tasks import Done, run_tasks
+from sinks.base import Capabilities, Epoch
+
+#: Rows of one job at most: what comes again when it fails.
+JOB_ROWS = 2_000_000
+#: Each lane reads the whole range: more of them would read more than they deliver.
+MOST_LANES = 8
+_LOOK_SECONDS = 0.2
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A range of the log without marks.
+
+    Attributes:
+        upto: where it ends.
+        rows: how many rows it has.
+        versions: the shapes they have.
+        mark: the instant of the mark that ends it; None where no mark does.
+    """
+
+    upto: Timestamp
+    rows: int = 0
+    versions: frozenset[TableSchema] = frozenset()
+    mark: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What :meth:`Backlog.deliver` did.
+
+    Attributes:
+        rows: delivered by Spark, for good.
+        node_upto: where they are none: how far the node should go on by itself before it asks
+            again; None: as far as it likes.
+    """
+
+    rows: int = 0
+    node_upto: Timestamp | None = None
+
+
+def waiting(
+    log: LogAccess, bounds: Mapping[TableName, Timestamp], upto: Timestamp, slice_bytes: int
+) -> Waiting:
+    """What can be delivered in lanes, from the log's index: up to the next mark, at most
+    :data:`JOB_ROWS` rows."""
+    found = Waiting(max(bounds.values()))
+    rows, versions = 0, set[TableSchema]()
+    for item in items(log, bounds, upto, slice_bytes):
+        if isinstance(item, MarkItem):
+            before = item.event.at.previous()
+            if before <= min(bounds.values()):
+                return Waiting(before, mark=item.event.at)
+            # Of another table there may be one before it: the range shrinks until there is none.
+            shorter = waiting(log, bounds, before, slice_bytes)
+            if shorter.mark is None and shorter.upto == before:
+                return replace(shorter, mark=item.event.at)
+            return shorter
+        if isinstance(item, Chunk):
+            rows += item.rows
+            versions.add(item.schema)
+        else:
+            found = Waiting(item.upto, rows, frozenset(versions))
+            if rows >= JOB_ROWS:
+                break
+    return found
+
+
+def hindrance(feed: Feed, abilities: Capabilities | None) -> str:
+    """Why the changes of a feed cannot be delivered in lanes, in words; empty where they can."""
+    if abilities is None:
+        return "a feed without a sink runs where its client is"
+    if abilities.takes_rows:
+        return "the rows of a table sink are staged by the node"
+    if not abilities.lanes:
+        return "this sink keeps its order by one writer"
+    if feed.query is not None:
+        return "a CDC query runs in the node's session"
+    if feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE:
+        return "delivery = 'exactly_once' is one writer's transaction"
+    return ""
+
+
+class Backlog:
+    """Delivers what a feed is far behind with. Used by the feed's thread only."""
+
+    def __init__(
+        self,
+        name: str,
+        log: LogAccess,
+        folder: Path,
+        engine: SparkEngine,
+        outlet: Outlet,
+        note: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            name: the feed's.
+            log: the change log, as the node reads it.
+            folder: its directory, which Spark's workers see, too.
+            engine: Spark.
+            outlet: the feed's sinks.
+            note: writes down for SHOW what runs as a job.
+        """
+        self.name = name
+        self._log = log
+        self._folder = folder
+        self._engine = engine
+        self._outlet = outlet
+        self._note = note
+        self._refused_upto = Timestamp.ZERO
+
+    def deliver(
+        self,
+        feed: Feed,
+        bounds: Mapping[TableName, Timestamp],
+        upto: Timestamp,
+        *,
+        interrupted: Callable[[], bool],
+    ) -> Progress:
+        """Deliver a range of the log by Spark, if that is the better place.
+
+        The feed's tables have then come to its end.
+
+        Raises:
+            TableError: one table cannot go on.
+            ChangefeedError: the source, Spark or the sink failed.
+        """
+        asked = feed.asked_engine(self._engine.preferred)
+        if asked is EngineOption.DRIVER or hindrance(feed, feed.abilities):
+            return Progress()
+        state = self._engine.state()
+        lanes = min(MOST_LANES, state.cores)
+        # The most a job can be: where even that stays here, nobody need look at the log's index.
+        if not choose_engine(asked, Work(JOB_ROWS, lanes), state).spark:
+            return Progress()
+        if min(bounds.values()) < self._refused_upto:
+            return Progress(node_upto=self._refused_upto)
+        found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes))
+        choice = choose_engine(asked, Work(found.rows, lanes), state)
+        if not choice.spark or interrupted():
+            # Behind the mark there may be a range that is worth a job.
+            return Progress(node_upto=found.mark)
+        try:
+            return Progress(self._run(feed, dict(bounds), found, lanes, choice, interrupted))
+        except ChangefeedError as error:
+            if error.scope is not Scope.TABLE:
+                raise
+            # Of which table a worker cannot say; the node meets the same row, and can.
+            log.info("feed %s: a lane stopped, the node goes on: %s", self.name, error.message)
+            self._refused_upto = found.upto
+            return Progress(node_upto=found.upto)
+
+    def _run(
+        self,
+        feed: Feed,
+        bounds: dict[TableName, Timestamp],
+        found: Waiting,
+        lanes: int,
+        choice: EngineChoice,
+        interrupted: Callable[[], bool],
+    ) -> int:
+        number, upto = next(_numbers), found.upto
+        group = f"changefeed {self.name} backlog {number}"
+        fence = Fence()
+        text = f"backlog of {found.rows:,} rows as a Spark job of {lanes} lanes"
+        log.info("feed %s: %s, up to %s (%s)", self.name, text, upto, choice.reason)
+        self._note(text)
+        try:
+            work = Lanes(
+                count=lanes,
+                log=self._folder,
+                bounds=bounds,
+                upto=upto,
+                slice_bytes=_slice_bytes(feed, lanes),
+                versions={schema: _delivered(feed, schema) for schema in found.versions},
+                feed=self.name,
+                epoch=Epoch(number, upto),
+                context=self._outlet.context(here=False),
+                sink=self._outlet.made_anew(),
+                ticket=fence.ticket(self._engine.address(), here=self._engine.local),
+            )
+            with self._cancelled_when(interrupted, group) as cancelled:
+                try:
+                    done = run_tasks(
+                        self._engine, work, lanes, group=group, on_progress=lambda rows, size: None
+                    )
+                except ChangefeedError:
+                    if cancelled.is_set():
+                        return 0
+                    raise
+        except ScanStopped as stopped:
+            raise AssertionError("the fence of a backlog is closed by its own thread") from stopped
+        finally:
+            fence.close()
+        fault_point(Point.RUNNER_AFTER_COMMIT)
+        return _settle(feed, bounds, upto, done)
+
+    @contextmanager
+    def _cancelled_when(
+        self, interrupted: Callable[[], bool], group: str
+    ) -> Iterator[threading.Event]:
+        """Cancels the job when the feed's thread is wanted; the event says that it was."""
+        over, cancelled = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_LOOK_SECONDS):
+                if interrupted():
+                    cancelled.set()
+                    self._engine.cancel(group)
+                    return
+
+        watching = threading.Thread(target=watch, name=f"backlog-{self.name}", daemon=True)
+        watching.start()
+        try:
+            yield cancelled
+        finally:
+            over.set()
+            watching.join()
+
+
+def _delivered(feed: Feed, schema: TableSchema) -> Delivered:
+    table = schema.table
+    try:
+        feed.recognise(schema)
+        if not feed.tables[table].scan_wanted:
+            check_images(schema, feed.options)
+        with about_table(table):
+            return Delivered(
+                feed.messages(schema), feed.row_plan(schema).schema, feed.target(table)
+            )
+    except ChangefeedError as error:
+        if error.scope is Scope.TABLE:
+            raise TableError(table, error) from error
+        raise
+
+
+def _settle(
+    feed: Feed, bounds: Mapping[TableName, Timestamp], upto: Timestamp, done: list[Done]
+) -> int:
+    """All lanes are durable: the tables have come to the end of the range."""
+    tables = list(bounds)
+    for part in done:
+        feed.count(tables[part.item], part.rows, part.bytes)
+    feed.advance(tables, upto)
+    return sum(part.rows for part in done)
+
+
+def _slice_bytes(feed: Feed, lanes: int) -> int:
+    """How much of the log a lane takes at once, as the node's own delivery does."""
+    budget = feed.options[MAX_MEMORY]
+    return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // (8 * lanes)))

@@ -1,0 +1,209 @@
+"""A backlog in lanes: each key belongs to one lane, and a lane delivers its rows in log order.
+
+So the lanes of a range of the log run at the same time, in as many processes, and no consumer sees
+two changes of one row in another order than the log's. A lane reads the whole range and keeps the
+rows that are its own: no shuffle, and no row passes through Spark's JVM. What reading costs more
+is less than a shuffle of the rows (``docs/decisions.md``).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan
+from changefeed.feeds.chunks import Chunk, MarkItem, Turn, items
+from changefeed.log import LogReader
+from changefeed.scan.admission import Ticket
+from changefeed.spark.tasks import Done
+from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, require_durable
+
+_Hash = npt.NDArray[np.uint64]
+
+#: Odd numbers that spread neighbouring values (from the golden ratio, as in Knuth's multiplicative
+#: hashing, The Art of Computer Programming 6.4).
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_TOP = np.uint64(32)
+#: Weights of the bytes of a text, by place: of two texts of the same bytes in another order the
+#: hashes differ.
+_WEIGHTS = np.array(
+    [pow(0x9E3779B97F4A7C15, n, 1 << 64) | 1 for n in range(1, 257)], dtype=np.uint64
+)
+
+
+def lane_of(rows: pa.Table, schema: TableSchema, lanes: int) -> npt.NDArray[np.int64]:
+    """The lane of each row of a table's log: equal keys have one lane.
+
+    A table without a key is one lane as a whole: nothing else keeps equal rows in order.
+    """
+    if schema.keyless:
+        lane = zlib.crc32(str(schema.table).encode()) % lanes
+        return np.full(rows.num_rows, lane, dtype=np.int64)
+    total = np.zeros(rows.num_rows, dtype=np.uint64)
+    # A delete has its key in the row before it, and no row after it.
+    gone = pc.equal(rows["op"], "d")
+    for ordinal in schema.key:
+        column = pc.if_else(gone, rows[f"b{ordinal}"], rows[f"a{ordinal}"]).combine_chunks()
+        total = total * _WEIGHTS[0] + _hashed(column)
+    mixed = (total * _SPREAD) >> _TOP
+    return (mixed % np.uint64(lanes)).astype(np.int64)
+
+
+def _hashed(column: pa.Array) -> _Hash:
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
+    if pa.types.is_string(column.type):
+        return _of_texts(column)
+    numbers = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+    return np.asarray(numbers.to_numpy(zero_copy_only=False)).astype(np.int64).view(np.uint64)
+
+
+def _of_texts(column: pa.Array) -> _Hash:
+    _, offsets, data = column.buffers()
+    count = len(column)
+    hashed = np.zeros(count, dtype=np.uint64)
+    if data is None or not count:
+        return hashed
+    ends = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + count + 1]
+    first, last = int(ends[0]), int(ends[-1])
+    values = np.frombuffer(data, dtype=np.uint8)[first:last]
+    starts = (ends[:-1] - first).astype(np.int64)
+    sizes = np.diff(ends).astype(np.int64)
+    places = np.arange(last - first, dtype=np.int64) - np.repeat(starts, sizes)
+    weighted = (values.astype(np.uint64) + np.uint64(1)) * _WEIGHTS[places & 255]
+    full = sizes > 0
+    if full.any():
+        hashed[full] = np.add.reduceat(weighted, starts[full])
+    return hashed
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """How the rows of one version of a table are delivered.
+
+    Attributes:
+        plan: how they become messages, with the ids of a schema registry.
+        seen: the shape the sink sees.
+        target: the table as the sink sees it.
+    """
+
+    plan: MessagePlan
+    seen: TableSchema
+    target: Target
+
+
+@dataclass
+class Lanes:
+    """Delivers a range of the log without marks; one lane a call. Pickles with an unopened sink.
+
+    Attributes:
+        count: how many lanes there are.
+        log: directory of the change log.
+        bounds: the tables, each with the timestamp above which its changes are wanted.
+        upto: where the range ends.
+        slice_bytes: how much of the log is in memory at once.
+        versions: how the rows of each version are delivered.
+        feed, epoch, context: for the sink.
+        ticket: the way in; none of a delivery that is over writes.
+    """
+
+    count: int
+    log: Path
+    bounds: Mapping[TableName, Timestamp]
+    upto: Timestamp
+    slice_bytes: int
+    versions: Mapping[TableSchema, Delivered]
+    feed: str
+    epoch: Epoch
+    context: SinkContext
+    sink: Sink
+    ticket: Ticket
+
+    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[Done]:
+        """Deliver lane ``number`` durably; what it delivered of each table, in ``bounds``' order.
+
+        Raises:
+            ChangefeedError: the log or the sink failed; CF2201 nobody waits for this any more.
+        """
+        self.ticket.enter()
+        try:
+            self.sink.open(self.context)
+            try:
+                return self._deliver(number, tell)
+            finally:
+                self.sink.close()
+        finally:
+            self.ticket.leave()
+
+    def _deliver(self, number: int, tell: Callable[[int, int], None]) -> list[Done]:
+        done = {table: Done(item, 0, 0) for item, table in enumerate(self.bounds)}
+        receipts: list[Receipt] = []
+        with LogReader(self.log, cache_bytes=0) as log:
+            self._check_reach(log)
+            for item in items(log, self.bounds, self.upto, self.slice_bytes):
+                if isinstance(item, MarkItem):
+                    raise ChangefeedError(
+                        "CF9001", f"the change log has a mark of {item.table} inside a lane's range"
+                    )
+                if isinstance(item, Turn):
+                    if receipts:
+                        require_durable(self.sink.commit(self.epoch, receipts))
+                        receipts.clear()
+                        tell(*_sums(done))
+                    continue
+                receipt = self._write(item, number, len(receipts))
+                if receipt is not None:
+                    receipts.append(receipt)
+                    table = item.schema.table
+                    before = done[table]
+                    done[table] = Done(
+                        before.item, before.rows + receipt.rows, before.bytes + receipt.bytes
+                    )
+        return [d for d in done.values() if d.rows]
+
+    def _check_reach(self, log: LogReader) -> None:
+        frontier = log.frontier
+        if frontier is None or frontier.at < self.upto:
+            raise ChangefeedError(
+                "CF3001",
+                f"the change log ends at {frontier.at if frontier else 'nothing'} for a Spark "
+                f"worker, and the node has it up to {self.upto}",
+                hint="let all machines see the same files of the state directory, or set engine = "
+                "'driver'.",
+            )
+
+    def _write(self, chunk: Chunk, number: int, partition: int) -> Receipt | None:
+        rows = chunk.load()
+        mine = lane_of(rows, chunk.schema, self.count) == number
+        if not mine.any():
+            return None
+        its = self.versions[chunk.schema]
+        messages = encode_messages(rows.filter(pa.array(mine)), its.plan, chunk.clean)
+        if not messages.num_rows:
+            return None
+        return self.sink.write(
+            Batch(
+                feed=self.feed,
+                epoch=self.epoch,
+                partition=partition,
+                target=its.target,
+                schema=its.seen,
+                rows=messages,
+                frontier=chunk.after,
+            )
+        )
+
+
+def _sums(done: Mapping[TableName, Done]) -> tuple[int, int]:
+    return sum(d.rows for d in done.values()), sum(d.bytes for d in done.values())

@@ -1,0 +1,130 @@
+"""Where bulk work runs, and which lane a row belongs to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from changefeed.core.engines import (
+    JOB_SECONDS,
+    LEAST_JOB_ROWS,
+    SESSION_SECONDS,
+    EngineOption,
+    SparkState,
+    Work,
+    choose_engine,
+    job_seconds,
+)
+from changefeed.core.schema import TableSchema
+from changefeed.feeds.lanes import lane_of
+from tests import message_model as model
+
+AUTO, SPARK, DRIVER = EngineOption.AUTO, EngineOption.SPARK, EngineOption.DRIVER
+LAPTOP = SparkState(installed=True, ready=False, cores=2)
+WARM = SparkState(installed=True, ready=True, cores=2)
+CLUSTER = SparkState(installed=True, ready=True, cores=16)
+NONE = SparkState(installed=False, ready=False, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "state", "spark"),
+    [
+        (AUTO, 1_000_000, LAPTOP, False),  # the JVM starts for longer than the node works
+        (AUTO, 1_000_000, WARM, False),  # two tasks are hardly faster than one thread
+        (AUTO, 1_000_000, CLUSTER, True),
+        (AUTO, 100_000_000, LAPTOP, True),
+        (AUTO, 50_000, CLUSTER, False),  # less than a job costs
+        (SPARK, LEAST_JOB_ROWS, LAPTOP, True),
+        (SPARK, LEAST_JOB_ROWS - 1, CLUSTER, False),
+        (SPARK, 1_000_000, NONE, False),
+        (DRIVER, 1_000_000_000, CLUSTER, False),
+    ],
+)
+def test_the_faster_engine_is_chosen(
+    asked: EngineOption, rows: int, state: SparkState, spark: bool
+) -> None:
+    choice = choose_engine(asked, Work(rows, 32), state)
+    assert choice.spark is spark
+    assert choice.reason
+
+
+def test_work_that_spark_cannot_do_stays_and_says_why() -> None:
+    choice = choose_engine(SPARK, Work(10**9, 32, "one writer"), CLUSTER)
+    assert (choice.spark, choice.reason) == (False, "one writer")
+
+
+def test_a_job_is_as_wide_as_its_work() -> None:
+    rows = 10_000_000
+    one = job_seconds(Work(rows, 1), CLUSTER) - JOB_SECONDS
+    eight = job_seconds(Work(rows, 8), CLUSTER) - JOB_SECONDS
+    assert one == pytest.approx(8 * eight)
+    cold = SparkState(installed=True, ready=False, cores=16)
+    assert job_seconds(Work(rows, 8), cold) - JOB_SECONDS - eight == pytest.approx(SESSION_SECONDS)
+
+
+# -------------------------------------------------------------------------------------- lanes
+
+
+def keyed(*kinds: str) -> TableSchema:
+    return model.table(
+        [model.column(f"k{i}", kind) for i, kind in enumerate(kinds)], key=range(len(kinds))
+    )
+
+
+def lanes(schema: TableSchema, keys: list[tuple[object, ...]], count: int) -> list[int]:
+    rows = [model.change("c", key) for key in keys]
+    return [int(n) for n in lane_of(model.log_table(schema, rows), schema, count)]
+
+
+@pytest.mark.parametrize("kinds", [("int4",), ("int8",), ("text",), ("int2", "text"), ("bool",)])
+def test_equal_keys_have_one_lane_wherever_they_stand(kinds: tuple[str, ...]) -> None:
+    schema = keyed(*kinds)
+
+    def key(n: int) -> tuple[object, ...]:
+        made: dict[str, object] = {"text": "x" * (n % 300) + str(n), "bool": n % 2 == 0}
+        return tuple(made.get(kind, n) for kind in kinds)
+
+    keys = [key(n) for n in range(1000)]
+    first = dict(zip(keys, lanes(schema, keys, 4), strict=True))
+    again = lanes(schema, keys[::-1][:700], 4)
+    assert again == [first[k] for k in keys[::-1][:700]]
+    assert set(first.values()) <= set(range(4))
+
+
+def test_a_delete_has_the_lane_of_its_row() -> None:
+    schema = keyed("text", "int4")
+    keys = [(f"k{n}", n % 3) for n in range(100)]
+    deletes = [model.change("d", None, {"0": a, "1": b}) for a, b in keys]
+    found = lane_of(model.log_table(schema, deletes), schema, 8)
+    assert list(found) == lanes(schema, list(keys), 8)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "text"])
+def test_lanes_share_neighbouring_keys_about_evenly(kind: str) -> None:
+    values: list[object] = [f"user-{n:06}" if kind == "text" else n * 8 for n in range(10_000)]
+    counted = np.bincount(lanes(keyed(kind), [(v,) for v in values], 4), minlength=4)
+    assert counted.min() > 2_000
+
+
+def test_texts_differ_by_the_order_of_their_bytes() -> None:
+    words = ["ab", "ba", "", "a", "aa", "b"]
+    assert len(set(lanes(keyed("text"), [(word,) for word in words], 1 << 30))) == len(words)
+
+
+def test_a_table_without_a_key_is_one_lane() -> None:
+    schema = model.table(
+        [model.column("a", "int4"), model.column("b", "text")], key=(0, 1), keyless=True
+    )
+    assert schema.keyless
+    found = lanes(schema, [(n, str(n)) for n in range(100)], 4)
+    assert len(set(found)) == 1
+
+
+def test_a_slice_of_a_table_has_the_lanes_of_the_whole() -> None:
+    schema = keyed("text")
+    table = model.log_table(schema, [model.change("c", (f"k{n}",)) for n in range(50)])
+    whole = lane_of(table, schema, 4)
+    assert (lane_of(table.slice(20, 10), schema, 4) == whole[20:30]).all()
+    parts = pa.concat_tables([table.slice(0, 7), table.slice(7)])
+    assert (lane_of(parts, schema, 4) == whole).all()
