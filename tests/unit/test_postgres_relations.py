@@ -15,6 +15,7 @@ from changefeed.sources.postgres import relations
 from changefeed.sources.postgres.pgoutput import read_relation
 from changefeed.sources.postgres.relations import Relations, build_schema
 from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails
+from changefeed.sources.postgres.visibility import read_unseen
 
 OID, INT4 = 7, 23
 Columns = tuple[str, ...]
@@ -113,3 +114,34 @@ def test_a_change_that_a_scan_saw_first_is_a_change_to_those_who_were_there_befo
     state.announce_schemas({second.version})
     assert stream().resolve([OID]) == {}
     state.close()
+
+
+class Snapshot:
+    """A connection whose snapshot is ``xmin:xmax:running``."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def execute(self, query: object, params: object = None, /) -> Snapshot:
+        return self
+
+    def fetchall(self) -> list[tuple[str]]:
+        return [(self._text,)]
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "unseen"),
+    [
+        ("10:10:", {10, 11}),
+        ("8:12:8,10", {8, 10}),
+        ("100:100:", set()),
+        # The numbers of the stream have 32 bits: the third round ended at 10 of the next.
+        (
+            f"{(3 << 32) - 2}:{(3 << 32) + 10}:{(3 << 32) - 2},{(3 << 32) + 8}",
+            {8, 10, 11, 2**32 - 2},
+        ),
+    ],
+)
+def test_what_a_snapshot_does_not_show(snapshot: str, unseen: set[int]) -> None:
+    wrapped = {2**32 - 2} if unseen & {2**32 - 2} else set()
+    assert read_unseen(Snapshot(snapshot), {8, 9, 10, 11} | wrapped) == unseen

@@ -51,6 +51,7 @@ from changefeed.sources.postgres.transactions import (
     Transaction,
     table_oids,
 )
+from changefeed.sources.postgres.visibility import Visibility
 
 #: Below this many rows of a table in a block the decoder of single rows is cheaper. Measured:
 #: five columns break even at 45 rows, fifteen with old rows at 60.
@@ -112,6 +113,7 @@ class Assembler:
         spool: Spool,
         lookup: Lookup | None = None,
         *,
+        visibility: Visibility | None = None,
         small: int = SMALL,
         history: History | None = None,
         redelivery: Redelivery | None = None,
@@ -122,6 +124,7 @@ class Assembler:
             relations: the tables of the stream.
             spool: for large transactions.
             lookup: present values, where the server does not send them.
+            visibility: what is looked up is waited for until the server shows it.
             small: below this many rows the decoder of single rows is used.
             history: of the server that is read; that of ``start`` when not given.
             redelivery: judges what comes again, before anything new is given out.
@@ -138,6 +141,7 @@ class Assembler:
         self._relations = relations
         self._spool = spool
         self._lookup = lookup
+        self._visibility = visibility
         self._small = small
         self._open: Transaction | None = None
         self._streaming: int | None = None
@@ -337,7 +341,7 @@ class Assembler:
     ) -> ChangeBatch:
         schema, found, message = part.schema, part.rows, part.message
         of = rows.of[message]
-        missing = self._fill(schema, found, rows.writers[message])
+        missing = self._fill(schema, found, rows.writers[message], rows.transactions)
         walls, logicals, xids, micros = _by_transaction(rows.transactions)
         seconds = _seconds(message)
         arrays = [
@@ -364,13 +368,21 @@ class Assembler:
             self._log_schemas[oid] = known
         return known[1]
 
-    def _fill(self, schema: TableSchema, rows: Decoded, writers: Places) -> pa.Array:
+    def _fill(
+        self,
+        schema: TableSchema,
+        rows: Decoded,
+        writers: Places,
+        transactions: Sequence[Transaction],
+    ) -> pa.Array:
         """Look up values that were not sent; the ``missing`` column for those not found."""
         if not rows.unchanged:
             return pa.nulls(len(rows), pa.string())
         if self._lookup is None or schema.keyless:
             left = rows.unchanged
         else:
+            if self._visibility is not None:
+                self._visibility.wait({transaction.xid for transaction in transactions})
             left = look_up(schema, rows, writers, self._lookup)
         names: list[list[str]] = [[] for _ in range(len(rows))]
         for ordinal in sorted(left):
@@ -511,7 +523,8 @@ class _Taking:
             if self._parts(mark):
                 return
             self._decode(mark.rows)
-        self.to._relations.put(body)
+        transaction = self.to._open
+        self.to._relations.put(body, transaction.xid if transaction else 0)
 
     def _truncate(self, mark: Mark) -> None:
         if self.to._keeping or self._parts(mark):

@@ -184,6 +184,7 @@ class PostgresAttachment(Attachment):
             spool_dir=request.spool,
             latest=request.latest,
             lookup=Lookup(source.uri).fetch,
+            unseen=source.unseen,
             binary=source.binary,
             streaming=self._streaming,
             decoding_failed=self._stop_streaming,

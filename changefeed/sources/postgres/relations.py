@@ -25,9 +25,12 @@ from changefeed.sources.postgres.types import (
     key_names,
     spelled,
 )
+from changefeed.sources.postgres.visibility import Visibility
 
 #: Seconds the catalog may be behind the stream, and between two looks.
 _CATALOG_LAG, _ASK_AGAIN = 1.0, 0.02
+#: Seconds between two looks at a table whose newest shape the catalog does not show yet.
+_LATE = 0.2
 
 Describe = Callable[[Sequence[int]], Mapping[int, TableDetails]]
 Intern = Callable[[TableSchema], TableSchema]
@@ -53,11 +56,16 @@ class Relations:
         describe: Describe,
         intern: Intern,
         latest: Latest | None = None,
+        visibility: Visibility | None = None,
     ) -> None:
         self._source = source
         self._describe = describe
         self._intern = intern
         self._latest = latest
+        self._visibility = visibility
+        #: The transaction that announced a table, while the catalog may not show it.
+        self._writers: dict[int, int] = {}
+        self._look_again: dict[int, float] = {}
         self._bodies: dict[int, bytes] = {}
         self._schemas: dict[int, TableSchema] = {}
         self._stale: set[int] = set()
@@ -67,12 +75,15 @@ class Relations:
         known = self._bodies.get(int.from_bytes(body[:4]))
         return known is not None and known != body
 
-    def put(self, body: bytes) -> None:
-        """Take a Relation message. The same one again means that something else about the
-        table may have changed (its key, a NOT NULL): the catalog is asked anew."""
+    def put(self, body: bytes, xid: int = 0) -> None:
+        """Take a Relation message of transaction ``xid``. The same one again means that something
+        else about the table may have changed (its key, a NOT NULL): the catalog is asked anew."""
         oid = int.from_bytes(body[:4])
         self._bodies[oid] = body
         self._stale.add(oid)
+        self._look_again.pop(oid, None)
+        if xid:
+            self._writers[oid] = xid
 
     def resolve(self, oids: Iterable[int]) -> dict[int, ShapeChange]:
         """Make :meth:`schema` work for these tables; what changed, by oid.
@@ -80,27 +91,48 @@ class Relations:
         Raises:
             ChangefeedError: CF2105 a row came for a table that was never announced.
         """
-        wanted = [oid for oid in oids if oid in self._stale or oid not in self._schemas]
+        now = time.monotonic()
+        wanted = [
+            oid
+            for oid in oids
+            if oid not in self._schemas
+            or (oid in self._stale and now >= self._look_again.get(oid, 0.0))
+        ]
         if not wanted:
             return {}
         unknown = [oid for oid in wanted if oid not in self._bodies]
         if unknown:
             raise ChangefeedError("CF2105", f"a row came for the unannounced table {unknown[0]}")
         messages = {oid: read_relation(self._bodies[oid]) for oid in wanted}
+        unseen = self._await_writers(wanted)
         details = self._caught_up(messages)
         changes = {}
         for oid, message in messages.items():
             change = self._take(message, details.get(oid))
             if change is not None:
                 changes[oid] = change
-        self._stale.difference_update(wanted)
+        for oid in wanted:
+            if oid in unseen:
+                # A key may have changed in it, which the message does not tell.
+                self._look_again[oid] = time.monotonic() + _LATE
+            else:
+                self._stale.discard(oid)
+                self._writers.pop(oid, None)
+                self._look_again.pop(oid, None)
         return changes
+
+    def _await_writers(self, oids: Iterable[int]) -> set[int]:
+        """Wait until the catalog shows what the tables' messages announced; where it does not."""
+        writers = {oid: self._writers[oid] for oid in oids if oid in self._writers}
+        if self._visibility is None or not writers:
+            return set()
+        unseen = self._visibility.wait(set(writers.values()))
+        return {oid for oid, xid in writers.items() if xid in unseen}
 
     def _caught_up(self, messages: Mapping[int, RelationMessage]) -> Mapping[int, TableDetails]:
         """What the catalog knows, asked again while it does not know a column that was announced.
 
-        The server sends a transaction as soon as it is durable, and shows it to other sessions a
-        moment later. A column that is still unknown after that was renamed or dropped since.
+        A column that is still unknown after that was renamed or dropped since.
         """
         deadline = time.monotonic() + _CATALOG_LAG
         while True:

@@ -184,7 +184,7 @@ class _Replay:
                     if self.to._relations.changes(body):
                         stretches.append(self._stretch(chunk, block, done, mark.rows))
                         done = mark.rows
-                    self.to._relations.put(body)
+                    self.to._relations.put(body, self.transaction.xid)
                 elif mark.tag == pgoutput.TRUNCATE and not self._undone(chunk, mark.place):
                     oids = pgoutput.read_truncate(chunk.data, mark.place, streamed=self.streamed)
                     stretches.append(self._stretch(chunk, block, done, mark.rows, oids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from psycopg import conninfo
@@ -25,6 +25,7 @@ from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from changefeed.sources.postgres.types import TableDetails
+from changefeed.sources.postgres.visibility import read_unseen
 from changefeed.sources.postgres.wire import split_binary
 
 
@@ -116,6 +117,11 @@ class PostgresSource(Source):
         """What the catalog knows now of tables in the stream; dropped ones are left out."""
         with self.sessions.session("describe tables") as connection:
             return read_details(connection, oids)
+
+    def unseen(self, xids: Collection[int]) -> set[int]:
+        """Those of the transactions in the stream that a session does not see yet."""
+        with self.sessions.session("look for transactions") as connection:
+            return read_unseen(connection, xids)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
         """See :class:`changefeed.sources.base.Source`."""

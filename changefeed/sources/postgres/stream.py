@@ -38,6 +38,7 @@ from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import schema_of
+from changefeed.sources.postgres.visibility import Unseen, Visibility
 from changefeed.sources.postgres.wire import (
     ReplicationConnection,
     SystemIdentity,
@@ -101,6 +102,8 @@ class ReplicationStream:
         spool_dir: folder of our own for large transactions; emptied at the start.
         latest: the last shape that all feeds of a table know, to see what changed since.
         lookup: present values by key, for large values that the server did not send.
+        unseen: which transactions other sessions do not see yet; what the catalog and ``lookup``
+            say is waited for until they do.
         system_id: refuse another server than this one; empty: any.
         binary: ask for binary values. Falls back to text, with a warning in the log, when the
             server is older than 14 or a published column has no binary form here.
@@ -123,6 +126,7 @@ class ReplicationStream:
         spool_dir: Path,
         latest: Latest | None = None,
         lookup: Lookup | None = None,
+        unseen: Unseen | None = None,
         system_id: str = "",
         binary: bool = False,
         streaming: bool = True,
@@ -136,7 +140,8 @@ class ReplicationStream:
         self._slot = slot
         self._publication = publication
         self._start = start
-        self._relations = Relations(source, describe, intern, latest)
+        self._visibility = Visibility(unseen) if unseen is not None else None
+        self._relations = Relations(source, describe, intern, latest, self._visibility)
         self._spool_dir = spool_dir
         self._lookup = lookup
         self._system_id = system_id
@@ -322,6 +327,7 @@ class ReplicationStream:
             self._relations,
             spool,
             self._lookup,
+            visibility=self._visibility,
             small=self._small,
             history=start.history,
             redelivery=Redelivery(
