@@ -84,7 +84,9 @@ def _page(topic: HelpTopic, scheme: str | None, room: int) -> Iterator[str]:
 
 
 def _options(scheme: str | None, room: int) -> Iterator[str]:
-    rows = listing(scheme)
+    from changefeed.api import sink_capabilities
+
+    rows = listing(sink_capabilities(scheme) if scheme else None)
     yield f"Options of a {scheme} sink:" if scheme else "Options (not every sink takes all):"
     label = max(len(row.name) for row in rows) + 4
     for group in dict.fromkeys(row.group for row in rows):

@@ -20,13 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow, Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.options import Feature, OptionRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +89,10 @@ class Capabilities:
             messages.
         scans_by_spark: a large scan reaches it as a DataFrame.
         compares: its target can be compared with the source.
+        features: what options are about; a sink takes the options of its features.
+        options: options of its own, made by :func:`changefeed.options.own_option`.
+        state_database: it is told the URL of the state database, with its password
+            (:attr:`SinkContext.state_database`).
         pulled: its consumer reads the changes from the change log; the feed delivers scans only.
     """
 
@@ -113,6 +118,9 @@ class Capabilities:
     scans_by_spark: bool = False
     compares: bool = False
     pulled: bool = False
+    features: frozenset[Feature] = frozenset()
+    options: tuple[OptionRow[Any], ...] = ()
+    state_database: bool = False
 
     @property
     def takes_rows(self) -> bool:
@@ -183,6 +191,8 @@ class SinkContext:
         source: the source's own identity as the engine knows it (for PostgreSQL its system
             identifier and the number of the database), so that a sink can tell that the
             target is the source; empty where it is not known.
+        state_database: URL of the state database, with its password, for a sink that declares
+            ``Capabilities.state_database``; else empty.
     """
 
     feed: str
@@ -197,6 +207,7 @@ class SinkContext:
     scan: bool = False
     feeds: frozenset[tuple[int, str]] = frozenset()
     source: str = ""
+    state_database: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

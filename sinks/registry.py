@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, cast
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter, of_scheme
+from changefeed.options import Feature
 from sinks.base import Capabilities, Sink
 
 GROUP = "changefeed.sinks"
@@ -325,6 +326,21 @@ def parameters(scheme: str) -> tuple[Parameter, ...]:
         ChangefeedError: CF1201, there is no such scheme.
     """
     return of_scheme(_load(scheme).parameters, scheme)
+
+
+def takers(feature: Feature) -> tuple[str, ...]:
+    """The schemes of the sinks with a feature, but ``null``, which has all; imports every sink that
+    can be imported here."""
+    found = []
+    for scheme in schemes():
+        try:
+            able = scheme != "null" and feature in capabilities(scheme).features
+        except ChangefeedError as error:
+            if error.code is not Code.SINK_NEEDS_EXTRA:
+                raise
+            continue
+        found += [scheme] * able
+    return tuple(found)
 
 
 def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callable[[str], str]:

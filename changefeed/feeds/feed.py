@@ -169,6 +169,9 @@ class Feed:
             scan=scan,
             feeds=self._living,
             source=self._source_id,
+            state_database=self._catalog.url
+            if self.abilities is not None and self.abilities.state_database
+            else "",
         )
 
     # -- how far it is --------------------------------------------------------------------

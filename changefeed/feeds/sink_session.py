@@ -64,8 +64,7 @@ class Outlet:
             return self._given
         if self._feed.job.sink_uri is None:
             raise AssertionError("a feed without a sink URI is given its sink")
-        options: dict[str, object] = {**self._feed.options, "state_url": self._catalog.url}
-        return open_sink(self._catalog.resolve_uri(self._feed.job.sink_uri), options)
+        return open_sink(self._catalog.resolve_uri(self._feed.job.sink_uri), self._feed.options)
 
     def context(self, *, scan: bool = False, here: bool = True) -> SinkContext:
         """What the sink may know now; ``here`` is false for a copy that leaves this process."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from changefeed.options.meanings import MEANINGS
+from changefeed.options.options import SinkAbilities, Takers, rows_of
 from changefeed.options.relations import RELATIONS, Relation
 from changefeed.options.table import OPTIONS, OptionRow
 from changefeed.options.types import Takes
@@ -39,9 +40,9 @@ Options that contradict each other are an error that names both.
 """
 
 
-def markdown() -> str:
-    """The page."""
-    return "".join((_HEAD, *_tables(), _TAIL, *map(_rule, RELATIONS)))
+def markdown(takers: Takers) -> str:
+    """The page; ``takers`` are the schemes of the sinks with a feature."""
+    return "".join((_HEAD, *_tables(takers), _TAIL, *map(_rule, RELATIONS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,11 @@ class OptionHelp:
     values: str
     default: str
     example: str
+    alterable: bool
 
 
-def listing(scheme: str | None = None) -> list[OptionHelp]:
-    """The options that a sink of this scheme takes (all of them without one), in table order."""
+def listing(sink: SinkAbilities | None = None) -> list[OptionHelp]:
+    """The options that a sink takes (all of the table without one), in table order."""
     return [
         OptionHelp(
             row.name,
@@ -66,23 +68,23 @@ def listing(scheme: str | None = None) -> list[OptionHelp]:
             ", ".join(row.values) or row.type.kind,
             row.shown_default,
             row.example,
+            row.alterable,
         )
-        for row in OPTIONS.values()
-        if scheme is None or row.fits(scheme)
+        for row in rows_of(sink).values()
     ]
 
 
-def _tables() -> Iterator[str]:
+def _tables(takers: Takers) -> Iterator[str]:
     for group in dict.fromkeys(row.group for row in OPTIONS.values()):
         yield f"\n## {group}\n\n"
         yield "| option | value (default) | sinks | ALTER | what it does |\n|---|---|---|---|---|\n"
         for row in OPTIONS.values():
             if row.group == group:
-                yield _row(row)
+                yield _row(row, takers)
 
 
-def _row(row: OptionRow[Any]) -> str:
-    sinks = "all" if row.schemes is None else ", ".join(sorted(row.schemes))
+def _row(row: OptionRow[Any], takers: Takers) -> str:
+    sinks = "all" if row.feature is None else ", ".join(sorted(takers(row.feature)))
     cells = (
         f"`{row.name}`",
         _value(row),

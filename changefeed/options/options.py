@@ -6,7 +6,7 @@ relations in :mod:`changefeed.options.relations`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 from changefeed.core.clock import Clock, SystemClock
@@ -27,7 +27,6 @@ from changefeed.options.table import (
     INITIAL_SCAN_ONLY,
     KAFKA_SINK_CONFIG,
     KEY_IN_VALUE,
-    MERGED,
     MIN_CHECKPOINT_FREQUENCY,
     NO_INITIAL_SCAN,
     OPTIONS,
@@ -35,6 +34,7 @@ from changefeed.options.table import (
     SCHEMA_CHANGE_EVENTS,
     SCHEMA_CHANGE_POLICY,
     TOPIC_IN_VALUE,
+    Feature,
     Guarantee,
     InitialScan,
     OptionRow,
@@ -65,6 +65,26 @@ class SinkAbilities(Protocol):
     def resolved(self) -> bool: ...
     @property
     def compressions(self) -> tuple[str, ...]: ...
+    @property
+    def features(self) -> frozenset[Feature]: ...
+    @property
+    def options(self) -> tuple[OptionRow[Any], ...]: ...
+
+
+def rows_of(sink: SinkAbilities | None) -> dict[str, OptionRow[Any]]:
+    """The options that there are for feeds into a sink: everybody's that it takes, and its own.
+
+    Without a sink they are all that are in the table.
+    """
+    if sink is None:
+        return OPTIONS
+    own = {row.name: row for row in sink.options}
+    return {name: row for name, row in OPTIONS.items() if row.fits(sink.features)} | own
+
+
+def _known(sink: SinkAbilities | None) -> dict[str, OptionRow[Any]]:
+    """All options, and those that the sink brings."""
+    return OPTIONS | {row.name: row for row in sink.options} if sink is not None else OPTIONS
 
 
 class Options(Mapping[str, Any]):
@@ -82,7 +102,7 @@ class Options(Mapping[str, Any]):
         """``raw`` is what was given; ``values`` the typed values of the same names."""
         self._raw = dict(raw)
         self._values: dict[str, object] = {
-            **{row.name: row.default for row in OPTIONS.values()},
+            **{row.name: row.default for row in _known(abilities).values()},
             **values,
         }
         self._imply(abilities)
@@ -154,12 +174,17 @@ class Options(Mapping[str, Any]):
     ) -> Options:
         """Options as the job table kept them; relations and sink were checked when stored.
 
+        Without ``abilities`` an option that is not everybody's stays a text: it may be the sink's.
+
         Raises:
             ChangefeedError: CF1203 or CF1204, for a table that another version wrote.
         """
-        reading = Reading(SystemClock(), "", stored=True)
+        reading = Reading(SystemClock(), "", sink=abilities, stored=True)
         for name, text in stored.items():
-            reading.take(name, text, None, None)
+            if abilities is None and name not in OPTIONS:
+                reading.raw[name] = reading.values[name] = text
+            else:
+                reading.take(name, text, None, None)
         raise_all(reading.problems)
         return cls(reading.raw, reading.values, abilities)
 
@@ -201,11 +226,27 @@ _NOTES = (_rare_checkpoints, _events_without_policy)
 # ------------------------------------------------------------------------------- parsing
 
 
+#: The schemes of the sinks that have a feature.
+Takers = Callable[[Feature], Sequence[str]]
+
+
 class Reading:
     """Names and texts become typed values; problems are collected, not raised."""
 
-    def __init__(self, clock: Clock, text: str, *, scheme: str = "", stored: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        text: str,
+        *,
+        scheme: str = "",
+        sink: SinkAbilities | None = None,
+        takers: Takers | None = None,
+        stored: bool = False,
+    ) -> None:
         self.clock = clock
+        self.sink = sink
+        self.rows = _known(sink)
+        self.takers = takers
         self.text = mask_statement(text)
         self.scheme = scheme
         self.stored = stored
@@ -230,7 +271,7 @@ class Reading:
             return
         self.spans[node.name] = span
         value = node.value
-        row = OPTIONS.get(node.name)
+        row = self.rows.get(node.name)
         if row is None:
             self.problem("CF1203", f'invalid option "{node.name}"', span, self.suggest(node.name))
         elif value is None and row.type.takes is Takes.VALUE:
@@ -249,7 +290,7 @@ class Reading:
             self.take(row.name, "" if value is None else value.text, value, value_span)
 
     def take(self, name: str, text: str, value: nodes.Literal | None, span: Span | None) -> None:
-        row = OPTIONS.get(name)
+        row = self.rows.get(name)
         if row is None:
             self.problem("CF1203", f'invalid option "{name}"', span, self.suggest(name))
             return
@@ -267,8 +308,7 @@ class Reading:
         self.raw[name] = row.type.stored(text, typed)
 
     def suggest(self, name: str) -> str:
-        known = [row.name for row in OPTIONS.values() if row.fits(self.scheme)]
-        near = did_you_mean(name, known) or did_you_mean(name, OPTIONS)
+        near = did_you_mean(name, rows_of(self.sink)) or did_you_mean(name, self.rows)
         sink = f" of a {self.scheme} sink" if self.scheme else ""
         listed = f"\\h CREATE CHANGEFEED lists the options{sink}."
         return f'did you mean "{near}"? {listed}' if near else listed
@@ -288,6 +328,7 @@ def parse_options(
     *,
     scheme: str = "",
     capabilities: SinkAbilities | None = None,
+    takers: Takers | None = None,
     text: str = "",
     clock: Clock | None = None,
 ) -> Options:
@@ -297,6 +338,7 @@ def parse_options(
         options: the WITH list.
         scheme: of the sink's URI, ``external`` resolved; empty for a sinkless feed.
         capabilities: what the sink can do; None checks nothing of it.
+        takers: the schemes of the sinks with a feature, for the errors.
         text: the statement, for the errors.
         clock: what intervals count from.
 
@@ -304,15 +346,15 @@ def parse_options(
         ChangefeedError: every problem at once: CF1203 unknown, CF1204 value, CF1205 relations,
             CF1206 the sink cannot.
     """
-    reading = Reading(clock or SystemClock(), text, scheme=scheme)
+    reading = Reading(clock or SystemClock(), text, scheme=scheme, sink=capabilities, takers=takers)
     for node in options:
         reading.take_node(node)
-    return _finish(reading, capabilities)
+    return _finish(reading)
 
 
-def _finish(reading: Reading, capabilities: SinkAbilities | None) -> Options:
-    result = Options(reading.raw, reading.values, capabilities)
-    _check_sink(result, reading, capabilities)
+def _finish(reading: Reading) -> Options:
+    result = Options(reading.raw, reading.values, reading.sink)
+    _check_sink(result, reading, reading.sink)
     _check_relations(result, reading)
     _check_times(result, reading)
     _check_compression(result, reading)
@@ -325,11 +367,14 @@ def _place(problem: ChangefeedError) -> int:
 
 
 def _check_sink(options: Options, reading: Reading, sink: SinkAbilities | None) -> None:
-    for name in reading.raw:
-        if not OPTIONS[name].fits(reading.scheme):
-            _refuse(reading, name, f"option {name}", OPTIONS[name].schemes or ())
     if sink is None:
         return
+    for name in reading.raw:
+        row = reading.rows.get(name)
+        if row is None:  # another sink brought it
+            _refuse(reading, name, f"option {name}")
+        elif not row.fits(sink.features):
+            _refuse(reading, name, f"option {name}", row.feature)
     if RESOLVED.name in options.given and not sink.resolved:
         _refuse(reading, RESOLVED.name, f"option {RESOLVED.name}")
     if options[DELIVERY] is Guarantee.EXACTLY_ONCE and not sink.exactly_once:
@@ -341,8 +386,9 @@ def _check_sink(options: Options, reading: Reading, sink: SinkAbilities | None) 
             "some arrive again, with the same key and timestamp.",
             detail="it cannot commit rows and progress in one step, nor tell a repeated row",
         )
-    if options[DELETES] is Deletes.SOFT and reading.scheme not in {*MERGED, "null"}:
-        _refuse(reading, DELETES.name, f"{DELETES.name}={Deletes.SOFT}", MERGED)
+    if options[DELETES] is Deletes.SOFT and Feature.MERGED_TABLES not in sink.features:
+        what = f"{DELETES.name}={Deletes.SOFT}"
+        _refuse(reading, DELETES.name, what, Feature.MERGED_TABLES)
     able: tuple[tuple[OptionRow[Any], tuple[str, ...]], ...] = (
         (ENVELOPE, sink.envelopes),
         (FORMAT, sink.formats),
@@ -351,19 +397,21 @@ def _check_sink(options: Options, reading: Reading, sink: SinkAbilities | None) 
     for row, values in able:
         if row.name in options.given and values and options[row] not in values:
             known = tuple(value for value in values if value in row.values)
-            _refuse(reading, row.name, f"{row.name}={options[row]}", (), known)
+            _refuse(reading, row.name, f"{row.name}={options[row]}", None, known)
 
 
 def _refuse(
     reading: Reading,
     name: str,
     what: str,
-    schemes: Sequence[str] | frozenset[str] = (),
+    feature: Feature | None = None,
     values: Sequence[str] = (),
 ) -> None:
     hint = f"it takes {name} = {' or '.join(repr(value) for value in values)}" if values else ""
-    if schemes:
-        hint = f"sinks that take it: {', '.join(sorted(schemes))}"
+    if feature is not None:
+        hint = f"it is for sinks with {feature.value}"
+        if reading.takers is not None:
+            hint += f": {', '.join(sorted(reading.takers(feature)))}"
     span = reading.spans.get(name)
     reading.problem("CF1206", f"this sink is incompatible with {what}", span, hint)
 
@@ -422,6 +470,7 @@ def alter_options(
     *,
     scheme: str = "",
     capabilities: SinkAbilities | None = None,
+    takers: Takers | None = None,
     text: str = "",
     clock: Clock | None = None,
 ) -> Options:
@@ -431,7 +480,7 @@ def alter_options(
         ChangefeedError: CF1205 for an option that ALTER may not change, else as
             :func:`parse_options`.
     """
-    reading = Reading(clock or SystemClock(), text, scheme=scheme)
+    reading = Reading(clock or SystemClock(), text, scheme=scheme, sink=capabilities, takers=takers)
     for node in changes:
         if _may_alter(node.name, node.span, "alter", reading):
             reading.take_node(node)
@@ -447,11 +496,11 @@ def alter_options(
         if name not in reading.spans:
             reading.raw[name] = stored
             reading.values[name] = current[name]
-    return _finish(reading, capabilities)
+    return _finish(reading)
 
 
 def _may_alter(name: str, span: nodes.Span | None, verb: str, reading: Reading) -> bool:
-    row = OPTIONS.get(name)
+    row = reading.rows.get(name)
     if name == "sink":
         hint = "a feed keeps a sink: ALTER CHANGEFEED ... INTO 'uri' moves it"
         reading.problem("CF1205", f'cannot {verb} option "sink"', to_span(span), hint)
@@ -485,4 +534,4 @@ def parse_add_options(options: Sequence[nodes.Option], *, text: str = "") -> Ini
             )
         else:
             reading.take_node(node)
-    return _finish(reading, None)[INITIAL_SCAN]
+    return _finish(reading)[INITIAL_SCAN]

@@ -6,6 +6,7 @@ redaction, what ALTER may change and what SHOW CREATE prints. Adding an option i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from changefeed.core import uri
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
+from changefeed.core.secret_names import is_secret
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.options import sink_config
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
@@ -94,6 +96,24 @@ class OnDrop(StrEnum):
     DROP = "drop"
 
 
+class Feature(StrEnum):
+    """What a sink may have that an option is about; the value says it in words.
+
+    A sink declares its features (``sinks.base.Capabilities``), and with them takes the options.
+    """
+
+    SCHEMA_REGISTRY = "a schema registry"
+    MESSAGE_HEADERS = "headers of messages"
+    EXTRA_HEADERS = "headers that all messages or requests get"
+    KAFKA_PRODUCER = "a Kafka producer"
+    WEBHOOK_REQUESTS = "requests to a webhook"
+    MERGED_TABLES = "tables that are kept equal by merging"
+    HISTORY = "tables that can keep the past"
+    EXISTING_TARGETS = "targets that somebody else may have made"
+    FILE_LAYOUT = "tables of partitioned files"
+    FILE_UPKEEP = "tables of files that have to be kept up"
+
+
 class Compression(StrEnum):
     """How files or batches are compressed."""
 
@@ -116,7 +136,7 @@ class OptionRow(Generic[T]):
         summary: what it does, one sentence.
         example: as it stands in a WITH list.
         shown_default: the default in words; empty for a flag.
-        schemes: the sinks that take it, by URI scheme; None is every sink.
+        feature: sinks that have it take the option; None is every sink.
         alterable: ALTER CHANGEFEED may SET and UNSET it.
         secret: its value is never shown.
         since: the version that brought it.
@@ -129,7 +149,7 @@ class OptionRow(Generic[T]):
     summary: str
     example: str
     shown_default: str
-    schemes: frozenset[str] | None
+    feature: Feature | None
     alterable: bool
     secret: bool
     since: str
@@ -144,32 +164,16 @@ class OptionRow(Generic[T]):
         """A value may follow."""
         return self.type.takes is not Takes.NOTHING
 
-    def fits(self, scheme: str) -> bool:
-        """A sink of this scheme takes the option; ``null:`` takes all, it is for measuring."""
-        return self.schemes is None or scheme == "null" or scheme in self.schemes
+    def fits(self, features: Collection[Feature]) -> bool:
+        """A sink with these features takes the option."""
+        return self.feature is None or self.feature in features
 
 
 #: Every option by name, in the order of help and docs.
 OPTIONS: dict[str, OptionRow[Any]] = {}
 
-#: Spellings of the Kafka sink.
-KAFKA = frozenset({"kafka", "confluent-cloud", "azure-event-hub"})
-
-#: Sinks with tables that are merged: Delta and Iceberg, and the SQL warehouses.
-LAKE = frozenset({"delta", "iceberg"})
-MERGED = LAKE | {
-    "bigquery",
-    "clickhouse",
-    "duckdb",
-    "mysql",
-    "postgresql",
-    "redshift",
-    "snowflake",
-    "spanner",
-}
-
-#: Spellings of the webhook sink.
-WEBHOOK = frozenset({"webhook-https", "webhook-http"})
+#: The heading of options that a sink brings.
+OWN_GROUP = "Of the sink"
 
 
 def option(
@@ -181,7 +185,7 @@ def option(
     summary: str,
     example: str,
     shown: str = "",
-    schemes: frozenset[str] | None = None,
+    feature: Feature | None = None,
     alterable: bool = True,
     secret: bool = False,
     since: str = "0.1",
@@ -190,10 +194,36 @@ def option(
     if name in OPTIONS:
         raise ValueError(f"option {name} is defined twice")
     row = OptionRow(
-        name, type, default, group, summary, example, shown, schemes, alterable, secret, since
+        name, type, default, group, summary, example, shown, feature, alterable, secret, since
     )
     OPTIONS[name] = row
     return row
+
+
+def own_option(
+    name: str,
+    type: OptionType[T],
+    default: T,
+    *,
+    summary: str,
+    example: str,
+    shown: str = "",
+    alterable: bool = True,
+    secret: bool = False,
+) -> OptionRow[T]:
+    """A row that one sink brings (``Capabilities.options``); it is not in the table.
+
+    Raises:
+        ValueError: there is an option of that name, or ``secret`` and the name say different
+            things: listings hide values by name where the sink is not looked at.
+    """
+    if name in OPTIONS:
+        raise ValueError(f"option {name} is every sink's")
+    if secret != is_secret(name):
+        raise ValueError(f"option {name}: its name does not say what secret={secret} says")
+    return OptionRow(
+        name, type, default, OWN_GROUP, summary, example, shown, None, alterable, secret, ""
+    )
 
 
 # ------------------------------------------------------------------------------- message
@@ -230,7 +260,7 @@ CONFLUENT_SCHEMA_REGISTRY = option(
     "sink's URI. Its URL takes user and password, ca_cert, client_cert, client_key and timeout.",
     example="confluent_schema_registry = 'http://localhost:8081'",
     shown="none",
-    schemes=KAFKA,
+    feature=Feature.SCHEMA_REGISTRY,
 )
 AVRO_SCHEMA_PREFIX = option(
     "avro_schema_prefix",
@@ -347,7 +377,7 @@ HEADERS_JSON_COLUMN_NAME = option(
     summary="A json or jsonb column that becomes the message's headers and leaves the value.",
     example="headers_json_column_name = 'headers'",
     shown="none",
-    schemes=KAFKA,
+    feature=Feature.MESSAGE_HEADERS,
 )
 EXTRA_HEADERS = option(
     "extra_headers",
@@ -357,7 +387,7 @@ EXTRA_HEADERS = option(
     summary="Headers that every message (of a webhook: every request) gets.",
     example="""extra_headers = '{"origin": "shop"}'""",
     shown="none",
-    schemes=KAFKA | WEBHOOK,
+    feature=Feature.EXTRA_HEADERS,
     secret=True,
 )
 
@@ -531,7 +561,7 @@ KAFKA_SINK_CONFIG = option(
     "Retry {Max, Backoff}, ClientID, Compression, CompressionLevel, RequiredAcks, Version.",
     example="""kafka_sink_config = '{"Flush": {"MaxMessages": 500}, "RequiredAcks": "ALL"}'""",
     shown="the client's defaults",
-    schemes=KAFKA,
+    feature=Feature.KAFKA_PRODUCER,
 )
 WEBHOOK_SINK_CONFIG = option(
     "webhook_sink_config",
@@ -542,7 +572,7 @@ WEBHOOK_SINK_CONFIG = option(
     "Retry {Max, Backoff}.",
     example="""webhook_sink_config = '{"Flush": {"Messages": 100, "Frequency": "5s"}}'""",
     shown="up to 1,000 messages or 1 MB a request, 3 attempts, 500ms",
-    schemes=WEBHOOK,
+    feature=Feature.WEBHOOK_REQUESTS,
 )
 WEBHOOK_AUTH_HEADER = option(
     "webhook_auth_header",
@@ -552,7 +582,7 @@ WEBHOOK_AUTH_HEADER = option(
     summary="The Authorization header of every request to a webhook.",
     example="webhook_auth_header = 'Bearer <token>'",
     shown="none",
-    schemes=WEBHOOK,
+    feature=Feature.WEBHOOK_REQUESTS,
     secret=True,
 )
 WEBHOOK_CLIENT_TIMEOUT = option(
@@ -563,7 +593,7 @@ WEBHOOK_CLIENT_TIMEOUT = option(
     summary="Read timeout of one request to a webhook; then it is retried.",
     example="webhook_client_timeout = '10s'",
     shown="3s",
-    schemes=WEBHOOK,
+    feature=Feature.WEBHOOK_REQUESTS,
 )
 WEBHOOK_SIGNING_SECRET = option(
     "webhook_signing_secret",
@@ -573,7 +603,7 @@ WEBHOOK_SIGNING_SECRET = option(
     summary="Signs every request to a webhook: HMAC-SHA256 in X-Changefeed-Signature.",
     example="webhook_signing_secret = '<secret>'",
     shown="not signed",
-    schemes=WEBHOOK,
+    feature=Feature.WEBHOOK_REQUESTS,
     secret=True,
 )
 # ------------------------------------------------------------------------------- merged tables
@@ -587,7 +617,7 @@ HISTORY = option(
     "_valid_from, _valid_to and _is_current (scd2), or every change as a row (append).",
     example="history = 'scd2'",
     shown="off",
-    schemes=MERGED - {"spanner"},
+    feature=Feature.HISTORY,
     alterable=False,
 )
 SEQUENCE_COLUMN = option(
@@ -599,7 +629,7 @@ SEQUENCE_COLUMN = option(
     "With none a side table holds it, if the sink supports that.",
     example="sequence_column = '_version'",
     shown="_sequence_num",
-    schemes=MERGED,
+    feature=Feature.MERGED_TABLES,
     alterable=False,
 )
 ON_DROP = option(
@@ -610,7 +640,7 @@ ON_DROP = option(
     summary="What happens to the target when a table is dropped at the source.",
     example="on_drop = 'drop'",
     shown="keep",
-    schemes=MERGED,
+    feature=Feature.MERGED_TABLES,
 )
 EXISTING_TARGET = option(
     "existing_target",
@@ -621,7 +651,7 @@ EXISTING_TARGET = option(
     "the table, merge keeps rows of other keys, replace deletes its rows first.",
     example="existing_target = 'merge'",
     shown="refuse",
-    schemes=MERGED | {"elasticsearch", "elasticsearch+https"},
+    feature=Feature.EXISTING_TARGETS,
 )
 PARTITION_BY = option(
     "partition_by",
@@ -632,7 +662,7 @@ PARTITION_BY = option(
     "day(created_at) and bucket(16, id). A table without one of the columns has no partitions.",
     example="partition_by = 'region'",
     shown="none",
-    schemes=LAKE,
+    feature=Feature.FILE_LAYOUT,
     alterable=False,
 )
 CLUSTER_BY = option(
@@ -644,7 +674,7 @@ CLUSTER_BY = option(
     "clustering, Iceberg: sort order). A table without one of the columns is not clustered.",
     example="cluster_by = 'customer_id'",
     shown="none",
-    schemes=LAKE,
+    feature=Feature.FILE_LAYOUT,
     alterable=False,
 )
 OPTIMIZE = option(
@@ -655,7 +685,7 @@ OPTIMIZE = option(
     summary="How often small files of a table are merged into larger ones.",
     example="optimize = '1h'",
     shown="never",
-    schemes=LAKE,
+    feature=Feature.FILE_UPKEEP,
 )
 EXPIRE = option(
     "expire",
@@ -666,7 +696,7 @@ EXPIRE = option(
     "removed, looked for once a day at most and after each optimize.",
     example="expire = '7d'",
     shown="for ever",
-    schemes=LAKE,
+    feature=Feature.FILE_UPKEEP,
 )
 
 # ------------------------------------------------------------------------------- resources
@@ -689,6 +719,6 @@ REDACTED = uri.REDACTED
 def redact_option(name: str, text: str) -> str:
     """An option's value as it may be shown: fit for ``grammar.printer.to_sql(redact_option=)``."""
     row = OPTIONS.get(name)
-    if row is not None and row.secret:
+    if is_secret(name) if row is None else row.secret:
         return REDACTED if text else text
     return uri.redact(text) if "://" in text else text

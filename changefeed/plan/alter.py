@@ -48,6 +48,7 @@ from changefeed.plan.targets import Found, matching, parse_targets, target_text
 from changefeed.sources.base import Source, Watch
 from grammar import nodes
 from sinks import registry
+from sinks.registry import takers
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ class _Alteration:
                 unsets,
                 scheme=sink.scheme,
                 capabilities=sink.capabilities,
+                takers=takers,
                 text=self.around.text,
                 clock=self.around.clock,
             )

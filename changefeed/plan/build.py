@@ -49,6 +49,7 @@ from grammar import nodes
 from grammar.printer import to_sql
 from grammar.spelling import did_you_mean
 from sinks.base import Target
+from sinks.registry import takers
 
 T = TypeVar("T")
 
@@ -214,6 +215,7 @@ class Planner:
             [*written, *query_options(self.statement.query, written, sink)],
             scheme=sink.scheme if sink else "",
             capabilities=sink.capabilities if sink else None,
+            takers=takers,
             text=self.around.text,
             clock=self.around.clock,
         )

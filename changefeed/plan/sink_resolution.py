@@ -129,7 +129,6 @@ def probe_of(catalog: Catalog) -> Probe:
     ) -> tuple[list[ChangefeedError], list[str]]:
         if sink.written is None:
             return [], []
-        given: dict[str, object] = {**options, "state_url": catalog.url}
         source = targets[0].table.source if targets else ""
         context = SinkContext(
             "validate",
@@ -139,9 +138,10 @@ def probe_of(catalog: Catalog) -> Probe:
             state=catalog.state_id,
             feeds=catalog.living(),
             source=_identity(catalog, source) if source else "",
+            state_database=catalog.url if sink.capabilities.state_database else "",
         )
         try:
-            opened = registry.open_sink(sink.real, given)
+            opened = registry.open_sink(sink.real, options)
         except ChangefeedError:
             return [], []  # told already: it shows without connecting
         overlooked = ""

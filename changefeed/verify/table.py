@@ -126,8 +126,7 @@ class TableVerifier:
         if deletes is Deletes.ONLY:
             why = "is delivered as deletes alone"
             raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
-        options: dict[str, object] = {**self._options, "state_url": self._catalog.url}
-        sink = registry.open_sink(self._uri, options)
+        sink = registry.open_sink(self._uri, self._options)
         target = Target(table.table, table.topic)
         context = SinkContext(
             feed=self._job.name,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.options import OPTIONS
+from changefeed.options import OPTIONS, SinkAbilities, rows_of
 from changefeed.options.docs import MEANINGS, listing
 from grammar.suggest import Suggestions
 
@@ -178,8 +178,8 @@ def sink_scheme(fits: Suggestions, known: Known) -> str | None:
 
 def _options(fits: Suggestions, known: Known) -> Iterator[Choice]:
     feed = _feed(fits, known)
-    for row in listing(sink_scheme(fits, known)):
-        if row.name in fits.given or (feed is not None and not OPTIONS[row.name].alterable):
+    for row in listing(_abilities(fits, known)):
+        if row.name in fits.given or (feed is not None and not row.alterable):
             continue
         if feed is not None and fits.action == "UNSET" and row.name not in feed.options:
             continue
@@ -205,7 +205,7 @@ _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 
 
 def _option_values(fits: Suggestions, known: Known) -> Iterator[Choice]:
-    row = OPTIONS.get(fits.option or "")
+    row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
         return
     if row.type.kind in ("column", "columns"):
@@ -235,17 +235,24 @@ def _columns_of_all(fits: Suggestions, known: Known) -> Iterator[Choice]:
     yield from (Choice(name, type_name, string=True) for name, type_name in types.items())
 
 
-def _taken(fits: Suggestions, known: Known) -> frozenset[str] | None:
-    """Which values of the option the statement's sink takes; None is all."""
+def _abilities(fits: Suggestions, known: Known) -> SinkAbilities | None:
+    """What the statement's sink can do; None where it is not known."""
     from changefeed.api import sink_capabilities
 
     scheme = sink_scheme(fits, known)
-    if scheme is None or fits.option not in ("format", "envelope", "compression"):
+    if scheme is None:
         return None
     try:
-        able = sink_capabilities(scheme)
+        return sink_capabilities(scheme)
     except ChangefeedError:
         return None  # an unknown scheme: the statement itself will say so
+
+
+def _taken(fits: Suggestions, known: Known) -> frozenset[str] | None:
+    """Which values of the option the statement's sink takes; None is all."""
+    able = _abilities(fits, known)
+    if able is None or fits.option not in ("format", "envelope", "compression"):
+        return None
     values = {
         "format": able.formats,
         "envelope": able.envelopes,

@@ -17,7 +17,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
-from changefeed.options import ExistingTarget
+from changefeed.options import ExistingTarget, Feature
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.bulk import Bulk
@@ -42,6 +42,7 @@ class ElasticsearchSink(Sink):
         exactly_once=True,
         compressions=("none", "gzip"),
         owns_targets=True,
+        features=frozenset({Feature.EXISTING_TARGETS}),
         ends_scans=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS

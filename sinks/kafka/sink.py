@@ -29,6 +29,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.options import Feature
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.kafka.channel import (
     STALL_SECONDS,
@@ -65,6 +66,14 @@ class KafkaSink(Sink):
         exactly_once=True,
         compressions=("none", "gzip", "snappy", "lz4", "zstd"),
         keeps_progress=True,
+        features=frozenset(
+            {
+                Feature.SCHEMA_REGISTRY,
+                Feature.MESSAGE_HEADERS,
+                Feature.EXTRA_HEADERS,
+                Feature.KAFKA_PRODUCER,
+            }
+        ),
         evolves=True,
         resolved_by_topic=True,
         shared_topics=True,

@@ -30,6 +30,7 @@ from changefeed.options import (
     SEQUENCE_COLUMN,
     Deletes,
     ExistingTarget,
+    Feature,
     History,
     OnDrop,
 )
@@ -637,6 +638,15 @@ def _able(pack: str) -> Capabilities:
         pacing=Pacing(PACES[0], ROUND_ROWS),
         spark_packs=(pack,),
         owns_targets=True,
+        features=frozenset(
+            {
+                Feature.MERGED_TABLES,
+                Feature.HISTORY,
+                Feature.EXISTING_TARGETS,
+                Feature.FILE_LAYOUT,
+                Feature.FILE_UPKEEP,
+            }
+        ),
         evolves=True,
         ends_scans=True,
         scans_by_spark=True,

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.uri import SinkURL
+from changefeed.options import Feature
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 
 
@@ -19,6 +20,7 @@ class NullSink(Sink):
         executor=True,
         lanes=True,
         exactly_once=True,
+        features=frozenset(Feature),
     )
 
     def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:

@@ -50,10 +50,12 @@ _Row = dict[str, Any]
 class TableSink(Sink):
     """Messages into a table, each once."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True, state_database=True)
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        self._url = database_url(uri, str((options or {}).get("state_url") or ""))
+        self._uri = uri
+        #: None until the sink is told where the state is.
+        self._given = database_url(uri)
         self._engine: sa.Engine | None = None
         self._job = 0
         self._topics: tuple[str, ...] = ()
@@ -63,6 +65,7 @@ class TableSink(Sink):
     def open(self, context: SinkContext) -> None:
         self._job = context.job_id
         self._topics = tuple(dict.fromkeys(t.topic for t in context.targets))
+        self._url = self._database(context)
         with _Explained(self._url):
             if self._engine is None:
                 self._engine = sa.create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
@@ -70,12 +73,25 @@ class TableSink(Sink):
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
         """Connect to the database; the table is made when the feed begins."""
-        url = sa.make_url(self._url)
+        url = self._database(context)
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not os.path.exists(file) and os.access(os.path.dirname(file) or ".", os.W_OK):
             return []  # connecting would make it
-        with _Explained(self._url), sa.create_engine(self._url, hide_parameters=True).connect():
+        with _Explained(url), sa.create_engine(url, hide_parameters=True).connect():
             return []
+
+    def _database(self, context: SinkContext) -> sa.URL:
+        """The database of the URI, or that of the state.
+
+        Raises:
+            ChangefeedError: CF1201, there is neither.
+        """
+        found = self._given or database_url(self._uri, context.state_database)
+        if found is None:
+            raise ChangefeedError(
+                "CF1201", "the sink URI names no database", hint=f"write {PREFIX}postgresql://..."
+            )
+        return found
 
     def write(self, batch: Batch) -> Receipt:
         """Keeps the rows until ``commit``: the epoch is one transaction."""
@@ -161,8 +177,9 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode()
 
 
-def database_url(uri: str, state_url: str = "") -> sa.URL:
-    """The database of a sink URI; an empty path is the state database ``state_url``.
+def database_url(uri: str, state_url: str = "") -> sa.URL | None:
+    """The database of a sink URI; an empty path is the state database ``state_url``, and None where
+    that is not known either.
 
     Raises:
         ChangefeedError: CF1201; the text of the URI is not repeated, it may hold a password.
@@ -171,9 +188,7 @@ def database_url(uri: str, state_url: str = "") -> sa.URL:
         raise ChangefeedError("CF1201", f"the sink URI must start with {PREFIX}")
     text = uri[len(PREFIX) :] or state_url
     if not text:
-        raise ChangefeedError(
-            "CF1201", "the sink URI names no database", hint=f"write {PREFIX}postgresql://..."
-        )
+        return None
     scheme, colon, rest = text.partition("://")
     if not colon:
         raise ChangefeedError(

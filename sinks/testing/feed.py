@@ -98,6 +98,7 @@ class Feed:
     Attributes:
         history: what was committed at the source so far.
         frontier: everything up to it was delivered.
+        state_database: what a sink that declares it is told.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Feed:
         self._options = dict(options or {})
         self._epoch = 0
         self._nodes = 0
+        self.state_database = ""
 
     def context(self) -> SinkContext:
         """For a sink opened by a new run of the job."""
@@ -132,6 +134,7 @@ class Feed:
             options=self._options,
             node=f"node{self._nodes}",
             resolved=True,
+            state_database=self.state_database,
         )
 
     def open(self, sink: Sink) -> Sink:

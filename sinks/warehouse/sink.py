@@ -22,7 +22,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.options import ExistingTarget
+from changefeed.options import ExistingTarget, Feature
 from sinks.base import (
     Accepts,
     Batch,
@@ -118,6 +118,7 @@ class WarehouseSink(Sink):
         pacing=Pacing(PACE, 500_000),
         resolved_by_topic=True,
         owns_targets=True,
+        features=frozenset({Feature.MERGED_TABLES, Feature.HISTORY, Feature.EXISTING_TARGETS}),
         evolves=True,
         ends_scans=True,
         compares=True,

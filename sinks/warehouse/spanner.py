@@ -19,6 +19,7 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
+from changefeed.options import Feature
 from sinks.base import Capabilities, Delivery, Epoch, Pacing, Receipt, Target
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
@@ -42,7 +43,10 @@ class SpannerSink(WarehouseSink):
 
     #: Changes of a round are in memory until it is committed: nothing is staged.
     capabilities: ClassVar[Capabilities] = replace(
-        WarehouseSink.capabilities, pacing=Pacing(PACE, 50_000), compares=False
+        WarehouseSink.capabilities,
+        pacing=Pacing(PACE, 50_000),
+        compares=False,
+        features=WarehouseSink.capabilities.features - {Feature.HISTORY},
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         CREDENTIALS,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
+from changefeed.options import Feature
 from sinks.base import (
     Batch,
     Capabilities,
@@ -45,6 +46,7 @@ class WebhookSink(Sink):
         key_in_value=True,
         topic_in_value=True,
         compressions=("none", "gzip", "zstd"),
+        features=frozenset({Feature.EXTRA_HEADERS, Feature.WEBHOOK_REQUESTS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 

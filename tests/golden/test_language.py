@@ -24,6 +24,7 @@ from grammar.problems import SyntaxProblem, point
 from grammar.split import split
 from grammar.suggest import complete
 from sinks import parameter_docs
+from sinks.registry import capabilities, takers
 from tests.golden import message_page, runner
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -108,13 +109,15 @@ def checked(text: str) -> str:
         options = parse_options(
             node.options,
             scheme=scheme if scheme != "sinkless" else "",
+            capabilities=capabilities(scheme),
+            takers=takers,
             text=statement,
             clock=ManualClock(NOW),
         )
     except ChangefeedError as error:
         problems = error.problems if isinstance(error, Problems) else [error]
         return "\n".join(_problem(problem, statement) for problem in problems)
-    assert Options.from_dict(options.to_dict()) == options
+    assert Options.from_dict(options.to_dict(), abilities=capabilities(scheme)) == options
     effective = {name: value for name, value in options.items() if value != OPTIONS[name].default}
     lines = [f"{name} = {_shown(value)}" for name, value in effective.items()]
     return "\n".join([*lines, *(f"NOTE: {note}" for note in options.notes)]) or "defaults"
@@ -164,8 +167,8 @@ def test_options(file: Path, rewrite: bool) -> None:
 def test_the_page_of_options_is_the_table(rewrite: bool) -> None:
     page = DOCS / "options.md"
     if rewrite:
-        page.write_text(option_docs.markdown(), "utf-8")
-    assert page.read_text("utf-8") == option_docs.markdown()
+        page.write_text(option_docs.markdown(takers), "utf-8")
+    assert page.read_text("utf-8") == option_docs.markdown(takers)
 
 
 def test_the_page_of_parameters_is_what_the_sinks_declare(rewrite: bool) -> None:

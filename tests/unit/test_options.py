@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -22,23 +23,26 @@ from changefeed.options import (
     RESOLVED,
     RETRY_FOR,
     Envelope,
+    Feature,
     Guarantee,
     InitialScan,
     OptionRow,
     Options,
     alter_options,
     mask_statement,
+    own_option,
     parse_add_options,
     parse_options,
     redact_option,
 )
 from changefeed.options.docs import listing
 from changefeed.options.relations import RELATIONS
-from changefeed.options.types import Takes, parse_duration, parse_moment, parse_size
+from changefeed.options.types import Takes, Text, parse_duration, parse_moment, parse_size
 from changefeed.plan.cdc_options import CDC_OPTIONS, parse_cdc_options
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
+from sinks.registry import capabilities, takers
 from tests.golden import runner
 
 NOW = 1_700_000_000_000_000_000
@@ -55,6 +59,8 @@ class Abilities:
     exactly_once: bool = False
     resolved: bool = True
     compressions: tuple[str, ...] = ("none", "gzip")
+    features: frozenset[Feature] = frozenset(Feature)
+    options: tuple[OptionRow[Any], ...] = ()
 
 
 def nodes_of(written: str) -> tuple[nodes.Option, ...]:
@@ -79,6 +85,12 @@ def refused(written: str, sink: Abilities, scheme: str = "kafka") -> list[str]:
     return [f"{problem.code.number} {problem.message}" for problem in problems_of(caught.value)]
 
 
+def refused_with(written: str, sink: Abilities) -> list[ChangefeedError]:
+    with pytest.raises(ChangefeedError) as caught:
+        given(written, "any", sink)
+    return problems_of(caught.value)
+
+
 # ------------------------------------------------------------------------------- the table
 
 
@@ -95,9 +107,69 @@ def test_every_row_is_whole(row: OptionRow[object]) -> None:
     assert row.summary.endswith("."), "a summary is a sentence"
     assert row.example.startswith(row.name)
     assert bool(row.shown_default) == (row.type.takes is not Takes.NOTHING)
-    scheme = "kafka" if row.fits("kafka") else sorted(row.schemes or {""})[0]
     needed = NEEDED.get(row.name, "")
-    assert row.name in given(row.example + needed, scheme).given
+    able = Abilities(formats=(), exactly_once=True)
+    assert row.name in given(row.example + needed, "any", able).given
+    if row.feature is not None:
+        poor = replace(able, features=frozenset(Feature) - {row.feature})
+        assert refused(row.example + needed, poor) == [
+            f"CF1206 this sink is incompatible with option {row.name}"
+        ]
+
+
+OWN = own_option(
+    "greeting",
+    Text(),
+    "hello",
+    summary="What is said first.",
+    example="greeting = 'hi'",
+    shown="hello",
+    alterable=False,
+)
+OWN_SECRET = own_option(
+    "front_password", Text(), "", summary="Opens.", example="front_password = 'x'", secret=True
+)
+OF_A_PLUGIN = Abilities(features=frozenset(), options=(OWN, OWN_SECRET))
+
+
+def test_a_sink_brings_options_of_its_own() -> None:
+    options = given("greeting = 'hi', front_password = 's3cret'", "plugin", OF_A_PLUGIN)
+    assert (options[OWN], options[OWN_SECRET]) == ("hi", "s3cret")
+    assert given("diff", "plugin", OF_A_PLUGIN)[OWN] == "hello"
+    assert Options.from_dict(options.to_dict(), abilities=OF_A_PLUGIN)[OWN] == "hi"
+    assert refused("greeting = 'hi'", Abilities()) == ['CF1203 invalid option "greeting"']
+    (error,) = refused_with("greetin = 'hi'", OF_A_PLUGIN)
+    assert error.hint.startswith('did you mean "greeting"?')
+    helped = {row.name: row for row in listing(OF_A_PLUGIN)}
+    assert helped["greeting"].group == "Of the sink"
+    assert "history" not in helped
+    changes = nodes_of("greeting = 'hey'")
+    with pytest.raises(ChangefeedError, match='cannot alter option "greeting"'):
+        alter_options(options, changes, capabilities=OF_A_PLUGIN, clock=ManualClock(NOW))
+    with pytest.raises(ChangefeedError, match="incompatible with option greeting"):
+        alter_options(options, (), (), capabilities=Abilities(), clock=ManualClock(NOW))
+
+
+def test_where_the_sink_is_not_looked_at_its_own_options_are_shown_without_secrets() -> None:
+    options = given("greeting = 'hi', front_password = 's3cret'", "plugin", OF_A_PLUGIN)
+    assert options.display() == {"greeting": "hi", "front_password": REDACTED}
+    stored = Options.from_dict(options.to_dict())
+    assert stored.display() == {"greeting": "hi", "front_password": REDACTED}
+    assert "s3cret" not in mask_statement("CREATE CHANGEFEED FOR t WITH front_password = 's3cret'")
+
+
+@pytest.mark.parametrize(("name", "secret"), [("history", False), ("hush", True), ("pwd", False)])
+def test_an_own_option_has_a_name_of_its_own_that_tells_a_secret(name: str, secret: bool) -> None:
+    with pytest.raises(ValueError, match=f"option {name}"):
+        own_option(name, Text(), "", summary="x.", example=name, secret=secret)
+
+
+def test_an_option_that_the_sink_does_not_take_names_those_that_do() -> None:
+    poor = Abilities(features=frozenset())
+    with pytest.raises(ChangefeedError) as caught:
+        parse_options(nodes_of("history = scd2"), capabilities=poor, takers=takers)
+    assert "clickhouse, delta, duckdb" in caught.value.hint
+    assert "spanner" not in caught.value.hint and "null" not in caught.value.hint
 
 
 def test_every_option_and_rule_has_a_golden_error() -> None:
@@ -193,7 +265,7 @@ def test_a_stored_end_in_the_past_is_no_error() -> None:
 
 def test_an_option_of_another_version() -> None:
     with pytest.raises(ChangefeedError, match='invalid option "slo"') as caught:
-        Options.from_dict({"slo": "99%"})
+        Options.from_dict({"slo": "99%"}, abilities=Abilities())
     assert caught.value.code.number == "CF1203"
 
 
@@ -251,10 +323,10 @@ def test_an_error_echoes_the_statement_without_its_secrets() -> None:
 
 
 def test_help_lists_what_a_sink_takes() -> None:
-    kafka = {entry.name: entry for entry in listing("kafka")}
+    kafka = {entry.name: entry for entry in listing(capabilities("kafka"))}
     assert {entry.name for entry in listing()} == set(OPTIONS)
     assert not any(name.startswith("webhook_") for name in kafka)
-    of_files = {entry.name for entry in listing("file")}
+    of_files = {entry.name for entry in listing(capabilities("file"))}
     assert {"headers_json_column_name", "extra_headers", "kafka_sink_config"} <= set(
         kafka
     ) - of_files

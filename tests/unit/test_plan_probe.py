@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Catalog
-from changefeed.core.errors import Code
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.options import Options, to_span
-from changefeed.plan.sink_resolution import find_sink, probe_of
+from changefeed.plan.sink_resolution import check_sink, find_sink, probe_of
 from grammar import nodes
-from sinks.base import Target
+from sinks.base import Sink, SinkContext, Target
+from sinks.null.sink import NullSink
+from sinks.table.sink import TableSink
 
 TARGETS = (Target(TableName("shop", "public", "t"), "t"),)
 
@@ -57,6 +59,25 @@ def test_what_there_is_nothing_to_ask_of(catalog: Catalog, tmp_path: Path) -> No
     assert codes(catalog, f"experimental-sql:///sqlite:///{tmp_path}/m.db") == []
     assert codes(catalog, "kafka://127.0.0.1:1?nothing=1") == [], "its URI is told without it"
     assert not (tmp_path / "m.db").exists()
+
+
+@pytest.mark.parametrize("uri", ["experimental-sql:///", "null://"])
+def test_a_sink_that_declares_it_alone_is_told_the_state_database(
+    catalog: Catalog, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = find_sink(catalog, uri, None)
+    assert check_sink(sink, Options.from_dict({})) == []
+    told: list[str] = []
+
+    def check(self: Sink, context: SinkContext) -> list[ChangefeedError]:
+        told.append(context.state_database)
+        assert catalog.url not in repr(context)
+        return []
+
+    for kind in (NullSink, TableSink):
+        monkeypatch.setattr(kind, "check", check)
+    probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
+    assert told == [catalog.url if uri.startswith("experimental") else ""]
 
 
 def test_the_problem_points_at_the_uri(catalog: Catalog) -> None:

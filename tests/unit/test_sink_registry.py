@@ -71,7 +71,7 @@ def test_hidden_schemes_are_not_offered() -> None:
         ("file:///d?file_size=big", "CF1207 param file_size must be a size such as 16MB"),
         ("file:///d?x=1", "CF1202 unknown file sink query parameters: [x]"),
         ("null://?x=1", "CF1202 unknown null sink query parameters: [x]"),
-        ("experimental-sql:///", "CF1201 the sink URI names no database"),
+        ("experimental-sql:///shop", "CF1201 the sink URI names no database"),
         ("experimental-sql:///nonsense://x", "CF1201 the sink URI is not a database URL"),
     ],
 )
@@ -113,6 +113,11 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_sinks_of_other_packages_join(plugin: None) -> None:
     assert "outsider" in registry.schemes()
     assert isinstance(registry.open_sink("outsider://"), NullSink)
+
+
+def test_one_sink_alone_is_told_the_state_database() -> None:
+    told = [s for s in registry.BUILT_IN if registry.capabilities(s).state_database]
+    assert told == ["experimental-sql"]
 
 
 def test_what_is_no_sink_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

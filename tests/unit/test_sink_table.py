@@ -42,9 +42,11 @@ def test_a_replay_adds_nothing(tmp_path: Path) -> None:
 
 def test_the_state_database_is_the_default(tmp_path: Path) -> None:
     state = f"sqlite:///{tmp_path / 'state.db'}"
-    assert database_url("experimental-sql:///", state).database == str(tmp_path / "state.db")
-    sink = TableSink("experimental-sql:///", {"state_url": state})
+    sink = TableSink("experimental-sql:///")
     feed = Feed({"t": "t"})
+    with pytest.raises(ChangefeedError, match="names no database"):
+        feed.open(sink)
+    feed.state_database = state
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 1)])
     sink.close()
@@ -53,6 +55,7 @@ def test_the_state_database_is_the_default(tmp_path: Path) -> None:
 
 def test_postgresql_gets_the_driver_we_install() -> None:
     url = database_url("experimental-sql:///postgresql://u:p@h/d")
+    assert url is not None
     assert url.drivername == "postgresql+psycopg"
 
 

@@ -1,0 +1,77 @@
+"""A sink as somebody else's package would bring it, by an entry point: it keeps tables, takes the
+options of such sinks, and has a parameter and options of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from changefeed.core.events import Resolved, Truncate
+from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.uri import SinkURL
+from changefeed.options import Feature, own_option
+from changefeed.options.types import Text
+from sinks.base import (
+    Accepts,
+    Batch,
+    Capabilities,
+    Delivery,
+    Epoch,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
+
+GREETING = own_option(
+    "greeting",
+    Text(),
+    "hello",
+    summary="What is said first.",
+    example="greeting = 'hi'",
+    shown="hello",
+)
+PASSWORD = own_option(
+    "door_password", Text(), "", summary="Opens.", example="door_password = 'x'", secret=True
+)
+
+
+class ForeignSink(Sink):
+    """Keeps nothing."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS,
+        features=frozenset({Feature.MERGED_TABLES, Feature.HISTORY}),
+        options=(GREETING, PASSWORD),
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("shelf_token", "Opens the shelf.", secret=True),
+        Parameter("size", "How large a shelf is.", Kind.NUMBER, default="9"),
+    )
+
+    def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
+        url = SinkURL(uri, self.parameters)
+        self.token, self.size = url.take_str("shelf_token"), url.take_int("size", 9)
+        url.finish()
+        self.options = dict(options or {})
+
+    def open(self, context: SinkContext) -> None:
+        """Nothing to connect to."""
+
+    def write(self, batch: Batch) -> Receipt:
+        return Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        return Delivery.DURABLE
+
+    def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
+        """Nothing was kept."""
+
+    def resolved(self, mark: Resolved, payload: bytes) -> None:
+        """Nobody reads it."""
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """Nothing was kept."""
+
+    def close(self) -> None:
+        """Nothing to release."""
