@@ -38,6 +38,9 @@ class Scanning:
         self._stopping = stopping
         self._start = start
         self._scan: Scan | None = None
+        #: Tables of the scan whose end is in their progress: what they are owed from then on is
+        #: another scan's, however long this one goes on with its other tables.
+        self._taken: set[TableName] = set()
 
     def active(self, feed: Feed) -> bool:
         """A scan runs or is owed."""
@@ -50,7 +53,9 @@ class Scanning:
     def holds(self, table: TableProgress) -> bool:
         """A backfill of this table runs: its changes must not pass :attr:`at`."""
         scan = self._scan
-        return scan is not None and table.scan_wanted and table.table in scan.tables
+        name = table.table
+        mine = scan is not None and name in scan.tables and name not in self._taken
+        return mine and table.scan_wanted
 
     @property
     def at(self) -> Timestamp | None:
@@ -77,6 +82,7 @@ class Scanning:
         for table in owed:
             self._begin_table(feed, table)
         if owed:
+            self._taken.clear()
             self._scan = self._start([feed.tables[t.table] for t in owed])
             self._scan.start()
 
@@ -143,7 +149,7 @@ class Scanning:
         for name, table in scan.tables.items():
             now = feed.tables.get(name)
             owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
-            if owed and not table.backfill:
+            if owed and not table.backfill and name not in self._taken:
                 feed.update(name, scan_at=scan.at)
         feed.save()
         # A RESCAN that came meanwhile ends this scan: its rows may not go out, since the place
@@ -158,9 +164,12 @@ class Scanning:
         now = feed.tables.get(name)
         if now is None or now.state is TableState.FAILED or not now.scan_wanted:
             return
+        if name in self._taken:
+            return
         if table.error is not None:
             raise TableError(name, table.error)
         if table.done and scan.at is not None:
+            self._taken.add(name)
             feed.update(
                 name,
                 state=TableState.RUNNING,

@@ -147,6 +147,26 @@ def test_a_failed_backfill_that_is_tried_again_catches_up(bench: Bench) -> None:
     assert bench.scan.tables[TABLE].caught_up.is_set()
 
 
+def test_a_backfill_that_becomes_due_while_the_scan_goes_on_is_another_scan(bench: Bench) -> None:
+    """The table is done, and the scan still reads others, or its thread has not ended yet."""
+    bench.scan.at = Timestamp(10)
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.scan.tables[TABLE].done = True
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert not bench.table.scan_wanted
+    # As the feed does at a new column with a default.
+    bench.feed.update(TABLE, scan_wanted=True, scan_at=Timestamp(30), done_upto=Timestamp(35))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.table.scan_wanted, "the old rows do not have the new column"
+    assert bench.table.scan_at == Timestamp(30), "resolved waits there"
+    assert not bench.scanning.holds(bench.table), "changes go on meanwhile"
+    bench.scan.alive = False
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.scanning.begin(bench.feed)
+    assert len(bench.scans) == 2 and bench.scan.tables[TABLE].backfill
+    assert bench.scanning.holds(bench.table)
+
+
 def test_a_rescan_goes_on_where_the_feed_was(bench: Bench) -> None:
     bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
     bench.feed.save()
