@@ -26,6 +26,7 @@ from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.state import StateLayout
 from changefeed.core.uri import redact
 
 #: How long a write waits for another process's write, seconds.
@@ -44,7 +45,10 @@ _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 class Database:
     """Transactions and the change counter; thread-safe, usable by several processes."""
 
-    def __init__(self, engine: Engine, *, shown: str, directory: Path) -> None:
+    def __init__(
+        self, engine: Engine, *, shown: str, directory: Path, home: Path | None = None
+    ) -> None:
+        """``home``: the directory of a SQLite state."""
         self._engine = engine
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
@@ -52,6 +56,8 @@ class Database:
         self._changed = threading.Condition()
         self.shown = shown
         self.directory = directory
+        self._home = home
+        self._file = _identity(home) if home is not None else None
         try:
             self.state_id = self._prepare()
         except BaseException:
@@ -76,7 +82,8 @@ class Database:
         text_ = str(state)
         if "://" not in text_:
             home = Path(text_).expanduser().absolute()
-            return cls(_sqlite(home), shown=str(home), directory=directory or home)
+            engine = _sqlite(home)
+            return cls(engine, shown=str(home), directory=directory or home, home=home)
         if text_.partition("://")[0] not in ("postgresql", "postgres"):
             raise ChangefeedError(
                 "CF1201",
@@ -156,6 +163,8 @@ class Database:
                     schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
                     connection.execute(schema)
                 if not connection.dialect.has_table(connection, "meta", schema=_schema(connection)):
+                    if self._home is not None:
+                        _refuse_orphans(self._home)
                     _create(connection)
                 rows = connection.execute(select(tables.meta))
                 found: dict[str, str] = {row.key: row.value for row in rows}
@@ -172,6 +181,14 @@ class Database:
     @contextmanager
     def _reported(self) -> Iterator[None]:
         """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
+        if self._home is not None and _identity(self._home) != self._file:
+            # SQLite would go on in a file that nobody can open any more.
+            raise ChangefeedError(
+                "CF6001",
+                f"cannot use state {self.shown}: state.db was removed or replaced while in use",
+                hint="stop the processes that use this state; put state.db (with its -wal) back, "
+                "or a backup of it, before the next start.",
+            )
         try:
             yield
         except (DBAPIError, sqlite3.Error) as error:
@@ -185,6 +202,33 @@ class Database:
             raise ChangefeedError(
                 "CF6001", f"cannot use state {self.shown}: {type(error).__name__}"
             ) from error
+
+
+def _identity(home: Path) -> tuple[int, int] | None:
+    """Which file ``state.db`` is; None when there is none."""
+    try:
+        found = StateLayout(home).database.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _refuse_orphans(home: Path) -> None:
+    """Raise where a new state would begin beside the change logs of one that was lost.
+
+    Its feeds would be forgotten without a word, and what they hold at their sources (replication
+    slots, which keep the server's log) would stay for ever.
+    """
+    logs = StateLayout(home).change_logs
+    if logs:
+        raise ChangefeedError(
+            "CF6001",
+            f"cannot use state {home}: state.db is gone or empty, and change logs of its feeds "
+            f"are still there ({', '.join(log.name for log in logs)})",
+            hint="put state.db back from a backup. To begin anew, move the folders log, spool and "
+            f"source of {home} away, and drop the replication slots of the lost state at the "
+            "sources (PostgreSQL: their names begin with changefeed_).",
+        )
 
 
 def _create(connection: Connection) -> None:
@@ -221,7 +265,9 @@ def _schema(connection: Connection) -> str | None:
 
 def _sqlite(home: Path) -> Engine:
     """Engine on ``home/state.db``: owner-only, because connections hold secrets."""
-    path = home / "state.db"
+    path = StateLayout(home).database
+    if not path.exists():
+        _refuse_orphans(home)
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         # SQLite gives -wal and -shm the mode of the database file: make it first, closed. A file
@@ -277,7 +323,9 @@ def _first_line(cause: BaseException | None) -> str:
 def _hint(cause: BaseException | None) -> str:
     words = str(cause)
     if "locked" in words:
-        return "another process holds the state for long; see which with \\d or lsof."
+        return f"another process has held the state for {BUSY_SECONDS:g} s; lsof shows which."
+    if "readonly" in words:
+        return "this user may not write to state.db or its directory, or the disk is read-only."
     if "full" in words:
         return "free disk space where the state is kept."
     return "check that the state's place is there and may be written."

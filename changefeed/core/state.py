@@ -50,6 +50,14 @@ class StateLayout:
         """What the JVM of Spark and its Python workers printed."""
         return self.root / "spark.log"
 
+    @property
+    def change_logs(self) -> list[Path]:
+        """The change logs that hold something."""
+        try:
+            return sorted(log for log in (self.root / "log").iterdir() if any(log.iterdir()))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def log(self, source: str) -> Path:
         """The change log of one source."""
         return self.root / "log" / _safe(source)

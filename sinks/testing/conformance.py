@@ -30,6 +30,9 @@ from sinks.testing.validators import (
     validate,
 )
 
+#: Five megabytes no part of which is like another.
+LARGE_TEXT = "".join(f"{i:07d} " for i in range(655_360))
+
 
 class Harness(Protocol):
     """One target to test a sink against; a fresh one for each case.
@@ -184,6 +187,29 @@ def delivers_awkward_text(harness: Harness) -> None:
     feed.deliver(sink, [put(i, text, 1) for i, text in enumerate(texts)])
     feed.resolve(sink)
     _check(harness, feed)
+    sink.close()
+
+
+def delivers_large_values(harness: Harness) -> None:
+    """A value of five megabytes arrives whole or stops its table; never a part of it."""
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    writes = [put(1, LARGE_TEXT, 1), put(2, "small", 2)]
+    if 0 < harness.max_message_bytes <= len(LARGE_TEXT):
+        epoch = feed.epoch(at(2))
+        try:
+            sink.commit(epoch, feed.write(sink, epoch, writes))
+        except ChangefeedError as error:
+            assert error.code is Code.SINK_CANNOT_TAKE_TABLE, error.code.number
+            assert "shop.public.t" in f"{error.message} {error.detail} {error.hint}"
+        else:
+            raise AssertionError("a value larger than the target takes was accepted")
+        sink.abort(epoch, ())
+        assert LARGE_TEXT[:1000].encode() not in harness.raw(), "a part of the value arrived"
+    else:
+        feed.deliver(sink, writes)
+        feed.resolve(sink)
+        _check(harness, feed)
     sink.close()
 
 
@@ -413,6 +439,7 @@ CASES: tuple[Case, ...] = tuple(
         delivers_deletes,
         delivers_key_changes,
         delivers_awkward_text,
+        delivers_large_values,
         delivers_schema_changes,
         delivers_several_tables,
         resolves_everywhere,

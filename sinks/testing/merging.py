@@ -17,14 +17,16 @@ an underscore; all others must be the source's, with its values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
 from changefeed.core.schema import TableSchema
 from sinks.base import Batch, Sink, SinkContext
 from sinks.testing.comparing import COMPARING_CASES
+from sinks.testing.conformance import LARGE_TEXT
 from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
     Change,
@@ -242,6 +244,26 @@ def merges_awkward_text(harness: MergeHarness) -> None:
     sink = feed.open(harness.sink())
     feed.deliver(sink)
     _check(harness, source)
+    sink.close()
+
+
+def merges_large_values(harness: MergeHarness) -> None:
+    """A value of five megabytes arrives whole, or stops its table and names the column; never a
+    part of it."""
+    source = Source(_keyed())
+    source.commit(insert("t", a=1, b="small"), insert("t", a=2, b=LARGE_TEXT))
+    feed = feed_of(harness, source)
+    sink = feed.open(harness.sink())
+    try:
+        feed.deliver(sink)
+    except ChangefeedError as error:
+        assert error.scope is Scope.TABLE, error.code.number
+        shown = f"{error.message} {error.detail}"
+        assert "b" in re.findall(r"[a-z]+", shown), shown
+        assert LARGE_TEXT[:100] not in shown, "an error shows no value"
+        assert [row for row in visible(harness.rows(harness.topic("t"))) if row["a"] == 2] == []
+    else:
+        _check(harness, source)
     sink.close()
 
 
@@ -715,6 +737,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         merges_reused_keys,
         merges_wide_keys,
         merges_awkward_text,
+        merges_large_values,
         merges_several_tables,
         commits_nothing,
         replays_a_round,

@@ -6,12 +6,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import Catalog, TableState
+from changefeed.catalog import Catalog, TableState, database
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import BeforeImage, TableName
@@ -219,3 +220,85 @@ def test_a_second_catalog_of_a_process_keeps_the_locks_of_the_first(tmp_path: Pa
     assert second.connection("b").uri == "null://"
     first.close()
     second.close()
+
+
+def _log(state: Path) -> None:
+    (state / "log" / "shop").mkdir(parents=True)
+    (state / "log" / "shop" / "000001.seg").write_bytes(b"rows")
+
+
+@pytest.mark.parametrize("left", [None, b""], ids=["gone", "empty"])
+def test_a_lost_state_beside_its_change_logs_is_not_begun_anew(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    _log(tmp_path)
+    if left is not None:
+        (tmp_path / "state.db").write_bytes(left)
+    for _ in range(2):  # the first look leaves nothing that the second would take for a state
+        with pytest.raises(ChangefeedError) as caught:
+            Catalog.open(tmp_path)
+        assert caught.value.code.number == "CF6001"
+        assert "state.db is gone or empty" in caught.value.message
+        assert "(shop)" in caught.value.message and "backup" in caught.value.hint
+    (tmp_path / "log").rename(tmp_path / "old")
+    Catalog.open(tmp_path).close()
+
+
+def test_folders_without_a_log_are_no_lost_state(tmp_path: Path) -> None:
+    (tmp_path / "log" / "shop").mkdir(parents=True)
+    Catalog.open(tmp_path).close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_state_that_is_removed_while_it_is_used_is_reported(
+    tmp_path: Path, replaced: bool
+) -> None:
+    """SQLite would go on in the removed file, and everything would be lost with the process."""
+    catalog = Catalog.open(tmp_path / "a")
+    catalog.create_connection("shop", "null://")
+    if replaced:
+        Catalog.open(tmp_path / "b").close()
+        (tmp_path / "b" / "state.db").replace(tmp_path / "a" / "state.db")
+    else:
+        (tmp_path / "a" / "state.db").unlink()
+    acts: list[Callable[[], object]] = [
+        catalog.version,
+        catalog.jobs,
+        lambda: catalog.create_connection("lost", "null://"),
+    ]
+    for act in acts:
+        with pytest.raises(ChangefeedError) as caught:
+            act()
+        assert caught.value.code.number == "CF6001"
+        assert "removed or replaced" in caught.value.message
+    catalog.close()
+
+
+def test_a_state_that_another_process_locks_is_waited_for_then_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    catalog = Catalog.open(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "state.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ChangefeedError) as caught:
+            catalog.create_connection("a", "null://")
+        assert catalog.connections() == []  # a reader is not in the way
+        other.rollback()
+    assert caught.value.code.number == "CF6001"
+    assert "locked" in caught.value.message and "lsof" in caught.value.hint
+    catalog.create_connection("a", "null://")
+    assert [connection.name for connection in catalog.connections()] == ["a"]
+    catalog.close()
+
+
+def test_a_state_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    """The pragma makes SQLite fail as it does on a read-only file or disk."""
+    catalog = Catalog.open(tmp_path)
+    with catalog._database.read() as transaction:
+        transaction.exec_driver_sql("PRAGMA query_only=ON")
+    with pytest.raises(ChangefeedError) as caught:
+        catalog.create_connection("a", "null://")
+    assert caught.value.code.number == "CF6001"
+    assert "readonly" in caught.value.message and "may not write" in caught.value.hint
+    catalog.close()
