@@ -77,14 +77,14 @@ BUILT_IN: dict[str, Entry] = {
         _ELASTICSEARCH,
         "Elasticsearch indices: one a table, documents by key",
         "elasticsearch://localhost:9200/?index_prefix=shop_",
-        ("elastic_transport",),
+        ("elasticsearch",),
         extra="elasticsearch",
     ),
     "elasticsearch+https": Entry(
         _ELASTICSEARCH,
         "the same over TLS",
         "elasticsearch+https://search.example.com:443/?api_key=KEY",
-        ("elastic_transport",),
+        ("elasticsearch",),
         extra="elasticsearch",
     ),
     "file": Entry(

@@ -1,8 +1,6 @@
 """Requests to the cluster, and its refusals in our codes.
 
-Elastic's own transport does the HTTP (nodes, pools, TLS). Its API layer is left out on purpose:
-it makes an object of every line of a body and of every item of an answer, begins with ``GET /``,
-which not every server offers, and turns remarks of the server into Python warnings.
+Elastic's client (:mod:`.connection`) carries every request.
 """
 
 from __future__ import annotations
@@ -16,30 +14,21 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlencode
-
-from elastic_transport import (
-    ConnectionError as NodeUnreachable,
-)
-from elastic_transport import (
-    ConnectionTimeout,
-    NodeConfig,
-    Serializer,
-    TlsError,
-    Transport,
-    TransportError,
-)
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from changefeed.core.errors import ChangefeedError
 from sinks.elasticsearch.options import Settings
 
+if TYPE_CHECKING:
+    from sinks.elasticsearch.connection import Connection, Response, TransportError
+
 # Without a handler of its own Python would print warnings on the terminal.
 logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
 
-#: What a server of major version 8 or 9 understands alike: 9 keeps the interface of 8.
-_JSON = "application/vnd.elasticsearch+json; compatible-with=8"
-_LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
+#: The client asks for the interface of its own major version, 8, which a server of 9 keeps.
+_JSON = "application/json"
+_LINES = "application/x-ndjson"
 
 _PRODUCT = "Elasticsearch"
 
@@ -50,21 +39,6 @@ RIGHTS_HINT = (
 
 #: Answers that mean "not now": of the server, or of a proxy in front of it.
 BUSY = frozenset({429, 502, 503, 504})
-
-
-class _AsIs(Serializer):
-    """Bodies are bytes on both sides; we read what we need of them."""
-
-    mimetype = "application/json"
-
-    def dumps(self, data: Any) -> bytes:
-        return bytes(data)
-
-    def loads(self, data: bytes) -> Any:
-        return data
-
-
-_KINDS = ("application/json", "application/*", "text/*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +102,33 @@ class Cluster:
         self._settings = settings
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
-        self._transport: Transport | None = None
+        self._connection: Connection | None = None
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            transport, self._transport = self._transport, None
+            connection, self._connection = self._connection, None
             files, self._files = self._files, None
-        if transport is not None:
-            transport.close()
+        if connection is not None:
+            connection.close()
         if files is not None:
             files.cleanup()
 
-    def _connected(self) -> Transport:
+    def _connected(self) -> Connection:
+        from sinks.elasticsearch.connection import Connection
+
         with self._lock:
-            if self._transport is None:
+            if self._connection is None:
                 settings = self._settings
-                tls = self._tls()
-                nodes = [
-                    NodeConfig(
-                        scheme="https" if settings.secure else "http",
-                        host=host,
-                        port=port,
-                        path_prefix=settings.path_prefix,
-                        connections_per_node=settings.in_flight + 1,
-                        request_timeout=settings.timeout,
-                        **tls,
-                    )
-                    for host, port in settings.hosts
-                ]
-                self._transport = Transport(
-                    nodes,
-                    serializers={kind: _AsIs() for kind in _KINDS},
-                    max_retries=len(nodes) - 1,  # another node where one cannot be reached
-                    retry_on_status=(),
+                self._connection = Connection(
+                    settings.hosts,
+                    secure=settings.secure,
+                    path_prefix=settings.path_prefix,
+                    connections=settings.in_flight + 1,
+                    timeout=settings.timeout,
+                    tls=self._tls(),
                 )
-            return self._transport
+            return self._connection
 
     def _tls(self) -> dict[str, Any]:
         """Certificates as files, which is how Python's TLS takes a client's key."""
@@ -228,23 +193,29 @@ class Cluster:
             if self._settings.compress and lines is not None:
                 headers["content-encoding"] = "gzip"
                 body = gzip.compress(body, 1)
-        target = f"{path}?{urlencode(parameters)}" if parameters else path
-        meta, answer = self._perform(method, target, body, headers)
+        meta, answer = self._perform(method, path, parameters, headers, body)
         wait = str(meta.headers.get("retry-after") or "")
         return Answer(
             meta.status,
-            answer or b"",
+            answer,
             str(meta.headers.get("x-elastic-product") or ""),
             str(meta.headers.get("x-opensearch-version") or ""),
             float(wait) if wait.isdigit() else 0.0,
         )
 
     def _perform(
-        self, method: str, target: str, body: object, headers: Mapping[str, str]
-    ) -> tuple[Any, bytes]:
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes | memoryview | None,
+    ) -> Response:
+        from sinks.elasticsearch.connection import ConnectionTimeout, SSLError, TransportError
+
         try:
-            answer = self._connected().perform_request(method, target, body=body, headers=headers)
-        except TlsError as error:
+            return self._connected().perform(method, path, parameters, headers, body)
+        except SSLError as error:
             raise self._explained("CF5002", "TLS with Elasticsearch failed", error) from error
         except ssl.SSLError as error:
             raise self._error(
@@ -253,9 +224,8 @@ class Cluster:
         except ConnectionTimeout as error:
             timeout = f"no answer in {self._settings.timeout:g} s"
             raise self._error("CF5001", "Elasticsearch does not answer", timeout) from error
-        except (NodeUnreachable, TransportError) as error:
+        except TransportError as error:
             raise self._explained("CF5001", "cannot reach Elasticsearch", error) from error
-        return answer.meta, answer.body
 
     def _explained(self, code: str, message: str, error: TransportError) -> ChangefeedError:
         cause = error.errors[0] if error.errors else error

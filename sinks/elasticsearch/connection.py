@@ -1,0 +1,141 @@
+"""Elastic's client, as it carries our requests: bytes in, bytes out, any status an answer.
+
+The client has the nodes, pools, TLS, retries on another node, and the headers of its major version.
+It is asked for whole requests (``perform_request``), bulk bodies included; its helpers would make
+an object of every line of a body and of every item of an answer.
+
+The client takes about a second to import: only an opened connection imports this module.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from elastic_transport import (
+    ApiResponseMeta,
+    HttpHeaders,
+    NodeConfig,
+    Serializer,
+    Transport,
+    TransportApiResponse,
+)
+from elasticsearch import (
+    ConnectionTimeout,
+    Elasticsearch,
+    SSLError,
+    TransportError,
+    UnsupportedProductError,
+)
+
+__all__ = ["Connection", "ConnectionTimeout", "Response", "SSLError", "TransportError"]
+
+_log = logging.getLogger("changefeed.sinks.elasticsearch")
+
+#: All statuses: the client raises none of them as an error.
+_ANY = frozenset(range(100, 600))
+
+
+class _AsIs(Serializer):
+    """Bodies are bytes on both sides; we read what we need of them."""
+
+    mimetype = "application/json"
+
+    def dumps(self, data: Any) -> bytes:
+        return bytes(data)
+
+    def loads(self, data: bytes) -> Any:
+        return data
+
+
+_KINDS = ("application/json", "application/x-ndjson", "application/*", "text/*")
+
+
+class _Quiet(Transport):
+    """Remarks of the server go to the log; the client would make Python warnings of them."""
+
+    def perform_request(self, *given: Any, **named: Any) -> TransportApiResponse:
+        meta, body = super().perform_request(*given, **named)
+        remark = meta.headers.get("warning")
+        if remark is not None:
+            _log.debug("Elasticsearch remarks: %s", remark)
+            kept = {name: text for name, text in meta.headers.items() if name.lower() != "warning"}
+            meta = replace(meta, headers=HttpHeaders(kept))
+        return TransportApiResponse(meta, body)
+
+
+class Response(NamedTuple):
+    """What came back."""
+
+    meta: ApiResponseMeta
+    body: bytes
+
+
+class Connection:
+    """A client of one cluster. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        hosts: Sequence[tuple[str, int]],
+        *,
+        secure: bool,
+        path_prefix: str,
+        connections: int,
+        timeout: float,
+        tls: Mapping[str, Any],
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            hosts: host and port of the nodes.
+            connections: the most to one node.
+            timeout: seconds one request may take.
+            tls: fields of the client's ``NodeConfig``.
+        """
+        nodes = [
+            NodeConfig(
+                scheme="https" if secure else "http",
+                host=host,
+                port=port,
+                path_prefix=path_prefix,
+                connections_per_node=connections,
+                request_timeout=timeout,
+                **tls,
+            )
+            for host, port in hosts
+        ]
+        self._client = Elasticsearch(
+            nodes,
+            transport_class=_Quiet,
+            serializers={kind: _AsIs() for kind in _KINDS},
+            max_retries=len(nodes) - 1,  # another node where one cannot be reached
+            retry_on_status=(),
+        ).options(ignore_status=_ANY)
+
+    def perform(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes | memoryview | None,
+    ) -> Response:
+        """One request.
+
+        Raises:
+            TransportError: no answer came; :class:`ConnectionTimeout`, :class:`SSLError`.
+        """
+        try:
+            answer = self._client.perform_request(
+                method, path, params=parameters, headers=headers, body=body
+            )
+        except UnsupportedProductError as error:
+            # Who is at the other end is told from the answer, with a word on what to do.
+            return Response(error.meta, error.body or b"")
+        return Response(answer.meta, answer.body or b"")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
