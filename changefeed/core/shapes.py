@@ -17,6 +17,7 @@ class Envelope(StrEnum):
     KEY_ONLY = "key_only"
     CHANGED = "changed"
     ENRICHED = "enriched"
+    DEBEZIUM = "debezium"
 
 
 class Format(StrEnum):

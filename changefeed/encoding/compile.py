@@ -5,7 +5,8 @@ from __future__ import annotations
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes, Envelope, Format
-from changefeed.encoding.plan import MessagePlan, QueryShape
+from changefeed.core.uri import split_uri
+from changefeed.encoding.plan import MessagePlan, Origin, QueryShape
 from changefeed.options import (
     AVRO_SCHEMA_PREFIX,
     DELETES,
@@ -19,10 +20,20 @@ from changefeed.options import (
     KEY_COLUMN,
     KEY_IN_VALUE,
     MVCC_TIMESTAMP,
+    SCHEMAS_ENABLE,
     TOPIC_IN_VALUE,
     UPDATED,
     Options,
 )
+
+#: The origin of messages that do not name one.
+NOWHERE = Origin()
+
+#: Schemes of one source under one name, Debezium's.
+_CONNECTORS = {"postgres": "postgresql"}
+
+#: Sources whose tables lie in databases, without schemas between.
+_SCHEMA_IS_DATABASE = frozenset({"mysql", "mariadb"})
 
 #: Members of the enriched envelope's ``source`` that come from the feed.
 SourceMembers = tuple[tuple[str, str | int | bool | None], ...]
@@ -34,6 +45,7 @@ def message_plan(
     progress: TableProgress,
     schema: TableSchema,
     query: QueryShape | None = None,
+    origin: Origin = NOWHERE,
 ) -> MessagePlan:
     """The messages of one version of one table of ``job``; ``schema`` is a query's result where
     there is a query.
@@ -44,8 +56,19 @@ def message_plan(
     """
     sink = (job.redacted_sink_uri or "sinkless").partition(":")[0]
     return table_messages(
-        options, progress, schema, source_members(job.source, job.id, sink), query
+        options, progress, schema, source_members(job.source, job.id, sink), query, origin
     )
+
+
+def origin_of(uri: str) -> Origin:
+    """What messages say of the source that has this URI.
+
+    Raises:
+        ChangefeedError: CF1201, the URI is malformed.
+    """
+    parts = split_uri(uri)
+    connector = _CONNECTORS.get(parts.scheme, parts.scheme)
+    return Origin(connector, parts.path.strip("/"), connector in _SCHEMA_IS_DATABASE)
 
 
 def source_members(source: str, job_id: int, sink: str) -> SourceMembers:
@@ -59,12 +82,14 @@ def table_messages(
     schema: TableSchema,
     source: SourceMembers = (),
     query: QueryShape | None = None,
+    origin: Origin = NOWHERE,
 ) -> MessagePlan:
     """The same for a feed that has no job yet."""
+    envelope = Envelope(options[ENVELOPE].value)
     return MessagePlan(
         schema=schema,
         topic=progress.topic,
-        envelope=Envelope(options[ENVELOPE].value),
+        envelope=envelope,
         format=Format(options[FORMAT].value),
         diff=options[DIFF],
         updated=options[UPDATED],
@@ -83,4 +108,6 @@ def table_messages(
         source=source if "source" in options[ENRICHED_PROPERTIES] else None,
         avro_namespace=options[AVRO_SCHEMA_PREFIX],
         query=query,
+        schemas_enabled=options[SCHEMAS_ENABLE],
+        origin=origin if envelope is Envelope.DEBEZIUM else NOWHERE,
     )

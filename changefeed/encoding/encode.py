@@ -7,8 +7,9 @@ import time
 import pyarrow as pa
 
 from changefeed.core.schema import Form
-from changefeed.core.shapes import Format
+from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.arrow_schema import message_schema
+from changefeed.encoding.debezium.messages import with_tombstones
 from changefeed.encoding.images import Rows
 from changefeed.encoding.json_envelope import headers, keys_and_values
 from changefeed.encoding.json_text import clean_columns
@@ -83,12 +84,14 @@ def _encode(
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
         for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    messages = pa.RecordBatch.from_arrays(columns, schema=schema)
+    ends = plan.envelope is Envelope.DEBEZIUM and not plan.schema.keyless
+    return with_tombstones(messages) if ends else messages
 
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:
     """The log columns among a plan's inputs that JSON may have to escape."""
-    if plan.format is not Format.JSON:
-        return frozenset()
+    if plan.format is not Format.JSON or plan.envelope is Envelope.DEBEZIUM:
+        return frozenset()  # Debezium's tokens look for themselves
     columns = plan.schema.columns
     return frozenset(n for n in plan.inputs if columns[int(n[1:])].form is Form.TEXT)

@@ -8,7 +8,7 @@ from functools import cached_property, reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.shapes import Deletes, Envelope
+from changefeed.core.shapes import Deletes
 from changefeed.encoding.json_tokens import Part, joined, json_token, separated, string
 from changefeed.encoding.plan import MessagePlan
 
@@ -36,6 +36,7 @@ class Rows:
         self.plan = plan
         self.now_ns = now_ns
         self.count = batch.num_rows
+        self.scan = scan
         self.known = frozenset(() if scan else plan.schema.before_ordinals)
         self._batch = batch
         self._clean = clean
@@ -76,7 +77,7 @@ class Rows:
     def key(self, side: str) -> list[Part]:
         """``[1, "x"]``, or an object in the enriched envelope."""
         columns = self.plan.message_key
-        if self.plan.envelope is Envelope.ENRICHED:
+        if self.plan.key_is_object:
             return self.object(side, columns)
         return separated([self.token(side, i) for i in columns], "[", "]")
 

@@ -16,6 +16,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.avro.messages import AvroMessages
 from changefeed.encoding.binary_record import Filler
+from changefeed.encoding.debezium.messages import DebeziumMessages
 from changefeed.encoding.images import Rows
 from changefeed.encoding.json_tokens import Part, csv_token, joined, separated, string
 from changefeed.encoding.parquet import parquet_values
@@ -29,6 +30,9 @@ def keys_and_values(rows: Rows) -> tuple[pa.Array, pa.Array]:
     if binary is not None:
         messages = binary(rows)  # one for both: a key's columns are encoded once
         return messages.keys(), messages.values()
+    if rows.plan.envelope is Envelope.DEBEZIUM:
+        debezium = DebeziumMessages(rows)
+        return debezium.keys(), debezium.values()
     return rows.choose(lambda side: joined(rows.key(side), rows.count)), _values(rows)
 
 

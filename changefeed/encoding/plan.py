@@ -13,7 +13,7 @@ from functools import cached_property
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import Condition
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.shapes import Deletes, Envelope, Format
 
 
@@ -39,6 +39,21 @@ class QueryShape:
     text: str
     hidden: tuple[int, ...] = ()
     whole_deletes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source of a feed, as messages name it.
+
+    Attributes:
+        connector: the scheme of its URI.
+        database: the database of its URI.
+        schema_is_database: the source knows databases and no schemas in them.
+    """
+
+    connector: str = ""
+    database: str = ""
+    schema_is_database: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,8 @@ class MessagePlan:
             empty.
         avro_namespace: their namespace.
         query: the CDC query that made the rows, if one did.
+        schemas_enabled: keys and values carry their schema (Debezium's envelope).
+        origin: for the ``source`` member of Debezium's envelope.
     """
 
     schema: TableSchema
@@ -100,6 +117,8 @@ class MessagePlan:
     avro_name: str = ""
     avro_namespace: str = ""
     query: QueryShape | None = None
+    schemas_enabled: bool = False
+    origin: Origin = Origin()
 
     def __post_init__(self) -> None:
         for name in (*(self.projection or ()), self.headers_column, self.key_column):
@@ -172,7 +191,14 @@ class MessagePlan:
     @property
     def shows_before(self) -> bool:
         """The value has a ``before`` member."""
+        if self.envelope is Envelope.DEBEZIUM:
+            return self.schema.before_image is BeforeImage.FULL
         return self.diff and self.envelope in (Envelope.WRAPPED, Envelope.ENRICHED)
+
+    @property
+    def key_is_object(self) -> bool:
+        """The message key is an object, not an array."""
+        return self.envelope in (Envelope.ENRICHED, Envelope.DEBEZIUM)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -211,14 +237,22 @@ class MessagePlan:
 
 
 def mark_payload(
-    envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None
+    envelope: Envelope,
+    member: str,
+    at: Timestamp,
+    table: TableName | None = None,
+    *,
+    schemas_enabled: bool = False,
 ) -> bytes:
     """The value of a message that is no row: ``member`` is ``resolved`` or ``truncate``.
 
-    ``table`` is the one that was truncated: tables may share a topic.
+    ``table`` is the one that was truncated: tables may share a topic. With ``schemas_enabled``
+    it is what readers of messages that carry schemas take: a payload without a schema.
     """
     members = {"table": str(table)} if table is not None else {}
     text = json.dumps({**members, member: str(at)}, ensure_ascii=False)
-    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+    if schemas_enabled:
+        text = f'{{"schema":null,"payload":{text}}}'
+    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED, Envelope.DEBEZIUM):
         text = f'{{"__crdb__": {text}}}'
     return text.encode()

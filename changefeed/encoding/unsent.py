@@ -15,10 +15,13 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
 
 #: What stands in the place of an unsent value.
 UNSENT = "__changefeed_unsent__"
+#: The same in Debezium's envelope.
+UNAVAILABLE = "__debezium_unavailable_value"
 
 
 def mark_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset[str]]:
@@ -49,6 +52,8 @@ def mark_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset
 
 def _placeholder(column: Column, plan: MessagePlan) -> str:
     """The placeholder as a value of the log."""
+    debezium = plan.envelope is Envelope.DEBEZIUM
+    text = UNAVAILABLE if debezium else UNSENT
     if column.physical != "string":
         raise ChangefeedError(
             "CF4001",
@@ -58,8 +63,10 @@ def _placeholder(column: Column, plan: MessagePlan) -> str:
             "IDENTITY FULL; at the source sends every value.",
         )
     if column.logical == "bytes":
-        return "\\x" + UNSENT.encode().hex()
+        return "\\x" + text.encode().hex()
     if column.form is Form.TEXT:
-        return UNSENT
-    token = json.dumps(UNSENT)
+        return text
+    if debezium and column.logical == "json":
+        return text  # there it is a string
+    token = json.dumps(text)
     return f"[{token}]" if column.logical.startswith("array<") else token

@@ -17,12 +17,13 @@ from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.encoding.compile import message_plan
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.compile import NOWHERE, message_plan, origin_of
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.registered import feed_schemas
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.feeds.feed_query import FeedQuery
-from changefeed.options import ENGINE, RESOLVED, Options
+from changefeed.options import ENGINE, ENVELOPE, RESOLVED, Options
 from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.host import scan_place
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
@@ -55,6 +56,8 @@ class Feed:
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
+        named = self.options[ENVELOPE] is Envelope.DEBEZIUM
+        self._origin = origin_of(catalog.connection(job.source).uri) if named else NOWHERE
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
         #: The feed's CDC query; None of a feed of whole tables.
@@ -83,7 +86,7 @@ class Feed:
             if self.query is not None:
                 compiled = self.query.compiled(schema)
                 delivered, shape = compiled.schema, compiled.shape
-            plan = message_plan(self.job, self.options, progress, delivered, shape)
+            plan = message_plan(self.job, self.options, progress, delivered, shape, self._origin)
             self._plans[schema] = plan
         return plan
 

@@ -24,7 +24,7 @@ from changefeed.core.telemetry import log
 from changefeed.encoding.plan import mark_payload
 from changefeed.encoding.protobuf.schema import mark as protobuf_mark
 from changefeed.feeds.feed import Feed
-from changefeed.options import DELIVERY, ENVELOPE, FORMAT, Guarantee
+from changefeed.options import DELIVERY, ENVELOPE, FORMAT, SCHEMAS_ENABLE, Guarantee
 from changefeed.spark.session import SparkEngine
 from sinks.base import (
     Batch,
@@ -264,7 +264,8 @@ class Outlet:
         envelope = Envelope(self._feed.options[ENVELOPE].value)
         if self._feed.options[FORMAT] is Format.PROTOBUF:
             return protobuf_mark(envelope, member, at, table)
-        return mark_payload(envelope, member, at, table)
+        schemas = self._feed.options[SCHEMAS_ENABLE]
+        return mark_payload(envelope, member, at, table, schemas_enabled=schemas)
 
     def _payloads(
         self, member: str, at: Timestamp, topics: Sequence[str], table: TableName | None = None

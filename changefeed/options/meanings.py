@@ -13,6 +13,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "key_only": "no value, the key alone",
         "changed": "the key and the columns that changed",
         "enriched": "before, after, op and where the change came from",
+        "debezium": "Debezium's, with a tombstone after a delete",
         "diff": "wrapped, with the row before the change",
         "none": "the same as row",
     },

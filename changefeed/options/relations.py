@@ -24,6 +24,7 @@ from changefeed.options.table import (
     MVCC_TIMESTAMP,
     NO_INITIAL_SCAN,
     RESOLVED,
+    SCHEMAS_ENABLE,
     TOPIC_IN_VALUE,
     UNORDERED,
     UPDATED,
@@ -131,7 +132,7 @@ def ONLY_WITH(
 
 
 _W, _R, _B, _E = Envelope.WRAPPED, Envelope.ROW, Envelope.BARE, Envelope.ENRICHED
-_C = Envelope.CHANGED
+_C, _D = Envelope.CHANGED, Envelope.DEBEZIUM
 _NO_PLACE = "the other envelopes have no place for it"
 _ONE_SCAN = "a scan alone has one timestamp and no changes"
 
@@ -161,12 +162,24 @@ EXCLUDES(
     Term(DELETES, (Deletes.ONLY,)),
     because="a scan alone has no deletes",
 )
-ONLY_WITH(DIFF, ENVELOPE, _W, _E, because=_NO_PLACE)
+ONLY_WITH(DIFF, ENVELOPE, _W, _E, _D, because=_NO_PLACE)
 ONLY_WITH(KEY_IN_VALUE, ENVELOPE, _W, _B, _E, because=_NO_PLACE)
 ONLY_WITH(TOPIC_IN_VALUE, ENVELOPE, _W, _B, because=_NO_PLACE)
 ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
 ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
 ONLY_WITH(ENRICHED_PROPERTIES, ENVELOPE, _E, because=_NO_PLACE)
+ONLY_WITH(SCHEMAS_ENABLE, ENVELOPE, _D, because="the other envelopes are not Kafka Connect's")
+EXCLUDES(
+    Term(ENVELOPE, (_D,)),
+    Term(FORMAT, (Format.AVRO, Format.PROTOBUF, Format.PARQUET, Format.CSV)),
+    message="{first} is incompatible with {second}",
+    because="Debezium's messages are written as JSON",
+)
+EXCLUDES(
+    Term(ENVELOPE, (_D,)),
+    ENCODE_JSON_VALUE_NULL_AS_OBJECT,
+    because="Debezium's messages hold json as text, where null is a text",
+)
 ONLY_WITH(
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
     FORMAT,

@@ -237,7 +237,8 @@ ENVELOPE = option(
     Envelope.WRAPPED,
     group="Message",
     summary="Shape of the value. none is row, diff is wrapped with the option diff, changed holds "
-    "only the columns whose value changed.",
+    "only the columns whose value changed, debezium is "
+    "Debezium's envelope.",
     example="envelope = 'enriched'",
     shown="wrapped",
 )
@@ -328,6 +329,15 @@ ENRICHED_PROPERTIES = option(
     summary="What envelope = 'enriched' adds: source, where the change came from.",
     example="enriched_properties = 'source'",
     shown="none of them",
+)
+SCHEMAS_ENABLE = option(
+    "schemas_enable",
+    Flag(),
+    False,
+    group="Message",
+    summary="Keys and values of envelope = 'debezium' carry their schema, as Kafka Connect's "
+    "JsonConverter writes it.",
+    example="schemas_enable",
 )
 ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
     "encode_json_value_null_as_object",

@@ -17,10 +17,12 @@ from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.shapes import Envelope
 from changefeed.core.uri import sink_location
-from changefeed.encoding.compile import source_members, table_messages
+from changefeed.encoding.compile import NOWHERE, origin_of, source_members, table_messages
 from changefeed.options import (
     CURSOR,
+    ENVELOPE,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
     KEY_COLUMN,
@@ -287,7 +289,9 @@ class Planner:
             first = tables[0]
             schema = first.schema if first.query is None else first.query.schema
             shape = None if first.query is None else first.query.shape
-            messages = table_messages(options, first.progress, schema, members, shape)
+            named = options[ENVELOPE] is Envelope.DEBEZIUM
+            origin = origin_of(connection.uri) if named else NOWHERE
+            messages = table_messages(options, first.progress, schema, members, shape, origin)
         return FeedPlan(
             name=self.statement.name,
             if_not_exists=self.statement.if_not_exists,

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from changefeed.core.schema import Column, Form
 from changefeed.core.shapes import Envelope, Format
+from changefeed.encoding.debezium.fields import Way, field_of
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import Leaf, Origin, Record, key_shape, value_shape
 
@@ -100,14 +101,15 @@ def _object(members: Iterable[tuple[str, str]]) -> str:
 
 
 def _columns(plan: MessagePlan, columns: Iterable[int]) -> list[tuple[str, str]]:
-    every = [(plan.schema.columns[i].name, _value(plan.schema.columns[i])) for i in columns]
+    value = _debezium_value if plan.envelope is Envelope.DEBEZIUM else _value
+    every = [(plan.schema.columns[i].name, value(plan.schema.columns[i])) for i in columns]
     if len(every) <= SHOWN_COLUMNS:
         return every
     return [*every[:SHOWN_COLUMNS], ("...", "...")]
 
 
 def _key(plan: MessagePlan) -> str:
-    if plan.envelope is Envelope.ENRICHED:
+    if plan.key_is_object:
         return _object(_columns(plan, plan.message_key))
     return "[" + ", ".join(_value(plan.schema.columns[i]) for i in plan.message_key) + "]"
 
@@ -141,6 +143,46 @@ def _enriched(plan: MessagePlan) -> str:
     return _object(sorted(members.items()))
 
 
+#: Made-up values of Debezium's messages, by how they are made.
+_DEBEZIUM_VALUES = {
+    Way.LONG: "1",
+    Way.BYTES: '"AQ=="',
+    Way.BITS: '"AQ=="',
+    Way.BIT: "true",
+    Way.DIGITS: '"AQ=="',
+    Way.UNSCALED: '"AJY="',
+    Way.SCALED: '{"scale":2,"value":"AJY="}',
+    Way.DAYS: "19813",
+    Way.TIME: "3723000",
+    Way.MOMENT: "1711846923500",
+    Way.ZONED_TIME: '"01:02:03Z"',
+    Way.ZONED: '"2024-03-31T01:02:03.500000Z"',
+    Way.DURATION: "86400000000",
+    Way.CLOCK: "3723000000",
+    Way.ARRAY: "[]",
+}
+
+
+def _debezium_value(column: Column) -> str:
+    field = field_of(column)
+    if field.way is Way.TEXT and column.logical == "json":
+        return '"{}"'
+    return _DEBEZIUM_VALUES.get(field.way) or _value(column)
+
+
+def _debezium(plan: MessagePlan) -> str:
+    row = _object(_columns(plan, plan.columns))
+    members = {
+        "before": row if plan.shows_before else "null",
+        "after": row,
+        "source": "{...}",
+        "transaction": "null",
+        "op": '"u"',
+        **dict.fromkeys(("ts_ms", "ts_us", "ts_ns"), "1536242855577149065"),
+    }
+    return _object(members.items())
+
+
 def _flat(plan: MessagePlan, meta: dict[str, str]) -> str:
     row = _columns(plan, plan.columns)
     return _object([("__crdb__", _object(sorted(meta.items()))), *row] if meta else row)
@@ -161,6 +203,7 @@ def _nothing(_plan: MessagePlan) -> str:
 _SHAPES = {
     Envelope.WRAPPED: _wrapped,
     Envelope.ENRICHED: _enriched,
+    Envelope.DEBEZIUM: _debezium,
     Envelope.ROW: _row,
     Envelope.BARE: _bare,
     Envelope.CHANGED: _row,

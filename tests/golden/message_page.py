@@ -14,7 +14,7 @@ from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.shapes import Envelope
-from changefeed.encoding.compile import source_members, table_messages
+from changefeed.encoding.compile import origin_of, source_members, table_messages
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan, mark_payload
 from changefeed.options import parse_options
@@ -42,8 +42,9 @@ SCHEMA = TableSchema(
 
 
 def _row(op: str, second: int, after: Sequence[object] | None, before: Sequence[object]) -> Row:
+    wall = _COMMITTED + second * _SECOND
     old = {str(i): value for i, value in enumerate(before)}
-    return change(op, after, old, wall=_COMMITTED + second * _SECOND, seq=second)
+    return change(op, after, old, wall=wall, commit_us=wall // 1_000, seq=second)
 
 
 _NEW = (7, "new", "12.50", None)
@@ -72,13 +73,15 @@ def filled(page: str) -> str:
 def _messages(options: str) -> str:
     shaped = _plan("" if options == "no options" else options)
     # The longest messages stand for the others.
-    changes = CHANGES if shaped.source is None else CHANGES[2:3]
+    long = shaped.source is not None or shaped.schemas_enabled
+    changes = CHANGES[2:3] if long else CHANGES
     lines = []
     for name, row in changes:
         log = log_table(SCHEMA, [row])
-        (message,) = encode_messages(log, shaped, now_ns=row["wall"] + _DELAY).to_pylist()
-        value = "(no value)" if message["value"] is None else message["value"].decode()
-        lines.append(f"{name:<6}  {message['key'].decode()}  {value}")
+        scan, now = row["op"] == "r", row["wall"] + _DELAY
+        for message in encode_messages(log, shaped, now_ns=now, scan=scan).to_pylist():
+            value = "(no value)" if message["value"] is None else message["value"].decode()
+            lines.append(f"{name:<6}  {message['key'].decode()}  {value}")
     return "\n".join(lines)
 
 
@@ -91,7 +94,8 @@ def _plan(options: str) -> MessagePlan:
         node.options, scheme="kafka", text=statement, clock=ManualClock(_COMMITTED)
     )
     progress = TableProgress(table=SCHEMA.table, topic="orders")
-    return table_messages(parsed, progress, SCHEMA, source_members("shop", 17, "kafka"))
+    members, origin = source_members("shop", 17, "kafka"), origin_of("postgresql://db/shop")
+    return table_messages(parsed, progress, SCHEMA, members, origin=origin)
 
 
 def _marks() -> str:

@@ -33,6 +33,9 @@ NOW = 1_700_000_000_123_456_789
 NAMES = st.sampled_from(["a", "A", "a.b", "`a`", 'q"uote', "ü", "1st", "$1", "f0", "op", "updated"])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 
+#: Those that Avro has.
+ENVELOPES = [e for e in Envelope if e not in (Envelope.CHANGED, Envelope.DEBEZIUM)]
+
 
 def _ints(bits: int) -> st.SearchStrategy[int]:
     return st.integers(min_value=-(2 ** (bits - 1)), max_value=2 ** (bits - 1) - 1)
@@ -136,7 +139,7 @@ def plans(draw: st.DrawFn, schema: TableSchema) -> MessagePlan:
         schema,
         topic=draw(NAMES),
         format=Format.AVRO,
-        envelope=draw(st.sampled_from([e for e in Envelope if e is not Envelope.CHANGED])),
+        envelope=draw(st.sampled_from(ENVELOPES)),
         diff=draw(flags),
         updated=draw(flags),
         mvcc_timestamp=draw(flags),

@@ -97,6 +97,7 @@ def refused_with(written: str, sink: Abilities) -> list[ChangefeedError]:
 #: What an option has a meaning with only.
 NEEDED = {
     "enriched_properties": ", envelope = enriched",
+    "schemas_enable": ", envelope = debezium",
     "confluent_schema_registry": ", format = avro",
     "avro_schema_prefix": ", format = avro",
 }

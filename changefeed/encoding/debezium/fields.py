@@ -1,0 +1,192 @@
+"""The type that a column has in Debezium's messages, with the default settings of its connectors.
+
+That is ``decimal.handling.mode = precise``, ``time.precision.mode = adaptive``
+(``adaptive_time_microseconds`` for MySQL), ``binary.handling.mode = bytes``,
+``interval.handling.mode = numeric`` and ``bigint.unsigned.handling.mode = long``. A type of Kafka
+Connect is a primitive one and, for most, a name that says what the value means.
+
+The log has one logical type for columns of both families; what else Debezium distinguishes
+(digits of a second, ``year``, ``bit``, ``enum``) is told from the source's own type text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from changefeed.core.schema import Column
+
+
+class Way(StrEnum):
+    """How a value of the log becomes one of the message."""
+
+    AS_IS = "as_is"
+    """The log's own token: booleans, integers, floating point numbers."""
+    TEXT = "text"
+    """The log's text, as a string."""
+    LONG = "long"
+    """An unsigned number in 64 bits with a sign."""
+    BYTES = "bytes"
+    BITS = "bits"
+    """Bytes, the last one first."""
+    BIT = "bit"
+    """PostgreSQL's ``0`` or ``1``."""
+    DIGITS = "digits"
+    """PostgreSQL's ``digits`` zeros and ones, the last one in the first byte."""
+    UNSCALED = "unscaled"
+    """The digits of a decimal as a number in two's complement."""
+    SCALED = "scaled"
+    """The same with its scale, which each value has for itself."""
+    DAYS = "days"
+    TIME = "time"
+    """The time of day; ``divisor`` microseconds are a unit."""
+    MOMENT = "moment"
+    """A date and time since 1970, likewise."""
+    ZONED_TIME = "zoned_time"
+    ZONED = "zoned"
+    """A moment in UTC as text with ``digits`` digits of the second."""
+    DURATION = "duration"
+    """PostgreSQL's interval in microseconds; a month has 30.4375 days."""
+    CLOCK = "clock"
+    """MySQL's time, which may be negative and long, in microseconds."""
+    ARRAY = "array"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A type of Kafka Connect.
+
+    Attributes:
+        type: ``boolean int16 int32 int64 float double string bytes array struct``.
+        way: how values get there.
+        name: what the value means, empty for a plain one.
+        parameters: of the name.
+        divisor, digits: see :class:`Way`.
+        items: the type of an array's elements.
+    """
+
+    type: str
+    way: Way
+    name: str = ""
+    parameters: tuple[tuple[str, str], ...] = ()
+    divisor: int = 1
+    digits: int = 0
+    items: Field | None = None
+
+    @property
+    def zero(self) -> str:
+        """The JSON token that stands for a value that a required column cannot be without."""
+        if self.way is Way.ZONED:
+            return '"1970-01-01T00:00:00Z"'
+        if self.way is Way.ZONED_TIME:
+            return '"00:00:00Z"'
+        if self.way is Way.SCALED:
+            return '{"scale":0,"value":"AA=="}'
+        if self.way is Way.UNSCALED:
+            return '"AA=="'
+        return _ZEROS.get(self.type, "0")
+
+
+_ZEROS = {"boolean": "false", "string": '""', "bytes": '""', "array": "[]"}
+
+_TEXT = Field("string", Way.TEXT)
+_JSON = Field("string", Way.TEXT, "io.debezium.data.Json")
+
+_PLAIN = {
+    "bool": Field("boolean", Way.AS_IS),
+    "int16": Field("int16", Way.AS_IS),
+    "int32": Field("int32", Way.AS_IS),
+    "int64": Field("int64", Way.AS_IS),
+    "float32": Field("float", Way.AS_IS),
+    "float64": Field("double", Way.AS_IS),
+    "decimal": Field("struct", Way.SCALED, "io.debezium.data.VariableScaleDecimal"),
+    "bytes": Field("bytes", Way.BYTES),
+    "date": Field("int32", Way.DAYS, "io.debezium.time.Date"),
+    "timetz": Field("string", Way.ZONED_TIME, "io.debezium.time.ZonedTime"),
+    "uuid": Field("string", Way.TEXT, "io.debezium.data.Uuid"),
+    "json": _JSON,
+}
+#: Types that are kept as text and have a name of their own.
+_NAMED = {
+    "xml": "io.debezium.data.Xml",
+    "ltree": "io.debezium.data.Ltree",
+    "public.ltree": "io.debezium.data.Ltree",
+}
+
+_MILLIS, _MICROS = 1_000, 1
+
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
+_DIGITS = re.compile(r"\((\d+)\)")
+_BIT = re.compile(r"bit\((\d+)\)\Z")
+#: A type that MySQL spells so, and PostgreSQL does not.
+_MYSQL_MOMENT = re.compile(r"(?:datetime|timestamp|time)(?:\(\d\))?\Z")
+_CHOICES = re.compile(r"(enum|set)\((.*)\)", re.IGNORECASE | re.DOTALL)
+_CHOICE = re.compile(r"'((?:[^']|'')*)'")
+
+
+def field_of(column: Column) -> Field:
+    """The type of a column."""
+    return _field(column.logical, column.type_name.strip())
+
+
+def _field(logical: str, written: str) -> Field:
+    lower = written.lower()
+    if logical.startswith("array<") and logical.endswith(">"):
+        element = logical[len("array<") : -1]
+        # An element that is json and one that is a nested array read the same.
+        if element == "json" or element.startswith("array<"):
+            return _JSON
+        return Field("array", Way.ARRAY, items=_field(element, written.replace("[]", "")))
+    if logical in ("timestamp", "timestamptz", "time", "interval"):
+        return _time(logical, lower)
+    if match := _DECIMAL.match(logical):
+        if lower.startswith("bigint"):
+            return Field("int64", Way.LONG)
+        return _decimal(int(match[1]), int(match[2]))
+    if lower == "year" or lower.startswith("year("):
+        return Field("int32", Way.AS_IS, "io.debezium.time.Year")
+    if logical == "bytes" and lower.startswith("bit("):
+        length = ("length", lower[len("bit(") : lower.index(")")])
+        return Field("bytes", Way.BITS, "io.debezium.data.Bits", (length,))
+    if logical == "other" and (bits := _BIT.match(lower)):
+        width = int(bits[1])
+        if width == 1:
+            return Field("boolean", Way.BIT)
+        parameters = (("length", str(width)),)
+        return Field("bytes", Way.DIGITS, "io.debezium.data.Bits", parameters, digits=width)
+    if logical == "text" and (choices := _CHOICES.match(written)):
+        name = "Enum" if choices[1].lower() == "enum" else "EnumSet"
+        allowed = ",".join(c.replace("''", "'") for c in _CHOICE.findall(choices[2]))
+        return Field("string", Way.TEXT, f"io.debezium.data.{name}", (("allowed", allowed),))
+    if logical == "other" and lower in _NAMED:
+        return Field("string", Way.TEXT, _NAMED[lower])
+    return _PLAIN.get(logical, _TEXT)
+
+
+def _time(logical: str, written: str) -> Field:
+    """Dates and times, by their digits after the second: six where none are written, for
+    MySQL none."""
+    mysql = bool(_MYSQL_MOMENT.match(written))
+    found = _DIGITS.search(written)
+    digits = int(found[1]) if found else 0 if mysql else 6
+    if logical == "interval":
+        if mysql:
+            return Field("int64", Way.CLOCK, "io.debezium.time.MicroTime")
+        return Field("int64", Way.DURATION, "io.debezium.time.MicroDuration")
+    if logical == "timestamptz":
+        return Field("string", Way.ZONED, "io.debezium.time.ZonedTimestamp", digits=digits)
+    if logical == "time":
+        if digits <= 3:
+            return Field("int32", Way.TIME, "io.debezium.time.Time", divisor=_MILLIS)
+        return Field("int64", Way.TIME, "io.debezium.time.MicroTime", divisor=_MICROS)
+    if digits <= 3:
+        return Field("int64", Way.MOMENT, "io.debezium.time.Timestamp", divisor=_MILLIS)
+    return Field("int64", Way.MOMENT, "io.debezium.time.MicroTimestamp", divisor=_MICROS)
+
+
+def _decimal(precision: int, scale: int) -> Field:
+    """The log has no scale below zero: the zeros are digits."""
+    precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
+    parameters = (("scale", str(scale)), ("connect.decimal.precision", str(precision)))
+    return Field("bytes", Way.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters)

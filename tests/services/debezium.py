@@ -1,0 +1,138 @@
+"""Debezium itself, from its jars: its engine, and what its consumers make of messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from changefeed.spark.java import find_java
+from tests.services.ivy import Artifact, resolve
+from tests.waiting import until
+
+VERSION = "3.6.1.Final"
+_PROGRAMS = Path(__file__).with_name("debezium_java")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A message with its schemas. ``value`` is None of a tombstone, ``key`` where there is none."""
+
+    topic: str
+    key: dict[str, Any] | None
+    value: dict[str, Any] | None
+    key_schema: dict[str, Any] | None = None
+    value_schema: dict[str, Any] | None = None
+
+
+class DebeziumEngine:
+    """A running engine of one connector; its events are lines of a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self._process = process
+        self._output = folder / "events"
+        self._log = folder / "log"
+
+    def events(self) -> list[Event]:
+        """Every event so far."""
+        lines = self._output.read_text("utf-8").split("\n")[:-1]
+        return [event(line) for line in lines]
+
+    def wait_for(self, count: int) -> list[Event]:
+        """The events, as soon as there are ``count``."""
+
+        def there() -> bool:
+            ended = self._process.poll() is not None
+            assert not ended, self._log.read_text("utf-8")[-3000:]
+            return len(self.events()) >= count
+
+        until(there, 120)
+        return self.events()
+
+
+def event(line: str) -> Event:
+    """A topic, a key and a value with schemas, with tabs between them; nothing for None."""
+    topic, *parts = line.split("\t")
+    key, value = (json.loads(part) if part else {} for part in parts)
+    schemas = (part.get("schema") for part in (key, value))
+    return Event(topic, key.get("payload"), value.get("payload"), *schemas)
+
+
+@contextmanager
+def engine(folder: Path, settings: Mapping[str, str]) -> Iterator[DebeziumEngine]:
+    """The engine with these settings beside those that every one needs."""
+    folder.mkdir()
+    everyone = {
+        "name": "peer",
+        "topic.prefix": "dbz",
+        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+        "offset.flush.interval.ms": "1000",
+        **{f"{part}converter.schemas.enable": "true" for part in ("", "key.", "value.")},
+    }
+    file = folder / "engine.properties"
+    file.write_text(
+        "".join(f"{name}={value}\n" for name, value in {**everyone, **settings}.items())
+    )
+    with (folder / "events").open("wb") as output, (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            _command("DebeziumToLines", file), stdin=subprocess.PIPE, stdout=output, stderr=log
+        )
+        try:
+            yield DebeziumEngine(process, folder)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+
+def consumed(messages: Iterable[tuple[bytes, bytes | None]]) -> list[tuple[Any, str, str]]:
+    """What Debezium's consumers make of keys and values that carry schemas: the row of
+    ``ExtractNewRecordState``, what the record of the sinks is, and the key's fields."""
+    given = b"".join(key + b"\t" + (value or b"") + b"\n" for key, value in messages)
+    run = subprocess.run(
+        _command("DebeziumConsumer"), input=given, capture_output=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr.decode()[-3000:]
+    rows = [line.split("\t") for line in run.stdout.decode().splitlines()]
+    return [(json.loads(row) if row else None, kind, key) for row, kind, key in rows]
+
+
+def _command(program: str, *arguments: Path) -> list[str | Path]:
+    """A program compiled by the compiler that Spark brings, with Debezium's jars."""
+    names = ("embedded", "connector-postgres", "connector-mysql", "sink")
+    jars = resolve(
+        f"debezium-{VERSION}-consumers",
+        [
+            *(Artifact("io.debezium", f"debezium-{name}", VERSION) for name in names),
+            Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
+        ],
+    )
+    spark = find_spec("pyspark")
+    if spark is None or spark.origin is None:
+        raise LookupError("pyspark is not installed")
+    compiler = [
+        str(next((Path(spark.origin).parent / "jars").glob(pattern)))
+        for pattern in ("janino-*.jar", "commons-compiler-*.jar")
+    ]
+    return [
+        find_java().executable,
+        "-Xmx512m",
+        "-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-cp",
+        os.pathsep.join([f"{jars}/*", *compiler]),
+        "org.codehaus.janino.SimpleCompiler",
+        _PROGRAMS / f"{program}.java",
+        program,
+        *arguments,
+    ]
