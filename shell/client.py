@@ -23,12 +23,17 @@ from shell.render.formats import Format
 from shell.script import Item, items
 from shell.settings import OnError, Settings, Vertical
 from shell.signals import one_interrupt
+from shell.waiting import Waiting
 
 if TYPE_CHECKING:
     from changefeed.api import Result
 
 #: Statements that take something away for good.
 DESTRUCTIVE = (nodes.DropChangefeed, nodes.DropConnection, nodes.DropCdc)
+
+
+#: Runs a local command of a client: :func:`shell.commands.run_local`, which knows the client.
+LocalCommands = Callable[["Client", str], None]
 
 
 def _never_asked(question: str) -> bool:
@@ -54,13 +59,16 @@ class Client:
         settings: Settings,
         diagnostics: Diagnostics,
         *,
+        local: LocalCommands,
         out: TextIO | None = None,
         interactive: bool = False,
     ) -> None:
+        """``local`` runs the lines that begin with a backslash."""
         self.backend = backend
         self.settings = settings
         self.diagnostics = diagnostics
         self.interactive = interactive
+        self._local = local
         self.confirm: Callable[[str], bool] = _never_asked
         self.created: Callable[[str], None] | None = None
         self.prefill: Callable[[str], None] | None = None
@@ -147,10 +155,7 @@ class Client:
             KeyboardInterrupt: Ctrl-C; a sinkless feed is gone, a SYNC waits no more.
         """
         if item.local:
-            # Loaded on use: most scripts have none.
-            from shell.commands import run_local
-
-            run_local(self, item.text)
+            self._local(self, item.text)
         else:
             self.statement(item.text)
 
@@ -185,8 +190,6 @@ class Client:
         """Shows a person at a prompt that the statement is at work."""
         if not self.interactive:
             return nullcontext()
-        from shell.repl.waiting import Waiting
-
         first = " ".join(text.split()[:2]).upper()
         return Waiting(self.diagnostics.stream, f"{first} ...", shown=self.settings.progress)
 

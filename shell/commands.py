@@ -17,6 +17,7 @@ from grammar.spelling import did_you_mean
 from shell import helps
 from shell.backend import LOOKS
 from shell.exits import Leave
+from shell.script import lines_of
 from shell.settings import TABLE, Vertical, change, seconds
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _say(client: Client, text: str) -> None:
 
 
 def _commands(client: Client, words: str) -> None:
-    _say(client, helps.command_list(COMMANDS.values()))
+    rows = [(f"\\{row.name} {row.usage}".rstrip(), row.summary) for row in COMMANDS.values()]
+    _say(client, helps.command_list(rows))
 
 
 def _help(client: Client, words: str) -> None:
@@ -101,8 +103,6 @@ def _set(client: Client, words: str) -> None:
 
 
 def _include(client: Client, words: str) -> None:
-    from shell.open import lines_of
-
     if not words:
         raise ChangefeedError("CF1101", "\\i needs the name of a file")
     if client.depth >= DEEPEST:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from changefeed.core import error_docs
 from changefeed.core.errors import ChangefeedError, Code
@@ -12,9 +11,6 @@ from changefeed.options.docs import OptionHelp, listing
 from grammar.help import HEADINGS, HelpTopic, help_for, topics
 from grammar.spelling import did_you_mean
 from shell.settings import TABLE, Settings
-
-if TYPE_CHECKING:
-    from shell.commands import Command
 
 #: Topics whose help ends with the options.
 _WITH_OPTIONS = ("CREATE CHANGEFEED", "ALTER CHANGEFEED", "EXPERIMENTAL CHANGEFEED")
@@ -127,9 +123,8 @@ def _error_page(code: Code, room: int) -> Iterator[str]:
         yield from textwrap.wrap(f"Next: {code.hint}", min(room, _PROSE))
 
 
-def command_list(commands: Iterable[Command]) -> str:
-    """``\\?``."""
-    rows = [(f"\\{row.name} {row.usage}".rstrip(), row.summary) for row in commands]
+def command_list(rows: Sequence[tuple[str, str]]) -> str:
+    """``\\?``, of commands with their arguments and a line about each."""
     label = max(len(usage) for usage, _ in rows) + 2
     lines = [f"  {usage.ljust(label)}{summary}" for usage, summary in rows]
     keys = (

@@ -6,10 +6,9 @@ Two questions set the defaults: is input interactive, is output a terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.settings import SparkSettings
@@ -18,8 +17,10 @@ from shell.client import Client
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit, Failed, Leave, exit_status
 from shell.render.formats import Format
+from shell.script import lines_of
 from shell.settings import OnError, Settings
 from shell.signals import end_cleanly, no_interrupt
+from shell.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def open_shell(request: Request) -> Exit:
         confirm=interactive and not request.sure,
     )
     diagnostics = Diagnostics(as_json=form.structured and not interactive)
-    client = Client(backend, settings, diagnostics, interactive=interactive)
+    client = Client(backend, settings, diagnostics, local=_local, interactive=interactive)
     try:
         if interactive:
             # Loaded on use: prompt-toolkit takes a tenth of a second.
@@ -81,12 +82,17 @@ def open_shell(request: Request) -> Exit:
             backend.close()
 
 
+def _local(client: Client, line: str) -> None:
+    # Loaded on use: most scripts have no local command.
+    from shell.commands import run_local
+
+    run_local(client, line)
+
+
 def _stopping(client: Client) -> AbstractContextManager[object]:
     """Tells a person why the prompt is not back yet."""
     if not client.interactive or not client.backend.here:
         return nullcontext()
-    from shell.repl.waiting import Waiting
-
     return Waiting(client.diagnostics.stream, "stopping feeds ...")
 
 
@@ -115,25 +121,3 @@ def _say_who_runs(client: Client) -> None:
     if idle:
         feeds = "1 feed is" if idle == 1 else f"{idle} feeds are"
         client.diagnostics.note(f"{feeds} not running: no node is started. Run changefeed start.")
-
-
-@contextmanager
-def lines_of(name: str) -> Iterator[Iterable[str]]:
-    """The lines of a file; ``-`` is standard input.
-
-    Raises:
-        ChangefeedError: CF1101 it cannot be read.
-    """
-    if name == "-":
-        yield sys.stdin
-        return
-    try:
-        file = Path(name).expanduser().open(encoding="utf-8-sig")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ChangefeedError("CF1101", f"cannot read {name}: {reason}") from error
-    with file:
-        try:
-            yield file
-        except UnicodeDecodeError as error:
-            raise ChangefeedError("CF1101", f"cannot read {name}: it is not UTF-8") from error

@@ -7,9 +7,13 @@ pipe's statements run as they arrive.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from changefeed.core.errors import ChangefeedError
 from grammar.split import is_complete, split
 
 
@@ -48,3 +52,25 @@ def items(lines: Iterable[str]) -> Iterator[Item]:
 def _statements(text: str, first: int) -> Iterator[Item]:
     for piece in split(text):
         yield Item(piece.text, first + text.count("\n", 0, piece.start))
+
+
+@contextmanager
+def lines_of(name: str) -> Iterator[Iterable[str]]:
+    """The lines of a file; ``-`` is standard input.
+
+    Raises:
+        ChangefeedError: CF1101 it cannot be read.
+    """
+    if name == "-":
+        yield sys.stdin
+        return
+    try:
+        file = Path(name).expanduser().open(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ChangefeedError("CF1101", f"cannot read {name}: {reason}") from error
+    with file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise ChangefeedError("CF1101", f"cannot read {name}: it is not UTF-8") from error

@@ -13,7 +13,6 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import redact
 from shell.client import Client
 from shell.exits import Exit, Failed, Leave
-from shell.open import lines_of
 from shell.places import history_file, rc_file
 from shell.repl.complete import ShellCompleter
 from shell.repl.history import History
@@ -21,7 +20,7 @@ from shell.repl.names import Names
 from shell.repl.progress import follow
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.toolbar import Watcher, meant, toolbar
-from shell.script import items
+from shell.script import items, lines_of
 from shell.settings import Keys
 
 

@@ -22,6 +22,7 @@ from changefeed.api import Result, Session, Summary
 from changefeed.core.errors import ChangefeedError
 from grammar import nodes
 from shell.client import Client
+from shell.commands import run_local
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit
 from shell.places import rc_file
@@ -31,8 +32,8 @@ from shell.repl.progress import Rate, Scan, bar, ending, going_on
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.signature import signature
 from shell.repl.toolbar import Figures, line, runs, toolbar
-from shell.repl.waiting import Waiting
 from shell.settings import Keys, Settings
+from shell.waiting import Waiting
 from tests.waiting import until
 
 
@@ -91,6 +92,7 @@ def typist() -> Iterator[Typist]:
         backend,  # type: ignore[arg-type]
         Settings(),
         Diagnostics(errors),
+        local=run_local,
         out=io.StringIO(),
         interactive=True,
     )
@@ -453,6 +455,7 @@ def test_a_long_result_goes_through_the_pager(
         FakeBackend(),  # type: ignore[arg-type]
         Settings(pager=pager),
         Diagnostics(io.StringIO()),
+        local=run_local,
         out=out,
         interactive=True,
     )
