@@ -19,7 +19,7 @@ def contracts() -> list[dict[str, Any]]:
 
 def test_the_picture_of_the_layers_is_the_contract() -> None:
     (layers,) = [c["layers"] for c in contracts() if c["id"] == "layers"]
-    drawn = PAGE.partition("arrows point down:\n\n```\n")[2].partition("```")[0]
+    drawn = PAGE.partition("arrows point down:\n\n```text\n")[2].partition("```")[0]
     rooms = [re.split(r"\s{2,}", line.strip()) for line in drawn.splitlines()]
     wanted = [[room.strip() for room in layer.split("|")] for layer in layers]
     assert [row[: len(names)] for row, names in zip(rooms, wanted, strict=True)] == wanted

@@ -1,4 +1,4 @@
-"""The guides say what is so: options, sinks, statements, statuses and metrics that they name."""
+"""The guides say what is so: options, sinks, statuses and metrics that they name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from changefeed.app import Application
 from changefeed.monitor import Figures
 from changefeed.options import OPTIONS
 from changefeed.statements.health import STATUSES
-from grammar.parser import parse
-from grammar.split import split
 from sinks.registry import BUILT_IN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,9 +28,6 @@ GUIDES = sorted(
         DOCS.parent / "README.md",
     ]
 )
-
-#: What programs of other people, and other systems, understand.
-_FOREIGN = re.compile(r"^\s*(ALTER SYSTEM|ALTER TABLE|CREATE ROLE|CREATE TABLE|GRANT|SELECT)\b")
 
 
 def _listed(page: str, which: str) -> set[str]:
@@ -52,14 +47,6 @@ def test_the_guide_for_cockroachdb_lists_options_that_exist_and_that_do_not() ->
 def test_options_that_are_given_a_value_exist(page: Path) -> None:
     given = re.findall(r"`(?:[^`\n]*, )?(\w+) = '[^`\n]*`", page.read_text("utf-8"))
     assert [name for name in given if name not in OPTIONS and name != "sink"] == []
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_statements_of_the_guides_parse(page: Path) -> None:
-    for block in re.findall(r"```sql\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-        for piece in split(block):
-            if not _FOREIGN.match(piece.text):
-                parse(piece.text)
 
 
 def test_the_readme_names_sinks_that_exist() -> None:

@@ -1,0 +1,352 @@
+"""Each code block of a page is executed, planned or compared with what it shows.
+
+Statements of changefeed are executed as they are typed, against tables that stand still and hosts
+that are not asked (:mod:`tests.docs.planned`). ``test_pages.py`` runs on real servers what this
+cannot: statements of servers, and queries. ``tests/e2e/test_examples.py`` runs the examples' files.
+A block whose page and language are in no list here fails the test.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import inspect
+import json
+import re
+import shlex
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+import changefeed
+import changefeed.spark_source
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.shapes import Envelope, Format
+from changefeed.dataset.config import read_config
+from changefeed.dataset.model import OPERATION
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.protobuf.schema import value_proto
+from changefeed.sources.registry import ENTRY_POINT_GROUP
+from changefeed.sources.testing import conformance as source_conformance
+from changefeed.spark_source.settings import KNOWN
+from grammar.parser import parse
+from grammar.split import split
+from shell.cli import cli
+from shell.diagnostics import error_json
+from sinks import registry as sink_registry
+from sinks.base import Capabilities
+from sinks.webhook.client import signature
+from tests.docs.blocks import ROOT, Block, all_blocks, blocks, is_of_a_server
+from tests.docs.planned import PagesWorld, plan
+from tests.golden import message_page
+from tests.message_model import table
+from tests.unit.test_protobuf import numbered
+
+#: Takes the blocks of one page and language, and an empty folder.
+Check = Callable[[list[Block], Path], None]
+
+SQL = [block for block in all_blocks() if block.language == "sql"]
+
+#: Statements of servers: where they are run as they are typed, or why they cannot be.
+SERVERS = {
+    "README.md": "tests/docs/test_pages.py",
+    "docs/messages.md": "tests/docs/test_pages.py",
+    "docs/operating.md": "tests/docs/test_pages.py",
+    "docs/source-postgresql.md": "tests/docs/test_pages.py",
+    "docs/source-mysql.md": "an administrator's; tests/services/mysql.py starts with them",
+    "examples/copy/README.md": "Amazon Redshift needs an account",
+}
+
+#: Commands that are not changefeed's, psql or make, and what holds them.
+FOREIGN_COMMANDS = {
+    "bq": "Google's client",
+    "curl": "tests/e2e/test_examples.py reads the index",
+    "duckdb": "tests/e2e/test_examples.py reads the file",
+    "echo": "feeds changefeed, whose words are read here",
+    "find": "tests/e2e/test_examples.py reads the files",
+    "kafka-console-consumer.sh": "tests/e2e/test_examples.py reads the topic",
+    "python": "tests/e2e/test_webhook.py runs the receiver",
+}
+
+
+def test_no_block_is_left_out() -> None:
+    known = {"sql", "sh"}
+    left = [b for b in all_blocks() if b.language not in known]
+    assert [str(b) for b in left if (b.page, b.language) not in {**CHECKS, **PICTURES}] == []
+    assert {(b.page, b.language) for b in left} == {*CHECKS, *PICTURES}, "a block is gone"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder, in memory where the machine has one there: a state waits for its disk."""
+    place = Path("/dev/shm")
+    with TemporaryDirectory(dir=place if place.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("block", SQL, ids=str)
+def test_statements_are_planned(block: Block, memory: Path) -> None:
+    mine = plan(block, memory)
+    foreign = len([text for text in block.statements() if is_of_a_server(text)])
+    assert mine or foreign
+    assert not foreign or block.page in SERVERS
+
+
+def test_the_lists_name_pages_that_are_there() -> None:
+    pages = {block.page for block in SQL}
+    assert set(SERVERS) - pages == set()
+    for page in SERVERS:
+        assert any(is_of_a_server(text) for b in blocks(page) for text in b.statements())
+
+
+# ----------------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks() if b.language == "sh"], ids=str)
+def test_commands_have_the_words_that_they_give(block: Block) -> None:
+    for command in block.commands():
+        for part in command.split("|"):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["sudo"]:
+                words = words[3:]  # -u USER
+            name = Path(words[0]).name
+            if name == "changefeed":
+                check_changefeed(words[1:])
+            elif name == "make":
+                targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+                assert words[1] in targets
+            elif name == "psql":
+                assert [word for word in words if word.endswith(".sql")]
+                assert all((ROOT / word).is_file() for word in words if word.endswith(".sql"))
+            else:
+                assert name in FOREIGN_COMMANDS or name in ("sort", "xargs"), command
+
+
+def check_changefeed(words: list[str]) -> None:
+    """The flags exist, and the statements parse."""
+    context = cli.make_context("changefeed", list(words))
+    for text in context.params["commands"]:
+        parse(text)
+    for file in context.params["files"]:
+        path = ROOT / file
+        assert not file.startswith("examples/") or path.is_file()
+        for piece in split(path.read_text()) if path.is_file() else ():
+            parse(piece.text)
+    rest = [*context._protected_args, *context.args]
+    if rest:
+        command = cli.commands[rest[0]]
+        assert isinstance(command, click.Command)
+        command.make_context(rest[0], rest[1:], parent=context)
+
+
+# ----------------------------------------------------------------------- the other languages
+
+
+def readme_message(found: list[Block], folder: Path) -> None:
+    """The encoder writes what the README shows for an update under the options of its feed."""
+    (block,) = found
+    shown = json.loads(block.text)
+    number, status, total = shown["after"].values()
+    made = message_page._messages("WITH diff").replace("12.50", str(total) + "0")
+    update = next(line for line in made.splitlines() if line.startswith("update"))
+    wanted = json.loads(update.partition("  ")[2].partition("  ")[2])
+    for image in ("after", "before"):
+        kept = {name: wanted[image][name] for name in shown[image] if name != "id"}
+        assert kept == {name: value for name, value in shown[image].items() if name != "id"}
+    assert list(shown) == list(wanted)
+    assert (number, status) == (3, "paid")
+
+
+def dataset_config(found: list[Block], folder: Path) -> None:
+    (block,) = found
+    config = folder / "config.yaml"
+    config.write_text(block.text)
+    read = read_config(config)
+    assert (read.name, [column.name for column in read.columns]) == (
+        "sample_data",
+        ["keycol1", "nonkeycol1"],
+    )
+
+
+def dataset_console(found: list[Block], folder: Path) -> None:
+    (block,) = found
+    commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 2
+    for command in commands:
+        check_changefeed(shlex.split(command)[1:])
+
+
+def dataset_reading(found: list[Block], folder: Path) -> None:
+    (block,) = found
+    columns = set(re.findall(r"\b([A-Z_]{5,})\b", block.text))
+    assert columns == {"EFF_DATE", OPERATION}
+    ast.parse(block.text)
+
+
+def spark_source(found: list[Block], folder: Path) -> None:
+    """What ``tests/e2e/test_spark_source.py`` and ``test_readers.py`` run, by the same names."""
+    for block in found:
+        ast.parse(block.text)
+        assert set(re.findall(r'\.option\(\s*"(?!checkpointLocation)(\w+)"', block.text)) <= set(
+            KNOWN
+        )
+    stream, batch, plain = found
+    assert callable(changefeed.spark_source.register)
+    assert "foreachBatch" in stream.text and "spark.read." in batch.text
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(plain.text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "changefeed.subscribe"
+    ]
+    words = {word.arg or "": None for word in call.keywords}
+    inspect.signature(changefeed.subscribe).bind(*[None for _ in call.args], **words)
+
+
+def sink_guide(found: list[Block], folder: Path) -> None:
+    own, conformance, merging = found
+    names: dict[str, object] = {"pytest": pytest}
+    header = """
+from collections.abc import Mapping
+from typing import ClassVar
+from changefeed.core.parameters import Kind, Parameter
+from sinks.base import Capabilities, Sink
+from changefeed.core.uri import SinkURL
+"""
+    exec(header + own.text, names)
+    kind: Any = names["MySink"]
+    kind.__abstractmethods__ = frozenset()  # the page leaves the methods out
+    made = kind("mysink://host/?token=a&parallel=7")
+    assert (made._host, made._token, made._parallel) == ("host", "a", 7)
+    assert isinstance(kind.capabilities, Capabilities)
+    for block in (conformance, merging):
+        body = {"pytest": pytest, "MyHarness": object}
+        exec("from __future__ import annotations\n" + block.text, body)
+        assert callable(body["test_my_sink"])
+
+
+def source_guide(found: list[Block], folder: Path) -> None:
+    (block,) = found
+    names = {"pytest": pytest, **vars(source_conformance)}
+    exec("from __future__ import annotations\n" + block.text, names)
+    assert callable(names["test_my_source"])
+
+
+def webhook_receiver(found: list[Block], folder: Path) -> None:
+    (block,) = found
+    names: dict[str, Callable[..., bool]] = {}
+    exec("import hashlib, hmac, time\n" + block.text, names)
+    genuine, body = names["genuine"], b'{"payload": []}'
+    signed = signature("k3y", body, time.time())
+    assert genuine(b"k3y", signed, body)
+    assert not genuine(b"k3y", signed, body + b" ")
+    assert not genuine(b"other", signed, body)
+    assert not genuine(b"k3y", signature("k3y", body, time.time() - 3600), body)
+
+
+def entry_points(group: str) -> Check:
+    def check(found: list[Block], folder: Path) -> None:
+        (block,) = found
+        ((_, named),) = tomllib.loads(block.text)["project"].items()
+        assert list(named) == [group]
+
+    return check
+
+
+def protobuf(found: list[Block], folder: Path) -> None:
+    """Each member of the page is in the generated types, with its number."""
+    (block,) = found
+    columns = [
+        numbered(1, "id", "bigint", nullable=False),
+        numbered(3, "total", "numeric(20,4)"),
+        numbered(4, "at", "timestamp with time zone"),
+        numbered(6, "tags", "text[]"),
+    ]
+    schema = table(columns)
+    made = str(
+        value_proto(
+            MessagePlan(
+                schema, "orders", Envelope.WRAPPED, Format.PROTOBUF, diff=True, updated=True
+            )
+        )
+    )
+    members = re.findall(r"^ +(.*? \w+ = \d+);", block.text, re.MULTILINE)
+    assert len(members) == 10
+    assert [member for member in members if f"  {member};" not in made] == []
+
+
+def service_unit(found: list[Block], folder: Path) -> None:
+    (block,) = found
+    unit = configparser.ConfigParser(strict=True, interpolation=None)
+    unit.read_string(block.text)
+    check_changefeed(shlex.split(unit["Service"]["ExecStart"])[1:])
+
+
+def alerts(found: list[Block], folder: Path) -> None:
+    """``tests/unit/test_docs.py`` looks for the metrics; here: the file can be read."""
+    (block,) = found
+    (group,) = yaml.safe_load(block.text)["groups"]
+    assert all({"alert", "expr"} <= set(rule) for rule in group["rules"])
+
+
+def shell_error(found: list[Block], folder: Path) -> None:
+    """The error of the statement that language.md shows."""
+    (block,) = found
+    statement = "CREATE CHANGEFEED FOR orders INTO 'kafka://k' WITH formt = 'json'"
+    assert statement in (ROOT / "docs/language.md").read_text()
+    with closing(PagesWorld(folder)) as world, pytest.raises(ChangefeedError) as caught:
+        world.run("CREATE EXTERNAL CONNECTION shop AS 'postgresql://app:pw@db:5432/shop'")
+        world.run(statement)
+    error = caught.value
+    (problem,) = error.problems if isinstance(error, Problems) else [error]
+    assert error_json(problem) == block.text.strip()
+
+
+#: How the blocks of a page in a language of their own are held.
+CHECKS: Mapping[tuple[str, str], Check] = {
+    ("README.md", "json"): readme_message,
+    ("docs/datasets.md", "console"): dataset_console,
+    ("docs/datasets.md", "python"): dataset_reading,
+    ("docs/datasets.md", "yaml"): dataset_config,
+    ("docs/formats.md", "proto"): protobuf,
+    ("docs/operating.md", "ini"): service_unit,
+    ("docs/operating.md", "yaml"): alerts,
+    ("docs/shell.md", "json"): shell_error,
+    ("docs/sink-guide.md", "python"): sink_guide,
+    ("docs/sink-guide.md", "toml"): entry_points(sink_registry.GROUP),
+    ("docs/sink-webhook.md", "python"): webhook_receiver,
+    ("docs/source-guide.md", "python"): source_guide,
+    ("docs/source-guide.md", "toml"): entry_points(ENTRY_POINT_GROUP),
+    ("docs/spark-source.md", "python"): spark_source,
+}
+
+#: What is no language: pictures, names of files, and output that other tests compare.
+PICTURES = {
+    ("ARCHITECTURE.md", "text"): "pictures; import-linter holds the layers",
+    ("CONTRIBUTING.md", "text"): "which package may import which; import-linter holds it",
+    ("docs/formats.md", "text"): "a record of the file of schemas, shortened",
+    ("docs/language.md", ""): "made from the grammar: tests/golden/test_language.py",
+    ("docs/messages.md", ""): "made by the encoder: tests/golden/message_page.py",
+    ("docs/queries.md", "text"): "syntax; tests/golden/parse holds it",
+    ("docs/sink-files.md", "text"): "names of files, and a shortened manifest",
+    ("docs/sink-guide.md", "text"): "the order of calls",
+    ("docs/sink-webhook.md", "text"): "a request, shortened: tests/e2e/test_webhook.py",
+    ("docs/source-guide.md", "text"): "the order of calls",
+    ("examples/copy/README.md", "text"): "names of files, shortened",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "language"), [pytest.param(*key, id=" ".join(key)) for key in CHECKS]
+)
+def test_other_languages(page: str, language: str, tmp_path: Path) -> None:
+    found = [block for block in blocks(page) if block.language == language]
+    assert found
+    CHECKS[page, language](found, tmp_path)
