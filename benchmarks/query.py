@@ -24,6 +24,7 @@ from benchmarks.workload import NARROW
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
 from changefeed.node.node import Node
+from changefeed.spark.session import SparkEngine
 
 QUERY = (
     "AS SELECT id, quantity, price * 2 AS twice, upper(label) AS name, year(at) AS year "
@@ -34,11 +35,11 @@ QUERY = (
 class Here:
     """A state with a node in this process."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, spark: SparkEngine | None = None) -> None:
         state = run.folder / "query-state"
         state.mkdir()
         self.catalog = Catalog.open(str(state))
-        self.node = Node(self.catalog, str(state))
+        self.node = Node(self.catalog, str(state), engine=spark)
         self._engine = Engine(self.catalog, host=self.node)
         self._session = Session(client="benchmark")
         if not self.node.start():
@@ -61,9 +62,9 @@ class Here:
 
 
 @contextmanager
-def here(run: Run) -> Iterator[Here]:
+def here(run: Run, spark: SparkEngine | None = None) -> Iterator[Here]:
     """A node that is stopped afterwards."""
-    made = Here(run)
+    made = Here(run, spark)
     try:
         yield made
     finally:

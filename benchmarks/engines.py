@@ -1,0 +1,149 @@
+"""The engine `spark` beside the engine `driver`, in one node with a warm session.
+
+    python -m benchmarks.engines backlog --rows 2000000 --rounds 3
+    python -m benchmarks.engines scan --rows 5000000 --rounds 3
+    python -m benchmarks.engines slow --rows 2000 --cores 4
+
+*backlog*: two feeds into Kafka wait behind the same changes in the log and are resumed one after
+the other. *scan*: two feeds scan the same table into Kafka. *slow*: a webhook that takes 20 ms for
+each request of ten messages; with four cores there are four lanes, which wait at the same time.
+The first round warms the session, Python workers and caches of both, and is not printed. CPU is
+that of the node's process and its children: capture, JVM and Python workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from benchmarks.measure import Meter
+from benchmarks.peers.debezium import Run, place
+from benchmarks.query import Here, here
+from benchmarks.workload import NARROW
+from changefeed.spark.session import SparkEngine
+
+ENGINES = ("driver", "spark")
+#: What the slow webhook takes for a request.
+SLOW_SECONDS = 0.02
+#: Messages of one of its requests.
+SLOW_MESSAGES = 10
+
+
+def backlog(run: Run, ours: Here, count: int, rounds: int) -> None:
+    """The same changes through both, round by round."""
+    sink = f"kafka://{run.broker.bootstrap}?topic_name="
+    _behind(run, ours, count, rounds, lambda engine: (f"{sink}{engine}", ""))
+
+
+def slow(run: Run, ours: Here, count: int, rounds: int) -> None:
+    """A sink that waits."""
+    with _webhook() as port:
+        flush = f'{{"Flush": {{"Messages": {SLOW_MESSAGES}, "Frequency": "1s"}}}}'
+        more = f", webhook_sink_config = '{flush}'"
+        _behind(run, ours, count, rounds, lambda _: (f"webhook-http://127.0.0.1:{port}/hook", more))
+
+
+def _behind(
+    run: Run, ours: Here, count: int, rounds: int, into: Callable[[str], tuple[str, str]]
+) -> None:
+    with run.database.connect() as connection:
+        NARROW.create(connection)
+        for engine in ENGINES:
+            uri, more = into(engine)
+            ours.execute(
+                f"CREATE CHANGEFEED {engine} FOR source.narrow INTO '{uri}' "
+                f"WITH initial_scan = 'no', engine = '{engine}'{more}"
+            )
+        ours.execute(
+            "CREATE CHANGEFEED log FOR source.narrow INTO 'null://' WITH initial_scan = 'no'"
+        )
+        existing = 0
+        for number in range(rounds + 1):
+            ours.execute("PAUSE CHANGEFEED driver, spark")
+            NARROW.change(connection, count, existing=existing, seed=0.1 + number / 100)
+            existing += count
+            ours.sync("log")
+            for engine in ENGINES:
+                _timed(ours, engine, f"RESUME CHANGEFEED {engine}", count, number)
+
+
+def scan(run: Run, ours: Here, count: int, rounds: int) -> None:
+    """The same table through both, round by round."""
+    with run.database.connect() as connection:
+        NARROW.create(connection)
+        NARROW.change(connection, count)
+        connection.execute(f"vacuum analyze {NARROW.table}")
+        [[there]] = connection.execute(f"select count(*) from {NARROW.table}").fetchall()
+    for number in range(rounds + 1):
+        for engine in ENGINES:
+            name = f"{engine}{number}"
+            sink = f"kafka://{run.broker.bootstrap}?topic_name={name}"
+            create = (
+                f"CREATE CHANGEFEED {name} FOR source.narrow INTO '{sink}' WITH engine = '{engine}'"
+            )
+            _timed(ours, name, create, int(there), number)
+            ours.execute(f"DROP CHANGEFEED {name}")
+
+
+def _timed(ours: Here, feed: str, statement: str, count: int, number: int) -> None:
+    with Meter(os.getpid()) as meter:
+        began = time.perf_counter()
+        ours.execute(statement)
+        ours.sync(feed)
+        seconds = time.perf_counter() - began
+    ours.check()
+    if number:
+        used = meter.cost.cpu_seconds * 1e6 / count
+        print(f"round {number} {feed}: {count / seconds:,.0f} rows/s, {used:.1f} us of CPU a row")
+
+
+class _Slow(BaseHTTPRequestHandler):
+    """Takes its time."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        """Read, wait, answer."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(SLOW_SECONDS)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is logged."""
+
+
+@contextmanager
+def _webhook() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Slow) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+MODES = {"backlog": backlog, "scan": scan, "slow": slow}
+
+
+def main() -> None:
+    """Run one mode and print what it cost."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines")
+    parser.add_argument("mode", choices=sorted(MODES))
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 2)
+    given = parser.parse_args()
+    spark = SparkEngine(master=f"local[{given.cores}]")
+    with place() as run, here(run, spark) as ours:
+        MODES[given.mode](run, ours, given.rows, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
