@@ -1,17 +1,20 @@
-"""Feeds into lake tables by a node whose Spark is a standalone cluster."""
+"""Feeds by a node whose Spark is a standalone cluster."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from changefeed.spark.session import SparkEngine
 from tests.lake import Lake, unused_catalog
-from tests.nemesis.service import Service
+from tests.nemesis.service import Service, until
 from tests.services.postgres import Database
 from tests.services.spark_cluster import SparkCluster
+from tests.services.webhook import WebhookServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -69,3 +72,46 @@ def test_lake_feeds_survive_the_loss_of_an_executor(
         service.sync(name)
     assert delta.query(query) == rows(postgres)
     assert iceberg.query(query) == rows(postgres)
+
+
+def test_scans_and_backlogs_survive_the_loss_of_an_executor(
+    service: Service, postgres: Database, spark_cluster: SparkCluster
+) -> None:
+    """Lanes of executors deliver messages; one of them dies in the middle of scan and backlog."""
+    postgres.execute(
+        "create table t (a int primary key, b int);"
+        "insert into t select i, 0 from generate_series(1, 4000) i"
+    )
+    hook = WebhookServer()
+    service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+    service.execute(
+        f"CREATE CHANGEFEED f FOR shop.public.t INTO '{hook.uri}' WITH engine = 'spark', updated, "
+        """webhook_sink_config = '{"Flush": {"Messages": 5, "Frequency": "5ms"}}'"""
+    )
+    until(lambda: len(hook.taken) > 10, "the executors scan")
+    spark_cluster.executors()[0].kill()
+    service.sync("f")
+    assert {m.key for m in hook.messages(["t"]) if m.is_row} == {f"[{n}]" for n in range(1, 4001)}
+
+    service.execute("PAUSE CHANGEFEED f")
+    for n in range(1, 4):
+        postgres.execute(f"update t set b = {n}")
+    until(lambda: len(spark_cluster.executors()) == 2, "the lost executor is replaced")
+    before = len(hook.taken)
+    service.execute("RESUME CHANGEFEED f")
+    until(lambda: len(hook.taken) > before + 10, "the executors deliver the backlog")
+    spark_cluster.executors()[0].kill()
+    service.sync("f")
+    hook.stop()
+    values: dict[str, list[int]] = defaultdict(list)
+    for message in hook.messages(["t"]):
+        if message.is_row and message.key is not None and message.after is not None:
+            values[message.key].append(message.after["b"])
+    assert len(values) == 4000
+    for seen in values.values():
+        assert set(seen) == {0, 1, 2, 3} and seen[-1] == 3
+        # Repeats begin again at an earlier change and go on from there.
+        assert all(later <= earlier + 1 for earlier, later in pairwise(seen))
+    events = service.execute("SHOW CHANGEFEED f")
+    job = dict(zip(events.columns, next(iter(events.rows)), strict=True))["last_spark_job"]
+    assert "backlog of 12,000 rows as a Spark job of 2 lanes" in str(job)
