@@ -2,47 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.uri import redact
+from changefeed.core.uri import sink_location
 from changefeed.plan.stages import FeedPlan
+from grammar import nodes
 
 #: Columns of VALIDATE's answer.
-COLUMNS = ("severity", "code", "where", "problem", "hint")
+COLUMNS = ("severity", "code", "place", "where", "problem", "hint")
 
-Row = tuple[str, str, str, str, str]
+Row = tuple[str, str, str, str, str, str]
+
+#: A problem with more of the statement than this is about all of it.
+_LONGEST = 40
+
+#: What a problem can be about: the values of ``place``.
+CONNECTION, TABLE, QUERY, SINK, OPTION, STATEMENT = (
+    "connection",
+    "table",
+    "query",
+    "sink",
+    "option",
+    "statement",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of the statement: what it is, how it is called, where it stands."""
+
+    kind: str
+    name: str
+    start: int
+    end: int
 
 
 def problem_rows(
-    plan: FeedPlan | None, problems: Sequence[ChangefeedError], warnings: Sequence[str], text: str
+    plan: FeedPlan | None,
+    problems: Sequence[ChangefeedError],
+    warnings: Sequence[str],
+    text: str,
+    statement: nodes.CreateChangefeed | nodes.CreateCdc,
+    source: str = "",
 ) -> list[Row]:
-    """Errors in the order of the text, then warnings; ``ok`` when there is no error."""
-    rows = [_row(problem, text) for problem in problems]
+    """Errors in the order of the text, then warnings; ``ok`` when there is no error.
+
+    ``statement`` is what ``text`` holds: a problem's place is a part of it. ``source`` is the
+    connection that it reads from, where that is known.
+    """
+    places = list(_places(statement))
+    # Where FROM does not name it; it has no place in the text.
+    places.append(Place(CONNECTION, source, -1, -1))
+    rows = [_row(problem, text, places) for problem in problems]
     notices = (*(plan.notices if plan else ()), *warnings)
-    rows += [("warning", "", "", notice, "") for notice in notices]
+    rows += [("warning", "", "", "", notice, "") for notice in notices]
     if not problems and plan is not None:
         count = len(plan.tables)
         tables = f"{count} {'table' if count == 1 else 'tables'}"
         sink = plan.sink.shown_uri or "this client"
-        rows.insert(0, ("ok", "", "", f"{tables} of {plan.source.source} to {sink}", ""))
+        rows.insert(0, ("ok", "", "", "", f"{tables} of {plan.source.source} to {sink}", ""))
     return rows
 
 
-def _row(problem: ChangefeedError, text: str) -> Row:
+def _row(problem: ChangefeedError, text: str, places: Sequence[Place]) -> Row:
     message = f"{problem.message} ({problem.detail})" if problem.detail else problem.message
-    where = _where(problem, text)
-    return ("error", problem.code.number, where, message, problem.hint)
+    place, where = _where(problem, text, places)
+    return ("error", problem.code.number, place, where, message, problem.hint)
 
 
-def _where(problem: ChangefeedError, text: str) -> str:
-    """The words of the statement that the problem is about, else the part of the system."""
-    if problem.span is not None and text:
-        words = text[problem.span.start : problem.span.end].strip()
-        return redact(words.strip("'")) if "://" in words else words
+def _places(statement: nodes.CreateChangefeed | nodes.CreateCdc) -> Iterator[Place]:
+    """The parts that a problem can be about, the smaller before those around them.
+
+    The URI of the sink is named without its secrets and parameters.
+    """
+    for option in statement.options:
+        first = option.span
+        last = option.value.span if option.value is not None and option.value.span else first
+        if first is not None and last is not None:
+            yield Place(OPTION, option.name, first.start, last.end)
+    if isinstance(statement, nodes.CreateCdc):
+        if statement.table.span is not None:
+            yield _named(TABLE, ".".join(statement.table.parts), statement.table.span)
+        return
+    if statement.sink is not None and statement.sink.span is not None:
+        shown = sink_location(statement.sink.text).partition("?")[0]
+        yield _named(SINK, shown, statement.sink.span)
+    if statement.source_span is not None:
+        yield _named(CONNECTION, statement.source or "", statement.source_span)
+    for target in statement.targets:
+        query = target.query if isinstance(target, nodes.TableTarget) else None
+        for span in query.spans if query is not None else ():
+            yield _named(QUERY, "", span)
+        for around in (target.name.span, target.span):
+            if around is not None:
+                yield _named(TABLE, "", around)
+
+
+def _named(kind: str, name: str, span: nodes.Span) -> Place:
+    return Place(kind, name, span.start, span.end)
+
+
+def _where(problem: ChangefeedError, text: str, places: Sequence[Place]) -> tuple[str, str]:
+    """Which part of the statement, or of the system, the problem is about, and its name."""
+    span = problem.span
+    if span is not None and text:
+        for place in places:
+            if place.start <= span.start and span.end <= place.end:
+                return place.kind, place.name or text[span.start : span.end].strip()
+        words = text[span.start : span.end].strip()
+        return STATEMENT, words if len(words) <= _LONGEST else ""
     number = problem.code.number
     if number.startswith("CF2"):
-        return "source"
+        return CONNECTION, next((p.name for p in places if p.kind == CONNECTION), "")
     if number.startswith("CF5"):
-        return "sink"
-    return "statement" if problem.action is Action.USER else ""
+        return SINK, next((p.name for p in places if p.kind == SINK), "")
+    return (STATEMENT, "") if problem.action is Action.USER else ("", "")

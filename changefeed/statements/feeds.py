@@ -22,6 +22,7 @@ from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
+from changefeed.plan.names import choose_source
 from changefeed.plan.stages import FeedPlan, TableStage
 from changefeed.sources.base import Watch
 from changefeed.statements.context import Context, Result
@@ -265,12 +266,29 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
     try:
         plain = _plain(statement.statement, context.text)
     except ChangefeedError as error:
-        rows += problem_rows(None, getattr(error, "problems", [error]), (), context.text)
+        rows += problem_rows(
+            None, getattr(error, "problems", [error]), (), context.text, statement.statement
+        )
         return Result("rows", CHECK_COLUMNS, rows, failure=error)
-    plan, problems = check_create(plain, context.surroundings(probing=True))
+    around = context.surroundings(probing=True)
+    plan, problems = check_create(plain, around)
     warnings = _source_warnings(plan.source.source, plan.tables, context) if plan else []
-    rows += problem_rows(plan, problems, warnings, context.text)
+    rows += problem_rows(plan, problems, warnings, context.text, plain, _read_from(plain, context))
     return Result("rows", CHECK_COLUMNS, rows, failure=problems[0] if problems else None)
+
+
+def _read_from(statement: nodes.CreateChangefeed, context: Context) -> str:
+    """The connection of a statement; empty where it is one of its problems."""
+    try:
+        return choose_source(
+            context.catalog,
+            statement.targets,
+            statement.source,
+            statement.source_span,
+            context.session.source,
+        ).name
+    except ChangefeedError:
+        return ""
 
 
 def _source_warnings(

@@ -100,4 +100,4 @@ def test_a_server_that_is_gone(client: Client) -> None:
     assert not isinstance(caught.value, Problems)
     assert "s3cret" not in str(caught.value) + caught.value.hint + caught.value.detail
     rows = client.run("VALIDATE CREATE CHANGEFEED FOR orders, visits INTO 'null://'")
-    assert [(row[0], row[1], row[2]) for row in rows] == [("error", "CF2001", "source")]
+    assert [(row[0], row[1], row[2]) for row in rows] == [("error", "CF2001", "connection")]

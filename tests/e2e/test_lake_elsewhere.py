@@ -107,7 +107,7 @@ def bench(
 def validated(bench: Bench, target: str, uri: str = "") -> list[tuple[str, str, str]]:
     """What VALIDATE finds at the target: severity, code and problem."""
     rows = bench.feeds.execute(_validate(bench, target, uri)).rows
-    return [(str(r[0]), str(r[1]), str(r[3])) for r in rows if r[0] != "warning"]
+    return [(str(r[0]), str(r[1]), str(r[4])) for r in rows if r[0] != "warning"]
 
 
 def _validate(bench: Bench, target: str, uri: str = "") -> str:

@@ -199,7 +199,7 @@ def test_validate_looks_at_the_target_and_tells_everything(world: World) -> None
 def test_validate_says_what_of_the_target_it_did_not_look_at(world: World) -> None:
     world.target_overlooked = ["hdfs://nn/lake was not looked at"]
     rows = world.run("VALIDATE CREATE CHANGEFEED f FOR orders INTO 'null://'").rows
-    assert ("warning", "", "", "hdfs://nn/lake was not looked at", "") in rows
+    assert ("warning", "", "", "", "hdfs://nn/lake was not looked at", "") in rows
     made = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
     assert "hdfs://nn/lake was not looked at" not in made.notices
 

@@ -70,11 +70,12 @@ def test_a_text_in_the_last_column_goes_on_below() -> None:
 
 def test_a_long_text_is_wrapped_and_not_cut_whatever_its_column() -> None:
     checks = Result(
-        columns=("severity", "code", "where", "problem", "hint"),
+        columns=("severity", "code", "place", "where", "problem", "hint"),
         rows=[
             (
                 "error",
                 "CF2003",
+                "table",
                 "products",
                 "the old values of all columns are not in the server's log",
                 "ALTER TABLE public.products REPLICA IDENTITY FULL;",
