@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.time_limits import limit_httpx, within
 from changefeed.core.uri import SinkURL
 from changefeed.options.types import parse_duration
 
@@ -132,7 +133,8 @@ class SchemaRegistry:
 
         written = Schema(schema.text, schema.kind)
         try:
-            return self._connected().register_schema(subject, written)
+            with within(self.settings.timeout, len(schema.text)):
+                return self._connected().register_schema(subject, written)
         except SchemaRegistryError as error:
             raise self._refused(error, subject, about) from error
         except Exception as error:  # the client lets every error of its HTTP library through
@@ -201,7 +203,9 @@ def _client(settings: RegistrySettings) -> SchemaRegistryClient:
                 config[setting] = str(path)
         if not settings.verify:
             config["ssl.ca.location"] = False
-        return SchemaRegistryClient(config)
+        client = SchemaRegistryClient(config)
+    limit_httpx(client._rest_client.session)
+    return client
 
 
 _FILES = {

@@ -21,6 +21,7 @@ from elastic_transport import (
     Serializer,
     Transport,
     TransportApiResponse,
+    Urllib3HttpNode,
 )
 from elasticsearch import (
     ConnectionTimeout,
@@ -29,6 +30,8 @@ from elasticsearch import (
     TransportError,
     UnsupportedProductError,
 )
+
+from changefeed.core.time_limits import limit_connections, within
 
 __all__ = ["Connection", "ConnectionTimeout", "Response", "SSLError", "TransportError"]
 
@@ -51,6 +54,14 @@ class _AsIs(Serializer):
 
 
 _KINDS = ("application/json", "application/x-ndjson", "application/*", "text/*")
+
+
+class _Node(Urllib3HttpNode):
+    """A node whose answers heed the time limit of the request."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        super().__init__(config)
+        self.pool.ConnectionCls = limit_connections(self.pool.ConnectionCls)
 
 
 class _Quiet(Transport):
@@ -91,7 +102,7 @@ class Connection:
         Args:
             hosts: host and port of the nodes.
             connections: the most to one node.
-            timeout: seconds one request may take.
+            timeout: seconds a server may be silent; a request may take ten times as long.
             tls: fields of the client's ``NodeConfig``.
         """
         nodes = [
@@ -106,9 +117,11 @@ class Connection:
             )
             for host, port in hosts
         ]
+        self._timeout = timeout
         self._client = Elasticsearch(
             nodes,
             transport_class=_Quiet,
+            node_class=_Node,
             serializers={kind: _AsIs() for kind in _KINDS},
             max_retries=len(nodes) - 1,  # another node where one cannot be reached
             retry_on_status=(),
@@ -128,9 +141,10 @@ class Connection:
             TransportError: no answer came; :class:`ConnectionTimeout`, :class:`SSLError`.
         """
         try:
-            answer = self._client.perform_request(
-                method, path, params=parameters, headers=headers, body=body
-            )
+            with within(self._timeout, 0 if body is None else memoryview(body).nbytes):
+                answer = self._client.perform_request(
+                    method, path, params=parameters, headers=headers, body=body
+                )
         except UnsupportedProductError as error:
             # Who is at the other end is told from the answer, with a word on what to do.
             return Response(error.meta, error.body or b"")

@@ -42,7 +42,12 @@ PARAMETERS = (
     Parameter("bulk_bytes", "The most bytes in a request.", Kind.SIZE, default="8MB"),
     Parameter("in_flight", "The most requests under way at once.", Kind.NUMBER, default="4"),
     Parameter("refresh", "Bulk's parameter of that name.", Kind.CHOICE, REFRESHES, REFRESHES[0]),
-    Parameter("timeout", "How long a request may take.", Kind.DURATION, default="60s"),
+    Parameter(
+        "timeout",
+        "How long the server may be silent; a request may take ten times as long.",
+        Kind.DURATION,
+        default="60s",
+    ),
 )
 
 T = TypeVar("T")
@@ -65,7 +70,7 @@ class Settings:
         bulk_size, bulk_bytes: documents and bytes after which a request is sent.
         in_flight: requests under way at once.
         refresh: the bulk parameter of that name.
-        timeout: seconds one request may take.
+        timeout: seconds the server may be silent.
         json: mapping of json columns in a new index.
         compress: gzip the requests.
         envelope: how documents look.

@@ -12,8 +12,11 @@ import clickhouse_connect
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.httputil import check_env_proxy, get_pool_manager
+from urllib3 import PoolManager
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.time_limits import limit_connections, within
 from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Statement, Warehouse
 
@@ -62,6 +65,7 @@ class ClickHouse(Warehouse):
         self.place = f"ClickHouse {address.host}/{database}"
         self._address = address
         self._client: Client | None = None
+        self._pools: PoolManager | None = None
 
     # ------------------------------------------------------------------ connection
 
@@ -71,12 +75,12 @@ class ClickHouse(Warehouse):
         at = self._address
         with self._explained("connecting"):
             client = clickhouse_connect.get_client(
+                pool_mgr=self._connections(),
                 host=at.host,
                 port=at.port,
                 username=at.user,
                 password=at.password,
                 secure=at.tls,
-                ca_cert=at.authority,
                 settings=dict(SETTINGS),
                 connect_timeout=_CONNECT_SECONDS,
                 send_receive_timeout=_ANSWER_SECONDS,
@@ -97,6 +101,24 @@ class ClickHouse(Warehouse):
             # IF NOT EXISTS would ask for the right to make one where there is one.
             self._command(self.dialect.create_schema(self.schema), "making the database")
 
+    def _connections(self) -> PoolManager:
+        """Connections that heed the time limit of a statement."""
+        at = self._address
+        scheme = "https" if at.tls else "http"
+        options: dict[str, Any] = {f"{scheme}_proxy": check_env_proxy(scheme, at.host, at.port)}
+        if at.tls and at.authority:
+            options["ca_cert"] = at.authority
+        made: PoolManager = get_pool_manager(**options)
+        pools: dict[str, Any] = made.pool_classes_by_scheme
+        made.pool_classes_by_scheme = {
+            name: type(
+                pool.__name__, (pool,), {"ConnectionCls": limit_connections(pool.ConnectionCls)}
+            )
+            for name, pool in pools.items()
+        }
+        self._pools = made
+        return made
+
     def _has_database(self) -> bool:
         name = self.dialect.literal(self.schema)
         return bool(self.query(f"SELECT 1 FROM system.databases WHERE name = {name}"))
@@ -105,6 +127,9 @@ class ClickHouse(Warehouse):
         client, self._client = self._client, None
         if client is not None:
             client.close()
+        pools, self._pools = self._pools, None
+        if pools is not None:
+            pools.clear()
 
     @property
     def _connected(self) -> Client:
@@ -177,7 +202,8 @@ class ClickHouse(Warehouse):
         """ClickHouse's errors inside come out as ChangefeedError, without their text: it repeats
         statements and values."""
         try:
-            yield
+            with within(_ANSWER_SECONDS):
+                yield
         except (ClickHouseError, OSError) as error:
             found = sorted_out(error, self.place, what, topic)
             if found.code is Code.SINK_UNREACHABLE:

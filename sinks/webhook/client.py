@@ -22,6 +22,7 @@ import httpx
 import pyarrow as pa
 
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.time_limits import limit_httpx, within
 from sinks.webhook.options import Tls, WebhookSettings
 
 SIGNATURE = "X-Changefeed-Signature"
@@ -67,6 +68,7 @@ class Client:
             headers=_headers(settings, feed),
             follow_redirects=False,
         )
+        limit_httpx(self._client)
 
     def close(self) -> None:
         """Close the connections."""
@@ -105,7 +107,8 @@ class Client:
     def look(self) -> ChangefeedError | None:
         """Why the endpoint cannot be reached; an answer of any kind means that it can."""
         try:
-            self._client.head(self._settings.url)
+            with within(self._settings.timeout):
+                self._client.head(self._settings.url)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return _unreachable(self._settings.place, error)
         except httpx.HTTPError:
@@ -120,11 +123,12 @@ class Client:
         request = self._client.build_request(
             "POST", self._settings.url, content=packed, headers=headers
         )
-        response = self._client.send(request, stream=True)
-        try:
-            _drain(response)
-        finally:
-            response.close()
+        with within(self._settings.timeout, len(packed)):
+            response = self._client.send(request, stream=True)
+            try:
+                _drain(response)
+            finally:
+                response.close()
         if response.status_code in _CONTENT:
             raise Refused(response.status_code)
         return response.status_code, _retry_after(response.headers.get("retry-after"))

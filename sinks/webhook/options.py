@@ -59,7 +59,8 @@ class WebhookSettings:
         messages, bytes: where a request is full.
         frequency: seconds that changes gather, 0 is not at all.
         parallel: requests in flight; rows of one key never are in two.
-        timeout: seconds without a byte after which a request has failed.
+        timeout: seconds without a byte after which a request has failed; it may take ten times as
+            long altogether.
     """
 
     url: str = field(repr=False)

@@ -7,6 +7,7 @@ with FaultyProxy(target_port) as proxy:
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -20,11 +21,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status, body and headers of an answer."""
+    """Status, body and headers of an answer; ``pause``: seconds between its bytes, from ``slow``
+    on (0: the first one, which is of the status line)."""
 
     status: int
     body: bytes = b"{}"
     headers: dict[str, str] = field(default_factory=dict)
+    pause: float = 0.0
+    slow: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,12 @@ Fault = Callable[[Request, Callable[[Request], Reply]], Reply | None]
 def answer(status: int, body: bytes = b"{}", **headers: str) -> Fault:
     """This answer, and the request goes nowhere."""
     return lambda request, forward: Reply(status, body, headers)
+
+
+def drip(pause: float, *, headers: bool) -> Fault:
+    """An answer of a byte every ``pause`` seconds; only its body when not ``headers``."""
+    body = b" " * 100_000
+    return lambda request, forward: Reply(200, body, pause=pause, slow=0 if headers else 60)
 
 
 def cut(request: Request, forward: Callable[[Request], Reply]) -> Reply | None:
@@ -81,6 +91,7 @@ class FaultyProxy:
         self.seen: list[Request] = []
         self._matching = matching
         self._target = port
+        self.closed = threading.Event()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -96,6 +107,9 @@ class FaultyProxy:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
+                if reply.pause:
+                    self.drip(reply)
+                    return
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name.replace("_", "-"), value)
@@ -103,6 +117,17 @@ class FaultyProxy:
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(reply.body)
+
+            def drip(self, reply: Reply) -> None:
+                head = f"HTTP/1.1 {reply.status} OK\r\ncontent-length: {len(reply.body)}\r\n\r\n"
+                answer = head.encode() + reply.body
+                self.wfile.write(answer[: reply.slow])
+                with contextlib.suppress(OSError):  # the client had enough
+                    for place in range(reply.slow, len(answer)):
+                        self.wfile.write(answer[place : place + 1])
+                        if proxy.closed.wait(reply.pause):
+                            break
+                self.close_connection = True
 
             do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
 
@@ -122,6 +147,7 @@ class FaultyProxy:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.time_limits import limit_httpx, within
 from sinks.files.places import remote
 from sinks.files.places.base import Listed, Move
 from sinks.files.places.spec import PlaceSpec
@@ -51,6 +52,7 @@ class WebPlace:
                 auth=None if login is None else (login, arguments.get("password", "")),
                 timeout=TIMEOUT,
             )
+            limit_httpx(self._client)
         return self._client
 
     def prepare(self, job: int, session: str) -> None:
@@ -62,7 +64,8 @@ class WebPlace:
         import httpx
 
         try:
-            self._connected().head(self.url(""))
+            with within(TIMEOUT):
+                self._connected().head(self.url(""))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             reason = str(error) or type(error).__name__
             return ChangefeedError("CF5001", f"cannot reach {self._spec.shown}: {reason}")
@@ -80,7 +83,8 @@ class WebPlace:
         import httpx
 
         try:
-            answer = self._connected().put(self.url(name), content=content.to_pybytes())
+            with within(TIMEOUT, content.size):
+                answer = self._connected().put(self.url(name), content=content.to_pybytes())
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
             raise ChangefeedError("CF5001", f"cannot reach {self._root}: {text}") from error
@@ -92,7 +96,8 @@ class WebPlace:
 
         for name in names:
             try:
-                self._connected().delete(self.url(name))
+                with within(TIMEOUT):
+                    self._connected().delete(self.url(name))
             except httpx.HTTPError:
                 return  # away: the files do no harm
 

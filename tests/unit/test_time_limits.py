@@ -1,0 +1,96 @@
+"""A server that sends a byte now and then holds no feed: every request has an end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from changefeed.core import time_limits
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.time_limits import limited, within
+from changefeed.encoding.registry import RegistrySchema, RegistrySettings, SchemaRegistry
+from changefeed.options.sink_config import webhook_sink_config
+from sinks.elasticsearch import client as elasticsearch
+from sinks.elasticsearch.options import parse as elasticsearch_settings
+from sinks.files.places import web
+from sinks.files.places.spec import PlaceSpec
+from sinks.warehouse import clickhouse_client
+from sinks.webhook.client import Client
+from sinks.webhook.options import parse as webhook_settings
+from tests.services.http_faults import FaultyProxy, drip
+
+#: Seconds a server may be silent; a byte comes four times as often.
+IDLE, PAUSE = 0.2, 0.05
+
+
+@pytest.fixture(params=["headers", "body"])
+def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyProxy]:
+    monkeypatch.setattr(time_limits, "PATIENCE", 2)
+    with FaultyProxy(1, matching="/") as proxy:
+        proxy.always = drip(PAUSE, headers=request.param == "headers")
+        yield proxy
+
+
+def given_up(act: Callable[[], object]) -> ChangefeedError:
+    """The error of an act that ends in time: the server would go on for an hour."""
+    begun = time.monotonic()
+    with pytest.raises(ChangefeedError) as caught:
+        act()
+    assert time.monotonic() - begun < 30
+    assert caught.value.code.number == "CF5001" and caught.value.action is Action.RETRY
+    return caught.value
+
+
+def test_webhook(server: FaultyProxy) -> None:
+    uri = f"webhook-http://127.0.0.1:{server.port}/in"
+    config = webhook_sink_config({"Retry": {"Max": 1}})
+    options = {"webhook_client_timeout": IDLE, "webhook_sink_config": config}
+    client = Client(webhook_settings(uri, options), "f", threading.Event())
+    assert "in time" in given_up(lambda: client.post(b"{}", "key")).message
+    assert len(server.seen) == 1
+    client.close()
+
+
+def test_files_by_put(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "TIMEOUT", IDLE)
+    place = web.WebPlace(PlaceSpec("web", "http", f"http://127.0.0.1:{server.port}/out", "out", {}))
+    given_up(lambda: place.put("a.ndjson", b"{}"))
+    place.close()
+
+
+def test_schema_registry(server: FaultyProxy) -> None:
+    shown = f"http://127.0.0.1:{server.port}"
+    settings = RegistrySettings(url=shown, shown=shown, timeout=IDLE)
+    opened = SchemaRegistry(settings)
+    given_up(lambda: opened.register("t-value", RegistrySchema("AVRO", '"string"'), "table t"))
+    opened.close()
+
+
+def test_elasticsearch(server: FaultyProxy) -> None:
+    uri = f"elasticsearch://127.0.0.1:{server.port}?timeout=200ms"
+    client = elasticsearch.Cluster(elasticsearch_settings(uri, {}))
+    given_up(lambda: client.call("GET", "/"))
+    client.close()
+
+
+def test_clickhouse(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limits, "PATIENCE", 0.4)
+    monkeypatch.setattr(clickhouse_client, "_ANSWER_SECONDS", 1)  # whole ones are taken only
+    address = clickhouse_client.Address("127.0.0.1", server.port, "u", "p")
+    given_up(clickhouse_client.ClickHouse(address, "db").connect)
+
+
+def test_a_limit_inside_another_lengthens_nothing() -> None:
+    assert limited(7.0) == 7.0 and limited(None) is None
+    with within(0.1):
+        outer = limited(None)
+        assert outer is not None and outer <= 1.0
+        with within(60, 10_000_000):
+            inner = limited(600.0)
+            assert inner is not None and inner <= outer
+    assert limited(None) is None
