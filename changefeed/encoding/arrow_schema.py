@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.arrow import MESSAGE_SCHEMA
-from changefeed.core.shapes import Format
+from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes, value_schema
+from changefeed.encoding.debezium import avro as debezium_avro
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import PROTO_KEY, value_proto
 from changefeed.encoding.record_shape import Leaf, value_shape
@@ -63,7 +64,8 @@ def message_schema(plan: MessagePlan) -> pa.Schema:
         ChangefeedError: CF1302, the columns' names do not go together in the format.
     """
     if plan.format is Format.AVRO and plan.registered is None:
-        schema = value_schema(plan)
+        debezium = plan.envelope is Envelope.DEBEZIUM
+        schema = debezium_avro.value_schema(plan) if debezium else value_schema(plan)
         metadata = {} if schema is None else {SCHEMA_KEY: json.dumps(schema)}
         value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
     elif plan.format is Format.PROTOBUF and plan.registered is None:

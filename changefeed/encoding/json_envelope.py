@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +17,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.avro.messages import AvroMessages
 from changefeed.encoding.binary_record import Filler
-from changefeed.encoding.debezium.messages import DebeziumMessages
+from changefeed.encoding.debezium import avro
+from changefeed.encoding.debezium import messages as debezium_json
 from changefeed.encoding.images import Rows
 from changefeed.encoding.json_tokens import Part, csv_token, joined, separated, string
 from changefeed.encoding.parquet import parquet_values
@@ -26,13 +28,13 @@ from changefeed.encoding.protobuf.messages import ProtobufMessages
 
 def keys_and_values(rows: Rows) -> tuple[pa.Array, pa.Array]:
     """The message keys, and the values; null where a message has none."""
+    if rows.plan.envelope is Envelope.DEBEZIUM:
+        debezium = _DEBEZIUM[rows.plan.format](rows)
+        return debezium.keys(), debezium.values()
     binary = _BINARY.get(rows.plan.format)
     if binary is not None:
         messages = binary(rows)  # one for both: a key's columns are encoded once
         return messages.keys(), messages.values()
-    if rows.plan.envelope is Envelope.DEBEZIUM:
-        debezium = DebeziumMessages(rows)
-        return debezium.keys(), debezium.values()
     return rows.choose(lambda side: joined(rows.key(side), rows.count)), _values(rows)
 
 
@@ -57,6 +59,12 @@ def _csv(rows: Rows) -> pa.Array:
 _BINARY: dict[Format, type[Filler]] = {
     Format.AVRO: AvroMessages,
     Format.PROTOBUF: ProtobufMessages,
+}
+
+#: Debezium's envelope, by format.
+_DEBEZIUM: dict[Format, type[debezium_json.Messages[Any]]] = {
+    Format.JSON: debezium_json.JsonMessages,
+    Format.AVRO: avro.AvroMessages,
 }
 
 _OTHER: dict[Format, Callable[[Rows], pa.Array]] = {

@@ -18,6 +18,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope, Format
 from changefeed.core.uri import SinkURL
 from changefeed.encoding.avro import schema as avro
+from changefeed.encoding.debezium import avro as debezium
 from changefeed.encoding.plan import MessagePlan, Registered
 from changefeed.encoding.protobuf import schema as protobuf
 from changefeed.encoding.registry import RegistrySchema, SchemaRegistry, connect, parse_registry
@@ -89,6 +90,17 @@ class _Avro:
         return RegistrySchema("AVRO", json.dumps(schema))
 
 
+class _Debezium(_Avro):
+    # A mark has none of the members that the envelope must have.
+    marks_in = "mark"
+
+    def key(self, plan: MessagePlan) -> RegistrySchema:
+        return self._written(debezium.key_schema(plan))
+
+    def value(self, plan: MessagePlan) -> RegistrySchema | None:
+        return self._written(debezium.value_schema(plan))
+
+
 class _Protobuf:
     # A type without the row's messages is no version of one that has them: registries call a
     # message that is gone incompatible.
@@ -135,8 +147,9 @@ class FeedSchemas:
         by_table: bool = False,
     ) -> None:
         self._registry = registry
-        self._written = _WRITTEN[Format(options[FORMAT].value)]
         self._envelope = Envelope(options[ENVELOPE].value)
+        as_debezium = self._envelope is Envelope.DEBEZIUM
+        self._written = _Debezium() if as_debezium else _WRITTEN[Format(options[FORMAT].value)]
         self._full_names = options[FULL_TABLE_NAME]
         self._prefix = prefix
         self._by_table = by_table

@@ -169,11 +169,12 @@ ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to h
 ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
 ONLY_WITH(ENRICHED_PROPERTIES, ENVELOPE, _E, because=_NO_PLACE)
 ONLY_WITH(SCHEMAS_ENABLE, ENVELOPE, _D, because="the other envelopes are not Kafka Connect's")
+ONLY_WITH(SCHEMAS_ENABLE, FORMAT, Format.JSON, because="the registry has the schemas of the others")
 EXCLUDES(
     Term(ENVELOPE, (_D,)),
-    Term(FORMAT, (Format.AVRO, Format.PROTOBUF, Format.PARQUET, Format.CSV)),
+    Term(FORMAT, (Format.PROTOBUF, Format.PARQUET, Format.CSV)),
     message="{first} is incompatible with {second}",
-    because="Debezium's messages are written as JSON",
+    because="Debezium's messages are written as JSON or Avro",
 )
 EXCLUDES(
     Term(ENVELOPE, (_D,)),

@@ -42,7 +42,7 @@ def example(plan: MessagePlan) -> tuple[str, str]:
     """Key and value of an update."""
     if plan.format is Format.CSV:
         return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
-    if plan.format in (Format.AVRO, Format.PROTOBUF, Format.PARQUET):
+    if plan.envelope is not Envelope.DEBEZIUM and plan.format is not Format.JSON:
         flat = plan.format is Format.PARQUET
         key = _key(plan) if flat else _members(plan, key_shape(plan))
         shape = value_shape(plan)

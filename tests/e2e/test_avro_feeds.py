@@ -95,6 +95,44 @@ def test_changes_and_a_new_column(
     assert value["name"] == f"{topic}_envelope"
 
 
+@pytest.mark.extended
+def test_debezium_s_envelope(
+    feeds: Feeds,
+    postgres: Database,
+    kafka: KafkaBroker,
+    schema_registry: Registry,
+    read: Reader,
+    topic: str,
+) -> None:
+    postgres.execute("create table t (id int primary key, n numeric(12,2) not null, d date)")
+    postgres.execute("insert into t values (1, 1.50, '2024-03-31')")
+    feeds.connect(shop=postgres.uri)
+    target = into("avro", kafka, schema_registry)
+    feeds.execute(
+        f"CREATE CHANGEFEED f FOR TABLE t AS {topic} {target}, envelope = 'debezium', "
+        "resolved = '1s'"
+    )
+    feeds.sync("f")
+    postgres.execute("delete from t where id = 1")
+    postgres.execute("alter table t add column color text")
+    postgres.execute("insert into t values (2, -3.00, null, 'green')")
+    feeds.sync("f")
+
+    (scan, delete, tombstone, insert) = rows(read(topic))
+    assert [key for key, _ in (scan, delete, tombstone, insert)] == [
+        {"id": n} for n in (1, 1, 1, 2)
+    ]
+    row = {"id": 1, "n": Decimal("1.50"), "d": 19_813}
+    assert (scan[1]["op"], scan[1]["before"], scan[1]["after"]) == ("r", None, row)
+    before = {"id": 1, "n": Decimal("0.00"), "d": None}
+    assert (delete[1]["op"], delete[1]["before"], delete[1]["after"]) == ("d", before, None)
+    assert tombstone[1] is None
+    assert insert[1]["after"] == {"id": 2, "n": Decimal("-3.00"), "d": None, "color": "green"}
+    assert insert[1]["source"]["connector"] == "postgresql"
+    assert insert[1]["source"]["db"] == postgres.name
+    assert any(key is None and "resolved" in value for key, value in read(topic))
+
+
 def test_a_table_whose_schema_is_refused_stops_alone(
     feeds: Feeds,
     postgres: Database,

@@ -4,10 +4,12 @@ reach, and whatever numbers and bytes there are."""
 from __future__ import annotations
 
 import base64 as python_base64
+import io
 import json
 from dataclasses import replace
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -17,13 +19,15 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_form import form_of
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
-from changefeed.core.shapes import Envelope
+from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.byte_text import base64
 from changefeed.encoding.compile import origin_of
+from changefeed.encoding.debezium import avro
+from changefeed.encoding.debezium.connect_values import unscaled
 from changefeed.encoding.debezium.fields import field_of
-from changefeed.encoding.debezium.tokens import tokens, unscaled
+from changefeed.encoding.debezium.tokens import tokens
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.plan import MessagePlan, Registered, mark_payload
 from tests.message_model import Row, change, log_table
 
 
@@ -203,3 +207,171 @@ def test_a_database_is_the_schema_where_there_is_no_other() -> None:
     assert value["source"]["connector"] == "mysql"
     assert value["source"]["db"] == "public"
     assert "schema" not in value["source"]
+
+
+# ------------------------------------------------------------------------------- Avro
+
+#: A column of every way a value goes, with values of the log.
+EVERY: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("bool", "boolean", (True, False)),
+    ("int16", "smallint", (-1, 7)),
+    ("int32", "year", (2024, 1999)),
+    ("int64", "bigint", (-(2**63), 2**63 - 1)),
+    ("float32", "real", ("1.5", "-0.25")),
+    ("float64", "double precision", ("1e300", "0.1")),
+    ("decimal(12,2)", "numeric(12,2)", ("-12.50", "0.00")),
+    ("decimal(20,0)", "bigint unsigned", ("18446744073709551615", "1")),
+    ("decimal", "numeric", ("1" * 60 + ".5", "-3")),
+    ("text", "text", ('t\u00e4"x', "")),
+    ("text", "enum('a','b')", ("a", "b")),
+    ("json", "jsonb", ('{"a": 1}', "null")),
+    ("bytes", "bytea", ("\\x00ff", "\\x")),
+    ("bytes", "bit(12)", ("\\x0502", "\\x0000")),
+    ("other", "bit(1)", ("1", "0")),
+    ("other", "bit(12)", ("010100000010", "000000000000")),
+    ("other", "inet", ("10.0.0.1", "::1")),
+    ("uuid", "uuid", ("6a2f4c1e-0d5b-4f0e-9a57-0c1f5f1f0c11",) * 2),
+    ("date", "date", ("2024-03-31", "1969-12-31")),
+    ("time", "time(2) without time zone", ("01:02:03.25", "00:00:00")),
+    ("timetz", "time with time zone", ("01:02:03+02", "00:00:00+00")),
+    ("timestamp", "timestamp without time zone", ("2024-03-31T01:02:03.5", "infinity")),
+    ("timestamptz", "timestamp with time zone", ("2024-03-31T01:02:03.5Z", "2024-03-31T01:02:03Z")),
+    ("interval", "interval", ("1 mon", "-00:00:01")),
+    ("interval", "time", ("-838:59:59", "00:00:00")),
+    ("array<int32>", "integer[]", ("[1,null,3]", "[]")),
+    ("array<text>", "text[]", ('["a",null,"b,c"]', "[]")),
+    ("array<decimal(8,2)>", "numeric(8,2)[]", ("[1.50,null]", "[-1.00]")),
+    ("array<timestamp>", "timestamp without time zone[]", ('["2024-03-31T01:02:03.5"]', "[]")),
+    ("array<float64>", "double precision[]", ("[1.5,null]", "[]")),
+)
+
+
+def of_every_type(nullable: bool, image: BeforeImage) -> tuple[MessagePlan, list[Row]]:
+    """Changes of a table that has every type."""
+    columns = [
+        column(f"c{n}", logical, written, nullable) for n, (logical, written, _) in enumerate(EVERY)
+    ]
+    of = plan((KEY, *columns), image)
+    first, second = ([1, *(values[n] for _, _, values in EVERY)] for n in (0, 1))
+    old = dict(zip(map(str, of.schema.before_ordinals), first, strict=False))
+    rows = [
+        change("c", first),
+        change("u", second, old if image is BeforeImage.FULL else {"0": 1}),
+        change("d", None, old),
+    ]
+    rows.append(change("c", [2, *[None] * len(columns)]))
+    return of, rows
+
+
+def as_json(value: Any) -> Any:
+    """A datum as JSON has it."""
+    if isinstance(value, bytes):
+        return python_base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: as_json(member) for name, member in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, list) else value
+
+
+def without_logical_types(schema: Any) -> Any:
+    """A schema whose decimals a reader leaves as the bytes they are."""
+    if isinstance(schema, dict):
+        return {n: without_logical_types(s) for n, s in schema.items() if n != "logicalType"}
+    return [without_logical_types(s) for s in schema] if isinstance(schema, list) else schema
+
+
+@pytest.mark.parametrize("image", BeforeImage)
+@pytest.mark.parametrize("nullable", [True, False])
+def test_avro_holds_what_json_does(nullable: bool, image: BeforeImage) -> None:
+    of, rows = of_every_type(nullable, image)
+    log = log_table(of.schema, rows)
+    texts = encode_messages(log, of, now_ns=5).to_pylist()
+    binary = replace(of, format=Format.AVRO, registered=Registered(3, 260))
+    found = encode_messages(log, binary, now_ns=5).to_pylist()
+    assert len(found) == len(texts) == len(rows) + 1
+    key, value = (
+        fastavro.parse_schema(without_logical_types(schema))
+        for schema in (avro.key_schema(binary), avro.value_schema(binary))
+    )
+    for got, text in zip(found, texts, strict=True):
+        assert got["key"][:5] == b"\0\0\0\0\3"
+        read = fastavro.schemaless_reader(io.BytesIO(got["key"][5:]), key, None)
+        assert as_json(read) == json.loads(text["key"])
+        assert (got["value"] is None) == (text["value"] is None)
+        if got["value"] is not None:
+            assert got["value"][:5] == b"\0\0\0\1\4"
+            stream = io.BytesIO(got["value"][5:])
+            assert as_json(fastavro.schemaless_reader(stream, value, None)) == json.loads(
+                text["value"]
+            )
+            assert stream.read() == b""
+
+
+def test_avro_s_names_are_debezium_s() -> None:
+    of = replace(
+        plan((KEY, column("n", "decimal(12,2)"), column("at", "date", nullable=False))),
+        format=Format.AVRO,
+        topic="shop.my-orders",
+        avro_namespace="de.",
+    )
+    assert avro.key_schema(of) == {
+        "type": "record",
+        "name": "Key",
+        "namespace": "de.shop.my_u002d_orders",
+        "fields": [{"name": "id", "type": "long"}],
+        "connect.name": "de.shop.my_u002d_orders.Key",
+    }
+    before, after, source, transaction, *_ = avro.value_schema(of)["fields"]
+    assert before == {"name": "before", "type": ["null", before["type"][1]], "default": None}
+    assert before["type"][1]["fields"] == [
+        {"name": "id", "type": "long"},
+        {
+            "name": "n",
+            "type": [
+                "null",
+                {
+                    "type": "bytes",
+                    "connect.version": 1,
+                    "connect.parameters": {"scale": "2", "connect.decimal.precision": "12"},
+                    "connect.name": "org.apache.kafka.connect.data.Decimal",
+                    "logicalType": "decimal",
+                    "scale": 2,
+                    "precision": 12,
+                },
+            ],
+            "default": None,
+        },
+        {
+            "name": "at",
+            "type": {
+                "type": "int",
+                "connect.version": 1,
+                "connect.name": "io.debezium.time.Date",
+            },
+        },
+    ]
+    assert after["type"] == ["null", "de.shop.my_u002d_orders.Value"]
+    assert source["type"]["connect.name"] == "io.debezium.connector.postgresql.Source"
+    assert transaction["type"][1]["connect.name"] == "event.block"
+
+
+def test_a_null_that_must_not_be_is_zero_as_in_debezium() -> None:
+    columns = (
+        KEY,
+        *(
+            column(f"c{n}", logical, written, False)
+            for n, (logical, written, _) in enumerate(EVERY)
+        ),
+    )
+    ((_, _, value), _) = sent(plan(columns, BeforeImage.KEY), change("d", None, {"0": 1}))
+    zeros = {
+        "boolean": False,
+        "numeric(12,2)": "AA==",
+        "numeric": {"scale": 0, "value": "AA=="},
+        "timestamp with time zone": "1970-01-01T00:00:00Z",
+        "time with time zone": "00:00:00Z",
+        "text": "",
+        "bigint": 0,
+        "integer[]": [],
+    }
+    for n, (_, written, _) in enumerate(EVERY):
+        assert written not in zeros or value["before"][f"c{n}"] == zeros[written], written

@@ -67,21 +67,23 @@ def strings(values: pa.Array) -> list[Piece]:
     return [head, pc.fill_null(data, b"") if data.null_count else data]
 
 
-def _booleans(values: pa.Array) -> list[Piece]:
+def truths(values: pa.Array) -> list[Piece]:
+    """Booleans."""
     bits = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
     return [fixed(THERE, bits.astype(np.uint8)[:, None], validity(values), NULL)]
 
 
-def _doubles(values: pa.Array) -> list[Piece]:
+def doubles(values: pa.Array) -> list[Piece]:
+    """Floating point numbers of 64 bits."""
     filled = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
     data = filled.astype("<f8").view(np.uint8).reshape(-1, 8)
     return [fixed(THERE, data, validity(values), NULL)]
 
 
 _PIECES: dict[Kind, Callable[[pa.Array], list[Piece]]] = {
-    Kind.BOOL: _booleans,
+    Kind.BOOL: truths,
     Kind.INT: numbers,
-    Kind.DOUBLE: _doubles,
+    Kind.DOUBLE: doubles,
     Kind.STRING: strings,
     Kind.BYTES: strings,
     Kind.DATE: numbers,
@@ -136,9 +138,13 @@ def _decimals(values: pa.Array, odd: pa.Array | None) -> list[Piece]:
 
 
 def _array(element: Typed, values: pa.Array, column: str) -> list[Piece]:
-    """One block of all elements, then the end; of an empty one the end alone."""
     lists = list_items(element, values, column)
-    items = joined(union_pieces(element, lists.values, column), len(lists.values))
+    return listed(lists, joined(union_pieces(element, lists.values, column), len(lists.values)))
+
+
+def listed(lists: pa.ListArray, items: pa.Array) -> list[Piece]:
+    """Arrays whose elements are ``items``: one block of all elements, then the end; of an empty
+    one the end alone."""
     places = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1)
     counts = np.diff(places).astype(np.int64)
     head = _branched(counts, validity(lists))

@@ -1,4 +1,4 @@
-"""Keys and values in Debezium's envelope, as Kafka Connect's ``JsonConverter`` writes them.
+"""Keys and values in Debezium's envelope; as JSON, what Kafka Connect's ``JsonConverter`` writes.
 
 Their members come in Debezium's order and without spaces.
 """
@@ -6,7 +6,10 @@ Their members come in Debezium's order and without spaces.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,116 +22,165 @@ from changefeed.encoding.debezium.schemas import key_schema, value_schema, with_
 from changefeed.encoding.debezium.tokens import tokens
 from changefeed.encoding.images import Rows
 from changefeed.encoding.json_tokens import Part, joined, string
-from changefeed.encoding.plan import MessagePlan
 
 
-class DebeziumMessages:
-    """The messages of a stretch of log rows; every column becomes tokens once."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What all messages of a stretch say in ``source``; ``schema`` is None where there is none."""
+
+    version: str
+    connector: str
+    name: str
+    snapshot: str
+    database: str
+    schema: str | None
+    table: str
+
+
+T = TypeVar("T")
+
+
+class Messages(ABC, Generic[T]):
+    """The messages of a stretch of log rows; every column is encoded once. ``T`` is what a format
+    puts beside each other."""
 
     def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._plan = rows.plan
-        self._made: dict[str, pa.Array] = {}
+        self.rows = rows
+        self.plan = rows.plan
+        self._made: dict[str, list[T]] = {}
 
+    @abstractmethod
     def keys(self) -> pa.Array:
-        """The message keys: objects."""
-        head = with_schema(key_schema(self._plan)) if self._plan.schemas_enabled else ""
-        return self._rows.choose(lambda side: self._text(head, self._key(side)))
+        """The message keys."""
 
+    @abstractmethod
     def values(self) -> pa.Array:
         """The message values."""
-        head = with_schema(value_schema(self._plan)) if self._plan.schemas_enabled else ""
-        return self._rows.choose(lambda side: self._text(head, self._envelope(side)))
+
+    @abstractmethod
+    def known(self, i: int, values: pa.Array) -> list[T]:
+        """Values of the log of column ``i``.
+
+        Raises:
+            ChangefeedError: CF4001, a value does not fit.
+        """
+
+    @abstractmethod
+    def unknown(self, i: int) -> list[T]:
+        """What stands for a value that the source did not send: null, or zero where the column is
+        NOT NULL, as Debezium has it."""
+
+    def member(self, side: str, i: int) -> list[T]:
+        """Column ``i`` of the row after the change, or before it."""
+        if side == "b" and i not in self.rows.known:
+            return self.unknown(i)
+        name = f"{side}{i}"
+        if name not in self._made:
+            self._made[name] = self.known(i, self.rows.column(name))
+        return self._made[name]
+
+    def shows_before(self, side: str) -> bool | pa.Array | None:
+        """Where there is a row before: of a delete always (the key at least), else where the source
+        sent the whole of it. None is nowhere."""
+        rows = self.rows
+        if side == "b":
+            return True
+        if self.plan.schema.before_image is not BeforeImage.FULL or not rows.known:
+            return None
+        return rows.had_before if pc.any(rows.had_before).as_py() else None
+
+    @property
+    def source(self) -> Source:
+        """Where the rows come from."""
+        origin, table = self.plan.origin, self.plan.schema.table
+        return Source(
+            version=__version__,
+            connector=origin.connector,
+            name=table.source,
+            snapshot=str(self.rows.scan).lower(),
+            database=table.schema if origin.schema_is_database else origin.database,
+            schema=None if origin.schema_is_database else table.schema,
+            table=table.name,
+        )
+
+
+class JsonMessages(Messages[Part]):
+    """Keys and values as JSON, with their schemas where the plan wants them."""
+
+    def keys(self) -> pa.Array:
+        plan = self.plan
+        head = with_schema(key_schema(plan, plan.topic)) if plan.schemas_enabled else ""
+        return self.rows.choose(lambda side: self._text(head, self._object(side, plan.message_key)))
+
+    def values(self) -> pa.Array:
+        plan = self.plan
+        head = with_schema(value_schema(plan, plan.topic)) if plan.schemas_enabled else ""
+        return self.rows.choose(lambda side: self._text(head, self._envelope(side)))
+
+    def known(self, i: int, values: pa.Array) -> list[Part]:
+        column = self.plan.schema.columns[i]
+        return [tokens(field_of(column), column, values)]
+
+    def unknown(self, i: int) -> list[Part]:
+        column = self.plan.schema.columns[i]
+        return ["null" if column.nullable else field_of(column).zero]
 
     def _text(self, head: str, parts: Sequence[Part]) -> pa.Array:
-        return joined([head, *parts, "}"] if head else parts, self._rows.count)
+        return joined([head, *parts, "}"] if head else parts, self.rows.count)
 
-    def _key(self, side: str) -> list[Part]:
-        return _object([(i, self._token(side, i)) for i in self._plan.message_key], self._plan)
+    def _object(self, side: str, columns: Sequence[int]) -> list[Part]:
+        parts: list[Part] = []
+        for i in columns:
+            opening = "," if parts else "{"
+            name = string(self.plan.schema.columns[i].name)
+            parts += [f"{opening}{name}:", *self.member(side, i)]
+        return [*parts, "}"] if parts else ["{}"]
 
     def _envelope(self, side: str) -> list[Part]:
-        now = self._rows.now_ns
+        now, columns = self.rows.now_ns, self.plan.columns
         return [
             '{"before":',
             *self._before(side),
             ',"after":',
-            *(["null"] if side == "b" else self._after()),
+            *(["null"] if side == "b" else self._object("a", columns)),
             ',"source":',
             *self._source(),
             ',"transaction":null,"op":"',
-            "d" if side == "b" else self._rows.column("op"),
+            "d" if side == "b" else self.rows.column("op"),
             f'","ts_ms":{now // 1_000_000},"ts_us":{now // 1_000},"ts_ns":{now}}}',
         ]
 
-    # -- the row ----------------------------------------------------------------------------
-
-    def _after(self) -> list[Part]:
-        return _object([(i, self._token("a", i)) for i in self._plan.columns], self._plan)
-
     def _before(self, side: str) -> list[Part]:
-        """The row before, where the source sent the whole of it. Of a delete the key is always
-        there; what is not known of the others is null, or zero where the column is NOT NULL."""
-        rows, plan = self._rows, self._plan
-        if side == "b":
-            return _object([(i, self._before_token(i)) for i in plan.columns], plan)
-        if plan.schema.before_image is not BeforeImage.FULL or not rows.known:
+        there = self.shows_before(side)
+        if there is None:
             return ["null"]
-        if not pc.any(rows.had_before).as_py():
-            return ["null"]
-        image = _object([(i, self._before_token(i)) for i in plan.columns], plan)
-        return [pc.if_else(rows.had_before, joined(image, rows.count), "null")]
-
-    def _before_token(self, i: int) -> Part:
-        if i in self._rows.known:
-            return self._token("b", i)
-        column = self._plan.schema.columns[i]
-        return "null" if column.nullable else field_of(column).zero
-
-    def _token(self, side: str, i: int) -> pa.Array:
-        name = f"{side}{i}"
-        if name not in self._made:
-            column = self._plan.schema.columns[i]
-            self._made[name] = tokens(field_of(column), column, self._rows.column(name))
-        return self._made[name]
-
-    # -- where it comes from ------------------------------------------------------------------
+        image = self._object("b", self.plan.columns)
+        if isinstance(there, bool):
+            return image
+        return [pc.if_else(there, joined(image, self.rows.count), "null")]
 
     def _source(self) -> list[Part]:
-        plan, rows = self._plan, self._rows
-        origin, table = plan.origin, plan.schema.table
+        rows, source = self.rows, self.source
         micros = rows.column("commit_us")
         texts = micros.cast(pa.string())
         millis = pc.divide(micros, 1_000).cast(pa.string())
-        schema = "" if origin.schema_is_database else f'"schema":{string(table.schema)},'
-        database = table.schema if origin.schema_is_database else origin.database
-        first = {
-            "version": __version__,
-            "connector": origin.connector,
-            "name": table.source,
-        }
+        schema = "" if source.schema is None else f'"schema":{string(source.schema)},'
+        first = {"version": source.version, "connector": source.connector, "name": source.name}
         return [
             json.dumps(first, ensure_ascii=False, separators=(",", ":"))[:-1],
             ',"ts_ms":',
             millis,
-            f',"snapshot":"{str(rows.scan).lower()}","db":{string(database)}',
+            f',"snapshot":"{source.snapshot}","db":{string(source.database)}',
             ',"sequence":"[null,\\"',
             rows.column("seq").cast(pa.string()),
             '\\"]","ts_us":',
             texts,
             ',"ts_ns":',
             texts,
-            f'000,{schema}"table":{string(table.name)},"txId":',
+            f'000,{schema}"table":{string(source.table)},"txId":',
             *(["null"] if rows.scan else [rows.column("xid").cast(pa.string())]),
             "}",
         ]
-
-
-def _object(members: Sequence[tuple[int, Part]], plan: MessagePlan) -> list[Part]:
-    parts: list[Part] = []
-    for i, token in members:
-        opening = "," if parts else "{"
-        parts += [f"{opening}{string(plan.schema.columns[i].name)}:", token]
-    return [*parts, "}"] if parts else ["{}"]
 
 
 def with_tombstones(messages: pa.RecordBatch) -> pa.RecordBatch:

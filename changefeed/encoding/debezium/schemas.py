@@ -15,14 +15,14 @@ from changefeed.encoding.plan import MessagePlan
 Schema = dict[str, Any]
 
 
-def key_schema(plan: MessagePlan) -> Schema:
-    """The schema of a message key."""
-    return _struct(f"{plan.topic}.Key", _columns(plan, plan.message_key), optional=False)
+def key_schema(plan: MessagePlan, base: str) -> Schema:
+    """The schema of a message key; the names of what is made of the table begin with ``base``."""
+    return _struct(f"{base}.Key", _columns(plan, plan.message_key), optional=False)
 
 
-def value_schema(plan: MessagePlan) -> Schema:
-    """The schema of a message value."""
-    row = _struct(f"{plan.topic}.Value", _columns(plan, plan.columns), optional=True)
+def value_schema(plan: MessagePlan, base: str) -> Schema:
+    """The schema of a message value, likewise."""
+    row = _struct(f"{base}.Value", _columns(plan, plan.columns), optional=True)
     fields = [
         row | {"field": "before"},
         row | {"field": "after"},
@@ -31,7 +31,7 @@ def value_schema(plan: MessagePlan) -> Schema:
         _plain("string", optional=False) | {"field": "op"},
         *(_plain("int64", optional=True) | {"field": name} for name in ("ts_ms", "ts_us", "ts_ns")),
     ]
-    return _struct(f"{plan.topic}.Envelope", fields, optional=False) | {"version": 2}
+    return _struct(f"{base}.Envelope", fields, optional=False) | {"version": 2}
 
 
 def with_schema(schema: Schema) -> str:
