@@ -36,12 +36,10 @@ class SparkState:
     """What the choice needs to know of the node's Spark.
 
     Attributes:
-        installed: it can be started here.
         ready: a session is there.
         cores: tasks that run at the same time.
     """
 
-    installed: bool
     ready: bool
     cores: int
 
@@ -75,8 +73,6 @@ def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineC
         return EngineChoice(False, work.hindrance)
     if asked is EngineOption.DRIVER:
         return EngineChoice(False, "engine = 'driver'")
-    if not state.installed:
-        return EngineChoice(False, "Spark cannot be started here")
     if work.rows < LEAST_JOB_ROWS:
         return EngineChoice(False, f"fewer than {LEAST_JOB_ROWS:,} rows")
     if asked is EngineOption.SPARK:

@@ -145,6 +145,7 @@ class Backlog:
         self._outlet = outlet
         self._note = note
         self._refused_upto = Timestamp.ZERO
+        self._told_missing = False
 
     def deliver(
         self,
@@ -174,6 +175,9 @@ class Backlog:
             return Progress(node_upto=self._refused_upto)
         found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes))
         choice = choose_engine(asked, Work(found.rows, lanes), state)
+        if choice.spark and not self._engine.installed:
+            self._tell_missing()
+            return Progress()
         if not choice.spark or interrupted():
             # Behind the mark there may be a range that is worth a job.
             return Progress(node_upto=found.mark)
@@ -186,6 +190,13 @@ class Backlog:
             log.info("feed %s: a lane stopped, the node goes on: %s", self.name, error.message)
             self._refused_upto = found.upto
             return Progress(node_upto=found.upto)
+
+    def _tell_missing(self) -> None:
+        if not self._told_missing:
+            self._told_missing = True
+            text = "no Spark can be started here: the node delivers the backlog itself"
+            log.warning("feed %s: %s", self.name, text)
+            self._note(text)
 
     def _run(
         self,

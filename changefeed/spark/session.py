@@ -15,6 +15,7 @@ of the same context: ``use(packs=...)``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import logging
@@ -135,14 +136,14 @@ class SparkEngine:
         return _LOCAL.match(self.master) is not None
 
     def state(self) -> SparkState:
-        """What the choice of an engine needs to know; starts nothing."""
-        cores = self.cores
+        """What the choice of an engine needs to know; starts nothing.
+
+        Cheap: feeds ask in each round.
+        """
         life = self._life
-        if life is not None and life.usable and not self.local:
-            # A session that dies meanwhile fails the job, which says so.
-            with contextlib.suppress(Exception):
-                cores = int(life.session.result().sparkContext.defaultParallelism)
-        return SparkState(self.installed, self.ready, cores)
+        if life is not None and life.usable:
+            return SparkState(ready=True, cores=life.cores)
+        return SparkState(ready=False, cores=self.cores)
 
     def address(self) -> str:
         """The host at which workers reach this process; waits for the session.
@@ -296,6 +297,15 @@ class _Life:
             given.mkdir(parents=True, exist_ok=True)
         self.scratch = Path(tempfile.mkdtemp(prefix="changefeed-spark-", dir=given)).resolve()
         self._log = engine._log or self.scratch / "spark.log"
+
+    @functools.cached_property
+    def cores(self) -> int:
+        """Tasks that its session runs at the same time."""
+        if not self._engine.local:
+            # A session that dies meanwhile fails the job, which says so.
+            with contextlib.suppress(Exception):
+                return int(self.session.result().sparkContext.defaultParallelism)
+        return self._engine.cores
 
     @property
     def usable(self) -> bool:

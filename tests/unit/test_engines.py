@@ -21,10 +21,9 @@ from changefeed.feeds.lanes import lane_of
 from tests import message_model as model
 
 AUTO, SPARK, DRIVER = EngineOption.AUTO, EngineOption.SPARK, EngineOption.DRIVER
-LAPTOP = SparkState(installed=True, ready=False, cores=2)
-WARM = SparkState(installed=True, ready=True, cores=2)
-CLUSTER = SparkState(installed=True, ready=True, cores=16)
-NONE = SparkState(installed=False, ready=False, cores=2)
+LAPTOP = SparkState(ready=False, cores=2)
+WARM = SparkState(ready=True, cores=2)
+CLUSTER = SparkState(ready=True, cores=16)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,6 @@ NONE = SparkState(installed=False, ready=False, cores=2)
         (AUTO, 50_000, CLUSTER, False),  # less than a job costs
         (SPARK, LEAST_JOB_ROWS, LAPTOP, True),
         (SPARK, LEAST_JOB_ROWS - 1, CLUSTER, False),
-        (SPARK, 1_000_000, NONE, False),
         (DRIVER, 1_000_000_000, CLUSTER, False),
     ],
 )
@@ -59,7 +57,7 @@ def test_a_job_is_as_wide_as_its_work() -> None:
     one = job_seconds(Work(rows, 1), CLUSTER) - JOB_SECONDS
     eight = job_seconds(Work(rows, 8), CLUSTER) - JOB_SECONDS
     assert one == pytest.approx(8 * eight)
-    cold = SparkState(installed=True, ready=False, cores=16)
+    cold = SparkState(ready=False, cores=16)
     assert job_seconds(Work(rows, 8), cold) - JOB_SECONDS - eight == pytest.approx(SESSION_SECONDS)
 
 
