@@ -55,14 +55,17 @@ def query_problems(
     if compiled.uses_prev and compiled.source.before_image is not BeforeImage.FULL:
         problems.append(no_images(compiled))
         problems[-1].span = to_span(target.name.span)
-    needs_before = options is not None and options.needs_before
-    if needs_before and (compiled.tells_change or compiled.of_changes):
+    debezium = options is not None and options[ENVELOPE] is Envelope.DEBEZIUM
+    shows_before = options is not None and (options.needs_before or debezium)
+    if shows_before and (compiled.tells_change or compiled.of_changes):
         problems.append(
             ChangefeedError(
                 "CF1205",
                 "the row before a change cannot be shown for a query that uses event_op(), "
                 "event_timestamp() or cdc_prev",
-                hint="leave out diff and select what you want of cdc_prev.",
+                hint="use another envelope, and select what you want of cdc_prev."
+                if debezium
+                else "leave out diff and select what you want of cdc_prev.",
                 span=span,
             )
         )

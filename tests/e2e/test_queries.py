@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -287,6 +288,33 @@ def test_kafka_gets_keys_of_the_table_in_order_whatever_the_select_has(
         b"[3]": ["OPEN"],
     }
     assert found[b"[2]"] == [{"__crdb__": {"key": [2]}, "state": "CLOSED"}]
+
+
+@pytest.mark.extended
+def test_debezium_s_envelope_of_a_query(feeds: Feeds, postgres: Database, tmp_path: Path) -> None:
+    into = f"INTO 'experimental-sql:///sqlite:///{tmp_path}/out.db' WITH envelope = 'debezium'"
+    code, message, hint, _ = refused(
+        feeds, f"CREATE CHANGEFEED f {into} AS SELECT id, event_op() AS o FROM orders"
+    )
+    assert code == "CF1205" and "the row before a change cannot be shown" in message
+    assert hint.startswith("use another envelope")
+    feeds.execute(
+        f"CREATE CHANGEFEED f {into} AS SELECT id, total * 2 AS t FROM orders WHERE status = 'open'"
+    )
+    feeds.sync("f")
+    postgres.execute("update orders set total = 2 where id = 1")
+    postgres.execute("update orders set status = 'closed' where id = 1")
+    feeds.sync("f")
+    with sqlite3.connect(tmp_path / "out.db") as found:
+        texts = found.execute("SELECT value FROM changefeed_messages ORDER BY rowid").fetchall()
+    values = [json.loads(text) for (text,) in texts if text]
+    three, four, six = ({"id": n, "t": t} for n, t in ((1, "ASw="), (1, "AZA="), (3, "Alg=")))
+    assert [(v["op"], v["before"], v["after"]) for v in values] == [
+        ("r", None, three),
+        ("r", None, six),
+        ("u", three, four),
+        ("d", four, None),
+    ]
 
 
 def test_a_lake_table_is_kept_equal_to_the_query(
