@@ -211,7 +211,7 @@ def spark_source(found: list[Block], folder: Path) -> None:
 
 
 def sink_guide(found: list[Block], folder: Path) -> None:
-    own, conformance, merging = found
+    own, features, conformance, merging = found
     names: dict[str, object] = {"pytest": pytest}
     header = """
 from collections.abc import Mapping
@@ -226,6 +226,14 @@ from changefeed.core.uri import SinkURL
     made = kind("mysink://host/?token=a&parallel=7")
     assert (made._host, made._token, made._parallel) == ("host", "a", 7)
     assert isinstance(kind.capabilities, Capabilities)
+    header += """
+from changefeed.options import Feature, own_option
+from changefeed.options.types import Text
+from sinks.base import Accepts
+"""
+    exec(header + features.text, names)
+    kind = names["MySink"]
+    assert [option.name for option in kind.capabilities.options] == ["greeting"]
     for block in (conformance, merging):
         body = {"pytest": pytest, "MyHarness": object}
         exec("from __future__ import annotations\n" + block.text, body)
