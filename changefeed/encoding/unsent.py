@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form
 from changefeed.core.shapes import Envelope
+from changefeed.encoding.debezium.fields import Way, field_of
 from changefeed.encoding.plan import MessagePlan
 
 #: What stands in the place of an unsent value.
@@ -54,7 +55,7 @@ def _placeholder(column: Column, plan: MessagePlan) -> str:
     """The placeholder as a value of the log."""
     debezium = plan.envelope is Envelope.DEBEZIUM
     text = UNAVAILABLE if debezium else UNSENT
-    if column.physical != "string":
+    if column.physical != "string" or (debezium and not _holds_text(column)):
         raise ChangefeedError(
             "CF4001",
             f"a value of column {column.name} of {plan.schema.table} was not sent, and its type "
@@ -70,3 +71,9 @@ def _placeholder(column: Column, plan: MessagePlan) -> str:
         return text  # there it is a string
     token = json.dumps(text)
     return f"[{token}]" if column.logical.startswith("array<") else token
+
+
+def _holds_text(column: Column) -> bool:
+    """Debezium's messages have a text or bytes of the column, or an array of texts."""
+    field = field_of(column)
+    return (field.items or field).way is Way.TEXT or field.way is Way.BYTES

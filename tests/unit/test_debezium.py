@@ -193,6 +193,15 @@ def test_a_value_that_was_not_sent_has_debezium_s_placeholder() -> None:
     assert value["before"] is None
 
 
+@pytest.mark.parametrize("logical", ["array<int32>", "decimal", "decimal(12,2)"])
+def test_a_value_that_was_not_sent_and_has_no_placeholder_is_refused(logical: str) -> None:
+    columns = (KEY, column("n", logical))
+    with pytest.raises(ChangefeedError, match="a value of column n of") as caught:
+        sent(plan(columns, BeforeImage.KEY), change("u", (1, None), missing='["n"]'))
+    assert caught.value.code == "CF4001"
+    assert "REPLICA IDENTITY FULL" in caught.value.hint
+
+
 def test_marks_are_read_by_a_reader_of_schemas() -> None:
     at = Timestamp(7, 0)
     plain = mark_payload(Envelope.DEBEZIUM, "resolved", at)
