@@ -21,7 +21,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from sinks.base import Difference
 from sinks.differences import DifferenceText
-from sinks.lake.merge import CURRENT, Layout, quote
+from sinks.history import IS_CURRENT
+from sinks.lake.merge import Layout, quote
 from sinks.lake.types import spark_type, typed
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class LakeComparison:
         # Rows that were there before an existing target was taken over have no version.
         rows = [f"{quote(self._layout.sequence)} IS NOT NULL"]
         if self._layout.history == "scd2":
-            rows.append(quote(CURRENT))
+            rows.append(quote(IS_CURRENT))
         elif self._layout.soft:
             rows.append(f"NOT {quote(self._layout.deleted)}")
         return f"SELECT {', '.join(listed)} FROM {self._lake.ident} WHERE {' AND '.join(rows)}"

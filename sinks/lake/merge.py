@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from changefeed.core.schema import Column, TableSchema
-from sinks.lake.staging import COMMITTED, MISSING, OPERATION, ORDER, VERSION
+from sinks import history as past
+from sinks.history import IS_CURRENT, READ, TRUNCATE, VALID_FROM, VALID_TO
+from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
 from sinks.lake.types import spark_type, typed
 
 #: What a soft-deleted row is marked in, by format: Iceberg has a use of its own for _deleted.
 DELETED = {"delta": "_deleted", "iceberg": "_is_deleted"}
-#: Columns of history = 'scd2', of history = 'append'.
-VALID_FROM, VALID_TO, CURRENT = "_valid_from", "_valid_to", "_is_current"
-CHANGE, CHANGED_AT, CHANGE_ORDER = "_operation", "_changed_at", "_ordinal"
 #: The number of a row among equal ones, where the table has no key.
 NUMBER = "_occurrence"
 
@@ -55,12 +54,57 @@ class Layout:
         if keyless and self.history == "off":
             own.append((NUMBER, "bigint"))
         if self.history == "append":
-            own += [(CHANGE, "string"), (CHANGED_AT, "timestamp"), (CHANGE_ORDER, "int")]
+            own += [
+                (past.OPERATION, "string"),
+                (past.ORDER, "bigint"),
+                (past.COMMITTED_AT, "timestamp"),
+            ]
         elif self.history == "scd2":
-            own += [(VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (CURRENT, "boolean")]
+            own += [(VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (IS_CURRENT, "boolean")]
         if self.soft and self.history != "append":
             own.append((self.deleted, "boolean"))
         return tuple(own)
+
+
+def word_of(operation: str) -> str:
+    """SQL for what ``_operation`` says of an operation of the log."""
+    cases = [f"WHEN {literal(code)} THEN {literal(word)}" for code, word in past.OPERATIONS.items()]
+    return f"CASE {operation} {' '.join(cases)} END"
+
+
+def truncation(target: str, layout: Layout, at: int) -> str:
+    """The row that says of a table that keeps all changes that the source's was emptied."""
+    own = {
+        layout.sequence: str(at),
+        past.OPERATION: literal(TRUNCATE),
+        past.COMMITTED_AT: moment(str(at)),
+    }
+    columns = ", ".join(map(quote, own))
+    return f"INSERT INTO {target} ({columns}) VALUES ({', '.join(own.values())})"
+
+
+def broken_scans(target: str, layout: Layout, scanned: int, at: int) -> str:
+    """Of a table that keeps all changes the rows of scans between two whole ones go."""
+    number = quote(layout.sequence)
+    return (
+        f"DELETE FROM {target} WHERE {quote(past.OPERATION)} = {literal(READ)} "
+        f"AND {number} > {scanned} AND {number} < {at}"
+    )
+
+
+#: What version 0.1 called the columns of ``append``, and its words for their new ones.
+OLD_COLUMNS = {"_changed_at": past.COMMITTED_AT, "_ordinal": past.ORDER}
+_OLD_WORDS = {**past.OPERATIONS, "t": TRUNCATE}
+
+
+def reworded(target: str) -> str:
+    """The words of a table of version 0.1 become those of now."""
+    change = quote(past.OPERATION)
+    cases = [f"WHEN {literal(code)} THEN {literal(word)}" for code, word in _OLD_WORDS.items()]
+    return (
+        f"UPDATE {target} SET {change} = CASE {change} {' '.join(cases)} END "
+        f"WHERE {change} IN ({', '.join(map(literal, _OLD_WORDS))})"
+    )
 
 
 def moment(version: str) -> str:
@@ -172,11 +216,11 @@ def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
     names = [c.name for c in schema.columns]
     own = {
         layout.sequence: VERSION,
-        CHANGE: OPERATION,
-        CHANGED_AT: f"timestamp_micros({COMMITTED})",
-        CHANGE_ORDER: ORDER,
+        past.OPERATION: word_of(OPERATION),
+        past.ORDER: SEQ,
+        past.COMMITTED_AT: moment(VERSION),
     }
-    rows = source(schema, view, also=(ORDER, COMMITTED))
+    rows = source(schema, view, also=(SEQ,))
     columns = ", ".join(map(quote, [*names, *own]))
     values = ", ".join([*(f"c{i}" for i in range(len(names))), *own.values()])
     return f"INSERT INTO {target} ({columns}) SELECT {values} FROM ({rows})"
@@ -211,13 +255,13 @@ def versions(
         layout.sequence: f"s.{VERSION}",
         VALID_FROM: moment(f"s.{VERSION}"),
         VALID_TO: moment("s._next"),
-        CURRENT: "s._next IS NULL",
+        IS_CURRENT: "s._next IS NULL",
     }
     if layout.soft:
         columns[layout.deleted] = "false"
-    current, sequence = f"t.{quote(CURRENT)}", f"t.{quote(layout.sequence)}"
+    current, sequence = f"t.{quote(IS_CURRENT)}", f"t.{quote(layout.sequence)}"
     ends = f"s._closes AND {current} AND {sequence} < s.{VERSION}"
-    ended = {VALID_TO: moment(f"s.{VERSION}"), CURRENT: "false"}
+    ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
     if layout.soft:
         ended[layout.deleted] = f"s.{OPERATION} = 'd'"
     sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
@@ -292,7 +336,7 @@ def scanned_versions(
     columns = values | first_version(layout, f"s.{VERSION}")
     return (
         f"MERGE INTO {target} AS t USING ({rows}) AS s "
-        f"ON t.{quote(CURRENT)} AND {_matching(schema, bounds or {})} "
+        f"ON t.{quote(IS_CURRENT)} AND {_matching(schema, bounds or {})} "
         f"WHEN MATCHED AND {newer} THEN UPDATE SET {', '.join(sets)}, "
         f"{quote(layout.sequence)} = s.{VERSION} "
         f"WHEN NOT MATCHED THEN INSERT "
@@ -304,12 +348,16 @@ def first_version(layout: Layout, version: str) -> dict[str, str]:
     """Our columns of a row that comes from a scan: name to SQL."""
     own = {layout.sequence: version}
     if layout.history == "append":
-        own |= {CHANGE: "'r'", CHANGED_AT: moment(version), CHANGE_ORDER: "0"}
+        own |= {
+            past.OPERATION: literal(READ),
+            past.ORDER: "0L",
+            past.COMMITTED_AT: moment(version),
+        }
     elif layout.history == "scd2":
         own |= {
             VALID_FROM: moment(version),
             VALID_TO: "cast(NULL AS timestamp)",
-            CURRENT: "true",
+            IS_CURRENT: "true",
         }
     if layout.soft and layout.history != "append":
         own[layout.deleted] = "false"
@@ -322,10 +370,10 @@ def remove(target: str, layout: Layout, condition: str, at: int) -> str:
     A table that keeps every change loses nothing.
     """
     if layout.history == "scd2":
-        sets = f"{quote(VALID_TO)} = {moment(str(at))}, {quote(CURRENT)} = false"
+        sets = f"{quote(VALID_TO)} = {moment(str(at))}, {quote(IS_CURRENT)} = false"
         if layout.soft:
             sets += f", {quote(layout.deleted)} = true"
-        return f"UPDATE {target} SET {sets} WHERE {quote(CURRENT)} AND {condition}"
+        return f"UPDATE {target} SET {sets} WHERE {quote(IS_CURRENT)} AND {condition}"
     if layout.soft:
         sets = f"{quote(layout.deleted)} = true, {quote(layout.sequence)} = {at}"
         return f"UPDATE {target} SET {sets} WHERE NOT {quote(layout.deleted)} AND {condition}"

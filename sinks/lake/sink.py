@@ -247,7 +247,7 @@ class LakeSink(Sink):
         with self._writing(target, event.schema) as lake:
             sequence = merge.quote(self._layout.sequence)
             if self._layout.history == "append":
-                statement = _truncation(lake, event.at)
+                statement = merge.truncation(lake.ident, self._layout, event.at.version)
             else:
                 condition = f"{sequence} <= {event.at.version}"
                 if policy_of(self._options) is not ExistingTarget.MERGE:
@@ -285,7 +285,14 @@ class LakeSink(Sink):
         """See :meth:`sinks.base.Sink.end_scan`."""
         self._check_key(schema)
         with self._writing(target, schema) as lake:
-            if target.topic in self._new or self._layout.history == "append":
+            if self._layout.history == "append":
+                with lake.commit_notes(self._opened.feed, at):
+                    lake.run(
+                        merge.broken_scans(lake.ident, self._layout, lake.scanned(), at.version)
+                    )
+                lake.set_scanned(at.version)
+                return
+            if target.topic in self._new:
                 return
             condition = f"{merge.quote(self._layout.sequence)} < {at.version}"
             with lake.commit_notes(self._opened.feed, at):
@@ -378,14 +385,6 @@ class LakeSink(Sink):
 
     def _statement(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> str:
         layout, limits = self._layout, _limits(schema, files)
-        if layout.history != "off" and any(file.incomplete for file in files):
-            raise ChangefeedError(
-                "CF5003",
-                f"table {schema.table} has a change with an unchanged value that the source did "
-                "not send, and history needs whole rows",
-                hint="make the source log whole old rows (PostgreSQL: ALTER TABLE "
-                f"{schema.table.schema}.{schema.table.name} REPLICA IDENTITY FULL), then RESUME.",
-            )
         if layout.history == "append":
             return merge.append(lake.ident, schema, layout, VIEW)
         if schema.keyless:
@@ -710,17 +709,6 @@ def _limits(schema: TableSchema, files: Sequence[Staged]) -> dict[str, tuple[obj
         if limit is not None and merge.comparable(schema.columns[number]):
             found[f"c{number}"] = limit
     return found
-
-
-def _truncation(lake: LakeTable, at: Timestamp) -> str:
-    own = {
-        lake.layout.sequence: str(at.version),
-        merge.CHANGE: "'t'",
-        merge.CHANGED_AT: merge.moment(str(at.wall)),
-        merge.CHANGE_ORDER: "0",
-    }
-    columns = ", ".join(map(merge.quote, own))
-    return f"INSERT INTO {lake.ident} ({columns}) VALUES ({', '.join(own.values())})"
 
 
 def _staged_form(rows: DataFrame, schema: TableSchema) -> DataFrame:

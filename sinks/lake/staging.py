@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Staged columns besides ``c0..cn``.
 OPERATION, VERSION, SEQ, ORDER = "_op", "_v", "_seq", "_ord"
-COMMITTED, MISSING = "_us", "_missing"
+MISSING = "_missing"
 
 #: Rows of one row group: two cores share a file of this many times two.
 ROW_GROUP = 65_536
@@ -111,7 +111,6 @@ def staged_table(batch: Batch) -> pa.Table:
         VERSION: pc.add(rows["wall"], rows["logical"].cast(pa.int64())),
         SEQ: rows["seq"],
         ORDER: rows["ord"],
-        COMMITTED: rows["commit_us"],
     }
     gone = pc.equal(rows["op"], "d")
     for number in range(len(schema.columns)):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
+from sinks.history import OPERATION, READ
+from sinks.lake import merge
 from sinks.lake.applied import Applied
 from sinks.lake.merge import Layout, literal, quote
 from sinks.lake.place import Place
@@ -30,6 +32,8 @@ APPLIED, RESOLVED, FEED = "changefeed.applied", "changefeed.resolved", "changefe
 SOURCE, OWNER, OWNER_FEED = "changefeed.source", "changefeed.owner", "changefeed.feed"
 #: Property of a table: the place of the last change of shape it followed.
 SHAPE = "changefeed.shape"
+#: Property of a table that keeps all changes: the version of its last whole scan.
+SCANNED = "changefeed.scanned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,16 @@ class LakeTable(ABC):
             f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SHAPE)} = '{version}.{seq}')"
         )
 
+    def scanned(self) -> int:
+        """Version of the last scan that was ended; 0 before there was one."""
+        return int(self.setting(SCANNED) or 0)
+
+    def set_scanned(self, version: int) -> None:
+        """Record that a scan was ended."""
+        self.session.sql(
+            f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SCANNED)} = '{version}')"
+        )
+
     # -- shape ------------------------------------------------------------------------------
 
     def columns(self) -> dict[str, str]:
@@ -183,6 +197,8 @@ class LakeTable(ABC):
             mark = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
             self.create(columns, mark)
             return True
+        if self.layout.history == "append":
+            self._update_history()
         found = fit(schema, self.layout, self.format, self.columns())
         if found.problems:
             raise found.problems[0]
@@ -223,6 +239,26 @@ class LakeTable(ABC):
         for _, to in moves:
             self._rename(f"_{to}_renamed", to)
         self.ensure(new)
+
+    def _update_history(self) -> None:
+        """Bring a table of version 0.1 into the form of now; after a crash, the rest of it.
+
+        The scans that it has count as whole: whether one broke off, nobody recorded.
+        """
+        present = self.columns()
+        # A column of the source may have an old name; then the new one is there as well.
+        old = [
+            was for was, now in merge.OLD_COLUMNS.items() if was in present and now not in present
+        ]
+        if not old:
+            return
+        number = quote(self.layout.sequence)
+        read = f"{quote(OPERATION)} IN ('r', {literal(READ)})"
+        found = self.session.sql(f"SELECT max({number}) FROM {self.ident} WHERE {read}").collect()
+        self.set_scanned(max(int(found[0][0] or 0), self.scanned()))
+        self.run(merge.reworded(self.ident))
+        for name in old:
+            self._rename(name, merge.OLD_COLUMNS[name])
 
     def _rename(self, name: str, to: str) -> None:
         if name.lower() in {column.lower() for column in self.columns()}:

@@ -675,19 +675,51 @@ def keeps_versions(harness: MergeHarness) -> None:
 
 
 def appends_changes(harness: MergeHarness) -> None:
-    """``history = 'append'``: a row for each change, none twice."""
+    """``history = 'append'``: a row for each change, none twice, in the one form of all targets
+    (:mod:`sinks.history`); what a scan that broke off left goes with the next whole one."""
     options = {"history": "append"}
-    source = Source(_keyed())
+    schema = table_of("t", key=("a",), a="int32", b="text", c="text")
+    source = Source(schema, table_of("v", key=("a",), a="int32", b="text"))
+    source.load("t", [{"a": i, "b": "old", "c": "large"} for i in (7, 8)])
     feed = feed_of(harness, source, options)
+    broken = feed.open(harness.sink(options))
+    feed.scan(broken, "t", upto=1, end=False)
+    broken.close()
+    source.commit(insert("v", a=1, b="x"))
     sink = feed.open(harness.sink(options))
-    source.commit(insert("t", a=1, b="x"))
-    source.commit(update("t", {"a": 1}, b="y"), insert("t", a=2, b="x"))
+    scanned = feed.scan(sink, "t").version
+    source.commit(insert("t", a=1, b="x", c="large"))
+    source.commit(update("t", {"a": 1}, ["c"], b="y"), insert("t", a=2, b="x", c="large"))
     feed.deliver(sink)
     source.commit(delete("t", a=1))
     feed.deliver(sink)
+    source.commit(truncate("t"))
+    feed.deliver(sink)
     feed.deliver(sink, 0)
-    found = [(row["a"], row["b"]) for row in harness.rows(harness.topic("t"))]
-    assert sorted(found, key=repr) == sorted([(1, "x"), (1, "y"), (2, "x"), (1, None)], key=repr)
+    found = harness.rows(harness.topic("t"))
+    shown = [(row["_operation"], row["a"], row["b"], row["c"]) for row in found]
+    expected: list[tuple[str, int | None, str | None, str | None]] = [
+        ("READ", 7, "old", "large"),
+        ("READ", 8, "old", "large"),
+        ("INSERT", 1, "x", "large"),
+        ("UPDATE", 1, "y", None),  # the source did not send it
+        ("INSERT", 2, "x", "large"),
+        ("DELETE", 1, None, None),
+        ("TRUNCATE", None, None, None),
+    ]
+    assert sorted(shown, key=repr) == sorted(expected, key=repr)
+    for row in found:
+        own = {"_operation", "_sequence_num", "_ord", "_committed_at"}
+        assert set(row) - {"a", "b", "c", "_row"} == own
+        assert row["_committed_at"] is not None
+        if row["_operation"] == "READ":
+            assert row["_sequence_num"] == scanned
+    order = sorted(
+        (row["_sequence_num"], row["_ord"] or 0, row["_operation"], row["a"])
+        for row in found
+        if row["_operation"] != "READ"
+    )
+    assert [(row[2], row[3]) for row in order] == [(e[0], e[1]) for e in expected[2:]]
     sink.close()
 
 

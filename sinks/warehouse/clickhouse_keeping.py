@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
+from sinks.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import clickhouse_rows as rows
 from sinks.warehouse import evolution
@@ -50,19 +51,9 @@ from sinks.warehouse.clickhouse_rows import (
 )
 from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect, Warehouse
-from sinks.warehouse.staging import OPERATION, ORDER, SEQUENCE, Shape
+from sinks.warehouse.staging import SEQUENCE, Shape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import (
-    COMMITTED_AT,
-    DELETED,
-    IS_CURRENT,
-    VALID_FROM,
-    VALID_TO,
-    History,
-    Keeping,
-    Staged,
-    Table,
-)
+from sinks.warehouse.tables import DELETED, History, Keeping, Staged, Table
 
 ROWS = "_rows_"
 """What the name of a table of rows begins with."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sinks.history import COMMITTED_AT, OPERATION, ORDER
 from sinks.warehouse.applied import LAST
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
-from sinks.warehouse.staging import BEFORE, MISSING, OPERATION, ORDER, SEQUENCE, Shape, staged_name
-from sinks.warehouse.tables import COMMITTED_AT, DELETED, Staged, Table
+from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE, Shape, staged_name
+from sinks.warehouse.tables import DELETED, Staged, Table
 
 IS_DELETED, ROW, COPIES, GONE, SEEN = "_is_deleted", "_row", "_copies", "_gone", "_seen"
 NEXT, CURRENT, SEEN_LAST, COPY = "_next", "_current", "_last", "_copy"

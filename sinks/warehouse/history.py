@@ -1,30 +1,25 @@
 """Targets that keep older versions: every change (``append``) or the time of each (``scd2``).
 
-``append``: one row a change, with ``_operation`` (INSERT, UPDATE, DELETE, READ, TRUNCATE),
-``_sequence_num``, ``_ord`` and ``_committed_at``. A DELETE has the columns of the key (of the whole
-row where there is no key). A key written several times in one transaction is one change.
-
-``scd2``: one row a version, true from ``_valid_from`` until before ``_valid_to`` (NULL: still
-is), with ``_is_current``. A scan makes a version only of rows that differ from the current one.
-
-A value that the source did not send (``_missing``) is NULL in both: such a row is being deleted or
-rewritten at the source.
+Their form is :mod:`sinks.history`'s. A scan makes a version of ``scd2`` only of rows that differ
+from the current one.
 """
 
 from __future__ import annotations
 
 from changefeed.core.clock import Timestamp
-from sinks.warehouse.merge import typed, unapplied
-from sinks.warehouse.staging import OPERATION, ORDER, SEQUENCE, Shape, before_name
-from sinks.warehouse.tables import (
+from sinks.history import (
     COMMITTED_AT,
     IS_CURRENT,
+    OPERATION,
+    ORDER,
+    READ,
+    TRUNCATE,
     VALID_FROM,
     VALID_TO,
-    History,
-    Staged,
-    Table,
 )
+from sinks.warehouse.merge import typed, unapplied
+from sinks.warehouse.staging import SEQUENCE, Shape, before_name
+from sinks.warehouse.tables import History, Staged, Table
 
 
 def append(table: Table, staged: Staged) -> list[str]:
@@ -53,7 +48,7 @@ def begin_scan(table: Table) -> list[str]:
         return []
     q = table.d.quote
     return [
-        f"DELETE FROM {table.name} WHERE {q(OPERATION)} = 'READ' "
+        f"DELETE FROM {table.name} WHERE {q(OPERATION)} = '{READ}' "
         f"AND {q(table.sequence)} > {table.applied.value('scanned')}"
     ]
 
@@ -144,7 +139,7 @@ def truncate(table: Table, shape: Shape, at: Timestamp) -> list[str]:
     if table.keeping.history is History.APPEND:
         names = ", ".join(map(q, (table.sequence, OPERATION, COMMITTED_AT)))
         return [
-            f"INSERT INTO {table.name} ({names}) SELECT {at.version}, 'TRUNCATE', {instant} "
+            f"INSERT INTO {table.name} ({names}) SELECT {at.version}, '{TRUNCATE}', {instant} "
             "FROM (SELECT 1 AS one) AS o"
         ]
     return [

@@ -12,9 +12,10 @@ target's place in one step when the scan has ended.
 from __future__ import annotations
 
 from changefeed.core.schema import Column
+from sinks.history import OPERATION
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
-from sinks.warehouse.staging import BEFORE, OPERATION, SEQUENCE, Shape, staged_name
+from sinks.warehouse.staging import BEFORE, SEQUENCE, Shape, staged_name
 from sinks.warehouse.tables import Staged, Table
 
 

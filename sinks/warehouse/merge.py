@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sinks.history import OPERATION, ORDER
 from sinks.warehouse.dialect import Dialect, Merge
-from sinks.warehouse.staging import MISSING, OPERATION, ORDER, SEQUENCE
+from sinks.warehouse.staging import MISSING, SEQUENCE
 from sinks.warehouse.tables import DELETED, Staged, Table
 
 _KEEP = "_keep_"

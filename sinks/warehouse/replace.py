@@ -6,8 +6,9 @@ target before it loses the row.
 
 from __future__ import annotations
 
+from sinks.history import OPERATION
 from sinks.warehouse.dialect import Dialect, Merge
-from sinks.warehouse.staging import OPERATION, SEQUENCE
+from sinks.warehouse.staging import SEQUENCE
 
 
 def delete_insert(d: Dialect, m: Merge) -> list[str]:

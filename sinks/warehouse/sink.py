@@ -36,6 +36,7 @@ from sinks.base import (
     SinkContext,
     Target,
 )
+from sinks.history import ORDER
 from sinks.ownership import Claim, policy_of
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.compare import Comparison
@@ -46,7 +47,7 @@ from sinks.warehouse.owning import (
     Holding,
     Targets,
 )
-from sinks.warehouse.staging import BATCH, ORDER, SEQUENCE, Shape, check_values
+from sinks.warehouse.staging import BATCH, SEQUENCE, Shape, check_values
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import (
     History,

@@ -23,13 +23,14 @@ import pyarrow.compute as pc
 
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
+from sinks.history import OPERATION, ORDER
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import Applied
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.spanner_rows import Key, Value, Wire, digests
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import BEFORE, MISSING, OPERATION, ORDER, SEQUENCE
+from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import DELETED, Keeping, Table
 

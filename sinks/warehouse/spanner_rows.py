@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
+from sinks.history import ORDER
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import ORDER, SEQUENCE, Shape, staged_name
+from sinks.warehouse.staging import SEQUENCE, Shape, staged_name
 
 #: A value on the wire.
 Value = str | bool | float | None

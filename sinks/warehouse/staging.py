@@ -24,15 +24,10 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableSchema
+from sinks.history import OPERATION, OPERATIONS, ORDER
 from sinks.warehouse.dialect import Dialect, TypeRule
 
-BATCH, SEQUENCE, ORDER, OPERATION, MISSING = (
-    "_batch_id",
-    "_sequence_num",
-    "_ord",
-    "_operation",
-    "_missing",
-)
+BATCH, SEQUENCE, MISSING = "_batch_id", "_sequence_num", "_missing"
 META: dict[str, str] = {
     BATCH: "int64",
     SEQUENCE: "int64",
@@ -44,8 +39,8 @@ BEFORE = "_before_"
 #: Bytes of the longest name of a column that every target takes.
 _LONGEST = 63
 
-_OPERATIONS = pa.array(["INSERT", "UPDATE", "DELETE", "READ"])
-_CODES = pa.array(["c", "u", "d", "r"])
+_OPERATIONS = pa.array(list(OPERATIONS.values()))
+_CODES = pa.array(list(OPERATIONS))
 
 
 def before_name(column: str) -> str:

@@ -7,13 +7,12 @@ from enum import StrEnum
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from sinks.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
 from sinks.warehouse.applied import Applied
 from sinks.warehouse.dialect import Dialect, Warehouse
-from sinks.warehouse.staging import BATCH, BEFORE, META, OPERATION, ORDER, SEQUENCE, Shape
+from sinks.warehouse.staging import BATCH, BEFORE, META, SEQUENCE, Shape
 
 DELETED = "_deleted"
-VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
-COMMITTED_AT = "_committed_at"
 
 #: Names that statements use inside.
 _INSIDE = frozenset({"_rank", "_next", "_one", "_change", "_row", "_copies"})
