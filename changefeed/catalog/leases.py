@@ -17,6 +17,9 @@ from changefeed.catalog.store import Store
 #: A node not heard of for this long is dead, seconds.
 NODE_TTL = 10.0
 
+#: No lease is given for longer, seconds.
+LONGEST_LEASE = 60.0
+
 _lease = tables.lease
 _node = tables.node
 
@@ -26,7 +29,8 @@ class Leases(Store):
 
     Time comes from the catalog's clock. Nodes on several machines need clocks that differ by
     less than the leases' length; a worse clock can make two nodes run one job, and the token
-    then lets only the later one write.
+    then lets only the later one write. After a clock was set back, leases and heartbeats of the
+    time before count as ended; those who live renew theirs within seconds.
     """
 
     def acquire_lease(self, job_id: int, node: str, ttl: float) -> Lease | None:
@@ -39,7 +43,7 @@ class Leases(Store):
         now = self._now()
         with self._database.write(notify=False) as transaction:
             row = transaction.execute(select(_lease).where(_lease.c.job_id == job_id)).one_or_none()
-            if row and row.node not in (None, node) and row.expires > now:
+            if row and row.node not in (None, node) and _lasts(row.expires, now):
                 holder = _find_node(transaction, row.node)
                 if holder is None or not _dead_here(holder):
                     return None
@@ -101,7 +105,7 @@ class Leases(Store):
             row = transaction.execute(
                 select(_lease.c.node, _lease.c.expires).where(_lease.c.job_id == job_id)
             ).one_or_none()
-        return row.node if row and row.expires > self._now() else None
+        return row.node if row and _lasts(row.expires, self._now()) else None
 
     def register_node(self, node_id: str, pid: int, host: str | None = None) -> Node:
         """Say that a process runs jobs; forgets nodes long gone."""
@@ -127,13 +131,21 @@ class Leases(Store):
 
     def live_nodes(self) -> list[Node]:
         """Nodes heard of lately and, on this machine, whose process is there; oldest first."""
-        since = self._now() - int(NODE_TTL * 1e9)
+        now, ttl = self._now(), int(NODE_TTL * 1e9)
         with self._database.read() as transaction:
             rows = transaction.execute(
-                select(_node).where(_node.c.seen >= since).order_by(_node.c.started, _node.c.id)
+                select(_node)
+                .where(_node.c.seen >= now - ttl, _node.c.seen <= now + ttl)
+                .order_by(_node.c.started, _node.c.id)
             )
             nodes = [_row_node(row) for row in rows]
         return [node for node in nodes if not _dead_here(node)]
+
+
+def _lasts(expires: int, now: int) -> bool:
+    """A lease has not ended. One that ends later than any can was given before the clock was set
+    back: it must not keep a job for as long as the clock was ahead."""
+    return now < expires <= now + int(LONGEST_LEASE * 1e9)
 
 
 def check_lease(transaction: Transaction, lease: Lease) -> None:

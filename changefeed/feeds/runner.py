@@ -585,6 +585,7 @@ class RetryClock:
 
     def next_pause(self) -> float:
         """Seconds to wait before the next try."""
-        pause: float = min(FIRST_PAUSE_SECONDS * 2**self.attempt, LONGEST_PAUSE_SECONDS)
+        # A bounded exponent: no float holds 2**1024, and an outage of nine hours is as many tries.
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempt, 30), LONGEST_PAUSE_SECONDS)
         self.attempt += 1
         return pause * random.uniform(0.75, 1.25)

@@ -334,7 +334,7 @@ def test_leases_are_renewed_together(catalog: Catalog) -> None:
     held = [lease for lease in leases if lease]
     catalog.release_lease(held[1])
     catalog.acquire_lease(jobs[1].id, "n2", 10)
-    assert catalog.renew_leases(held, 1000) == {jobs[1].id}
+    assert catalog.renew_leases(held, 50) == {jobs[1].id}
     assert catalog.lease_holder(jobs[1].id) == "n2"
     assert catalog.acquire_lease(jobs[0].id, "n2", 10) is None
     assert catalog.renew_leases([], 10) == set()
@@ -585,7 +585,7 @@ def test_a_running_table_below_the_high_water_pulls_it_back(catalog: Catalog) ->
 
 def test_rates_follow_the_counters_and_die_down(catalog: Catalog, state: State) -> None:
     job = catalog.create_job(spec())
-    lease = catalog.acquire_lease(job.id, "n1", 1000)
+    lease = catalog.acquire_lease(job.id, "n1", 50)
     assert lease
     rows = 0
     for _ in range(20):
@@ -647,6 +647,39 @@ def test_a_lease_excludes_until_it_ends(catalog: Catalog, state: State) -> None:
     assert third and third.token > other.token
 
 
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+def test_a_clock_that_jumps_by_a_day_keeps_no_job_from_running(
+    catalog: Catalog, state: State, jump: float
+) -> None:
+    """The node that held the lease died at the jump, on another machine."""
+    job = catalog.create_job(spec())
+    catalog.register_node("dead", 1, "another.host")
+    lease = catalog.acquire_lease(job.id, "dead", 15)
+    assert lease
+    state.clock.advance(jump)
+    assert catalog.live_nodes() == []
+    other = catalog.acquire_lease(job.id, "n2", 15)
+    assert other and other.token > lease.token
+    with pytest.raises(LeaseLost):
+        catalog.renew_lease(lease, 15)
+
+
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+def test_a_node_outlives_a_clock_that_jumps_by_a_day(
+    catalog: Catalog, state: State, jump: float
+) -> None:
+    job = catalog.create_job(spec())
+    catalog.register_node("n1", 1, "another.host")
+    lease = catalog.acquire_lease(job.id, "n1", 15)
+    assert lease
+    state.clock.advance(jump)
+    catalog.heartbeat("n1")
+    assert catalog.renew_leases([lease], 15) == set()
+    assert [node.id for node in catalog.live_nodes()] == ["n1"]
+    assert catalog.lease_holder(job.id) == "n1"
+    assert catalog.acquire_lease(job.id, "n2", 15) is None
+
+
 def test_two_takers_of_a_free_lease(state: State) -> None:
     job = state.open().create_job(spec())
     catalogs = [state.open() for _ in range(4)]
@@ -671,9 +704,9 @@ def test_the_lease_of_a_process_that_died_here_is_free_at_once(catalog: Catalog)
     catalog.register_node("far", child.pid, "another.host")
     catalog.register_node("here", os.getpid(), socket.gethostname())
     assert {node.id for node in catalog.live_nodes()} == {"far", "here"}
-    assert catalog.acquire_lease(job.id, "dead", 1000)
-    assert catalog.acquire_lease(job.id, "far", 1000)
-    assert catalog.acquire_lease(job.id, "here", 1000) is None
+    assert catalog.acquire_lease(job.id, "dead", 50)
+    assert catalog.acquire_lease(job.id, "far", 50)
+    assert catalog.acquire_lease(job.id, "here", 50) is None
 
 
 def test_nodes_live_by_heartbeat(catalog: Catalog, state: State) -> None:

@@ -109,6 +109,34 @@ def test_lock_holds_every_dependency() -> None:
     assert missing == []
 
 
+def test_every_dependency_has_bounds() -> None:
+    """A release of tomorrow that breaks us comes in by a change of ours."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    assert len(wanted) > 20
+    for text in wanted:
+        if text.startswith(f"{project['name']}["):
+            continue
+        operators = {part.operator for part in Requirement(text).specifier}
+        assert operators & {">=", "==", "~="}, f"{text} has no lower bound"
+        assert operators & {"<", "==", "~="}, f"{text} has no upper bound"
+
+
+@pytest.mark.parametrize("lock", sorted(path.name for path in ROOT.glob("*.lock")))
+def test_every_locked_package_has_a_digest(lock: str) -> None:
+    """What is installed is what was locked, whatever a registry or a mirror answers."""
+    logical = (ROOT / lock).read_text().replace("\\\n", " ").splitlines()
+    packages = [
+        line for line in logical if line.strip() and not line.lstrip().startswith(("#", "-"))
+    ]
+    assert packages
+    for line in packages:
+        assert re.match(r"[\w.-]+==\S+", line), f"{line[:60]} is not of one version"
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}(\s|$)", line), f"{line[:60]} has no digest"
+
+
 def test_demo_lock_is_a_part_of_the_whole_lock() -> None:
     """Both environments run the same versions, and the demo's holds all that running needs."""
     everything, demo = _locked("requirements.lock"), _locked("requirements-demo.lock")

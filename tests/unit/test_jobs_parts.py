@@ -112,6 +112,23 @@ class TestRetryClock:
         assert max(pauses) <= 30 * 1.25
         assert pauses[-1] > 20
 
+    def test_a_target_that_is_away_for_days_is_tried_until_the_budget_is_spent(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, wall = 5.0, 1e9
+        monkeypatch.setattr("changefeed.feeds.runner.time.monotonic", lambda: now)
+        monkeypatch.setattr("changefeed.feeds.runner.time.time", lambda: wall)
+        clock, tries = RetryClock(), 0
+        while clock.allows(3 * 86_400):
+            tries += 1
+            now += clock.next_pause()
+            wall += (-1) ** tries * 86_400  # nothing is counted by a clock that jumps
+        assert 3 * 86_400 < now < 3 * 86_400 + 45
+        assert 86_400 * 3 / 30 / 1.25 < tries < 86_400 * 3 / 30 / 0.75 + 10
+        assert clock.attempt == tries
+        clock.reset()
+        assert clock.allows(60) and clock.next_pause() < 1
+
     def test_the_budget_counts_from_the_first_failure(self) -> None:
         clock = RetryClock()
         assert clock.allows(60)
