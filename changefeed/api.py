@@ -33,7 +33,7 @@ from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import connections, feeds, listing, show, sync, verify
-from changefeed.statements.brief import Brief
+from changefeed.statements.brief import Brief, Section
 from changefeed.statements.context import (
     Context,
     FeedHost,
@@ -57,6 +57,7 @@ from sinks.registry import parameters as sink_parameters
 
 __all__ = [
     "Brief",
+    "Section",
     "ClientRow",
     "Engine",
     "FeedFacts",

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -222,10 +223,14 @@ class Client:
             )
         if form is Format.TABLE:
             wanted = self.settings.vertical
-            if wanted is Vertical.ON or (wanted is Vertical.AUTO and result.vertical):
+            if wanted is Vertical.ON:
+                form = Format.VERTICAL
+            elif wanted is Vertical.OFF:
+                result = replace(result, sections=())
+            elif result.vertical and not result.sections:
                 form = Format.VERTICAL
         text = io.StringIO()
-        render(result, form, text, self.width)
+        render(result, form, text, self.width, colour=self.out.isatty())
         self.page(text.getvalue())
 
     def _stream(self, result: Result) -> None:

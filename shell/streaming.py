@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
+from changefeed.core.printable import visible
 from shell.render.formats import Format
-from shell.render.widths import visible
 
 StreamRow = tuple[str | None, str | None, str | None]
 RowWriter = Callable[[StreamRow], None]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 from rich.text import Text
 
+from changefeed.api import Result
 from changefeed.feed_rows import RowLines
+from changefeed.result_tables import print_result
 
 
 def default_console() -> Console:
@@ -72,12 +71,6 @@ class Display:
         """
         self._rows.row(table, key, value, live=live)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """The answer to a SHOW; columns without any value are left out."""
-        picked = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for index in picked:
-            table.add_column(columns[index], overflow="fold")
-        for row in rows:
-            table.add_row(*("" if row[i] is None else str(row[i]) for i in picked))
-        self.console.print(table)
+    def result(self, result: Result) -> None:
+        """The answer to a SHOW, as the prompt shows it."""
+        print_result(result, self.console, self.console.width)

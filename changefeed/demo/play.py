@@ -142,8 +142,7 @@ def _play(stage: _Stage, name: str, text: str, seconds: float) -> None:
         if result.failure is not None:
             raise result.failure
         if result.stream is None and result.rows:
-            shown = result.brief or result
-            stage.display.table(shown.columns, shown.rows)
+            stage.display.result(result)
 
 
 def _watch(

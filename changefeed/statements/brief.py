@@ -28,6 +28,14 @@ class Brief:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """Facts that belong together, as (what it is, the value)."""
+
+    title: str
+    facts: Sequence[tuple[str, Cell]]
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """A feed as it was when a listing looked at it."""
 
@@ -97,6 +105,118 @@ def why(look: Look) -> str | None:
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
         return f"{reason}; {job.hint}"
     return reason
+
+
+#: What SHOW CHANGEFEED f shows a person: title -> (what it is, column).
+_SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
+    "state": (
+        ("status", "status"),
+        ("reason", "running_status"),
+        ("wanted", "wanted"),
+        ("error", "error"),
+        ("what next", "hint"),
+    ),
+    "position": (
+        ("lag", "lag"),
+        ("complete up to", "high_water_timestamp"),
+        ("initial scan", "scan_progress"),
+        ("rows/s", "rows_per_second"),
+        ("bytes/s", "bytes_per_second"),
+        ("rows so far", "emitted_rows"),
+        ("bytes so far", "emitted_bytes"),
+        ("last Spark job", "last_spark_job"),
+    ),
+    "source": (
+        ("connection", "source"),
+        ("tables", "full_table_names"),
+        ("table states", "table_states"),
+        ("held there", "source_holds"),
+        ("error", "source_error"),
+    ),
+    "sink": (
+        ("to", "sink_uri"),
+        ("topics", "topics"),
+        ("format", "format"),
+        ("options", "options"),
+        ("cursor", "cursor"),
+        ("end time", "end_time"),
+    ),
+    "job": (
+        ("id", "job_id"),
+        ("created", "created"),
+        ("started", "started"),
+        ("modified", "modified"),
+        ("finished", "finished"),
+        ("node", "node"),
+    ),
+}
+
+
+def detail(look: Look, columns: Mapping[str, Cell]) -> tuple[Section, ...]:
+    """SHOW CHANGEFEED f in groups, without what has no value or says the status again."""
+    sections = []
+    for title, facts in _SECTIONS.items():
+        found = [(words, columns[name]) for words, name in facts if _worth(name, columns)]
+        heading = f"{look.job.name}: {title}" if title == "state" else title
+        if found:
+            sections.append(Section(heading, found))
+    return tuple(sections)
+
+
+def _worth(name: str, columns: Mapping[str, Cell]) -> bool:
+    value = columns[name]
+    if name == "running_status":
+        # Of a running feed it is the status and the timestamp that stands below.
+        return columns["status"] != str(Status.RUNNING)
+    if name == "wanted":
+        return value != columns["status"]
+    if name == "error":
+        return bool(value) and str(value) not in str(columns["running_status"])
+    return value is not None and str(value) != ""
+
+
+def feed_tables(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief:
+    """SHOW CHANGEFEED f TABLES: how far each table is, and why it is not running."""
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    return Brief(
+        ("table", "state", "lag", "complete_up_to", "rows", "topic", "why"),
+        [
+            (
+                row["table"],
+                row["state"],
+                row["lag"],
+                row["done_upto"],
+                row["emitted_rows"],
+                row["topic"],
+                _joined(row["error"] or row["scan"], row["hint"]),
+            )
+            for row in found
+        ],
+    )
+
+
+def checks(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief:
+    """VALIDATE: where each problem is, and what it is with what to do about it."""
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    return Brief(
+        ("severity", "code", "place", "where", "problem"),
+        [
+            (
+                row["severity"],
+                row["code"],
+                row["place"],
+                row["where"],
+                _joined(row["problem"], row["hint"]),
+            )
+            for row in found
+        ],
+    )
+
+
+def _joined(problem: Cell, hint: Cell) -> str | None:
+    if not problem:
+        return None
+    return f"{problem}  HINT: {hint}" if hint else str(problem)
 
 
 def source_tables(infos: Iterable[TableInfo], watched: Mapping[TableName, Sequence[str]]) -> Brief:

@@ -20,7 +20,7 @@ from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import Source
-from changefeed.statements.brief import Brief
+from changefeed.statements.brief import Brief, Section
 from changefeed.statements.health import Health, health
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -154,6 +154,7 @@ class Result:
             worked, what it looked at does not.
         tag: the statement in capitals, as psql prints it (``CREATE CHANGEFEED``).
         brief: what a person on a terminal is shown in place of columns and rows.
+        sections: the same of a result of one row: its columns in groups.
     """
 
     kind: str = "rows"
@@ -167,6 +168,7 @@ class Result:
     failure: ChangefeedError | None = None
     tag: str = ""
     brief: Brief | None = None
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
 from changefeed.plan.stages import FeedPlan, TableStage
 from changefeed.sources.base import Watch
+from changefeed.statements import brief
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -269,12 +270,17 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
         rows += problem_rows(
             None, getattr(error, "problems", [error]), (), context.text, statement.statement
         )
-        return Result("rows", CHECK_COLUMNS, rows, failure=error)
+        return _checked(rows, error)
     around = context.surroundings(probing=True)
     plan, problems = check_create(plain, around)
     warnings = _source_warnings(plan.source.source, plan.tables, context) if plan else []
     rows += problem_rows(plan, problems, warnings, context.text, plain, _read_from(plain, context))
-    return Result("rows", CHECK_COLUMNS, rows, failure=problems[0] if problems else None)
+    return _checked(rows, problems[0] if problems else None)
+
+
+def _checked(rows: list[tuple[Cell, ...]], failure: ChangefeedError | None) -> Result:
+    shown = brief.checks(CHECK_COLUMNS, rows)
+    return Result("rows", CHECK_COLUMNS, rows, failure=failure, brief=shown)
 
 
 def _read_from(statement: nodes.CreateChangefeed, context: Context) -> str:

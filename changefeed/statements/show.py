@@ -52,7 +52,12 @@ def _detail(job: Job, context: Context) -> Result:
         "node": context.catalog.lease_holder(job.id),
         "generation": job.generation,
     }
-    return Result(columns=tuple(detail), rows=[tuple(detail.values())], vertical=True)
+    return Result(
+        columns=tuple(detail),
+        rows=[tuple(detail.values())],
+        vertical=True,
+        sections=brief.detail(look, detail),
+    )
 
 
 def _last_spark_job(job: Job, context: Context, now: int) -> str | None:
@@ -119,7 +124,7 @@ def _tables(job: Job, context: Context) -> Result:
         "error",
         "hint",
     )
-    return Result(columns=columns, rows=rows)
+    return Result(columns=columns, rows=rows, brief=brief.feed_tables(columns, rows))
 
 
 def _errors(job: Job, context: Context) -> Result:

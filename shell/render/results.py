@@ -12,8 +12,8 @@ from shell.render.people import write_markdown, write_table, write_vertical
 
 Writer = Callable[[Result, TextIO, int | None], None]
 
+#: ``table`` has a look of its own.
 _WRITERS: dict[Format, Writer] = {
-    Format.TABLE: write_table,
     Format.VERTICAL: write_vertical,
     Format.CSV: write_csv,
     Format.JSON: write_json,
@@ -22,7 +22,14 @@ _WRITERS: dict[Format, Writer] = {
 }
 
 
-def render(result: Result, form: Format, out: TextIO, width: int | None = None) -> None:
+def render(
+    result: Result,
+    form: Format,
+    out: TextIO,
+    width: int | None = None,
+    *,
+    colour: bool = False,
+) -> None:
     """Write the rows of ``result``.
 
     Args:
@@ -30,7 +37,10 @@ def render(result: Result, form: Format, out: TextIO, width: int | None = None) 
         form: how.
         out: where; flushed afterwards.
         width: columns of the terminal; None writes as wide as it takes.
+        colour: ``out`` is read on a terminal that can show it.
     """
-    if result.columns:
+    if result.columns and form is Format.TABLE:
+        write_table(result, out, width, colour=colour)
+    elif result.columns:
         _WRITERS[form](result, out, width)
     out.flush()

@@ -1,11 +1,9 @@
-"""How wide a text is on a terminal, and texts made safe and short for one."""
+"""How wide a text is on a terminal, and texts made short for one: the lines of the prompt."""
 
 from __future__ import annotations
 
 import textwrap
 import unicodedata
-
-_BREAKS = {"\n": " ", "\r": " ", "\t": " "}
 
 
 def width(text: str) -> int:
@@ -19,19 +17,6 @@ def _cells(character: str) -> int:
     if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def visible(text: str) -> str:
-    """``text`` on one line; a character that would steer the terminal as ``\\x1b``."""
-    if text.isprintable():
-        return text
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return _BREAKS.get(character) or character.encode("unicode_escape").decode()
 
 
 def clip(text: str, room: int) -> str:

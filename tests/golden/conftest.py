@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+
+from tests.golden.world import World
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,3 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """The golden files are to be written, not compared."""
     return bool(request.config.getoption("--rewrite", default=False))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A catalog, a source and a node without processes."""
+    world = World(tmp_path)
+    yield world
+    world.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from tests.golden import runner
 from tests.golden.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.close()
 
 
 class Evaluate:

@@ -10,11 +10,12 @@ import pytest
 
 from changefeed.api import Brief, Names, Result, Seconds, Size, Worded
 from changefeed.core.errors import ChangefeedError, Problems, Span
+from changefeed.core.printable import visible
+from changefeed.result_tables import fitting
 from shell.diagnostics import Diagnostics
 from shell.render.formats import Format
-from shell.render.people import fitting
 from shell.render.results import render
-from shell.render.widths import clip, pad, visible, width
+from shell.render.widths import clip, pad, width
 from shell.streaming import write_stream
 
 RESULT = Result(
