@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
+from changefeed.options import History
 from sinks.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import clickhouse_rows as rows
@@ -53,7 +54,7 @@ from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.staging import SEQUENCE, Shape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import DELETED, History, Keeping, Staged, Table
+from sinks.warehouse.tables import DELETED, Keeping, Staged, Table
 
 ROWS = "_rows_"
 """What the name of a table of rows begins with."""

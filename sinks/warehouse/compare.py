@@ -15,13 +15,14 @@ from uuid import uuid4
 import pyarrow as pa
 
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.options import History
 from sinks.base import Difference
 from sinks.differences import DifferenceText
 from sinks.history import IS_CURRENT
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.staging import Shape, check_values
 from sinks.warehouse.strategy import is_deleted, ours
-from sinks.warehouse.tables import History, Table
+from sinks.warehouse.tables import Table
 
 #: How long another program may hold the target (a file) before the comparison gives up, seconds.
 PATIENCE = 60.0

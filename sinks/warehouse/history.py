@@ -7,6 +7,7 @@ from the current one.
 from __future__ import annotations
 
 from changefeed.core.clock import Timestamp
+from changefeed.options import History
 from sinks.history import (
     COMMITTED_AT,
     IS_CURRENT,
@@ -19,7 +20,7 @@ from sinks.history import (
 )
 from sinks.warehouse.merge import typed, unapplied
 from sinks.warehouse.staging import SEQUENCE, Shape, before_name
-from sinks.warehouse.tables import History, Staged, Table
+from sinks.warehouse.tables import Staged, Table
 
 
 def append(table: Table, staged: Staged) -> list[str]:

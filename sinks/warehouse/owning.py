@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
-from changefeed.options import ExistingTarget
+from changefeed.options import ExistingTarget, History
 from sinks import ownership
 from sinks.base import SinkContext, Target
 from sinks.ownership import Claim, Owner
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.staging import META, SEQUENCE
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import History, Table
+from sinks.warehouse.tables import Table
 
 
 @dataclass(frozen=True, slots=True)

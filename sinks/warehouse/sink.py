@@ -22,7 +22,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.options import ExistingTarget, Feature
+from changefeed.options import ExistingTarget, Feature, History
 from sinks.base import (
     Accepts,
     Batch,
@@ -49,14 +49,7 @@ from sinks.warehouse.owning import (
 )
 from sinks.warehouse.staging import BATCH, SEQUENCE, Shape, check_values
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import (
-    History,
-    Keeping,
-    Staged,
-    Table,
-    scan_name,
-    staging_name,
-)
+from sinks.warehouse.tables import Keeping, Staged, Table, scan_name, staging_name
 
 log = logging.getLogger("changefeed.sinks.warehouse")
 
@@ -662,7 +655,7 @@ def read_options(options: Mapping[str, object]) -> Keeping:
 
     def text(name: str, default: str) -> str:
         value = options.get(name)
-        return default if value is None else str(getattr(value, "value", value))
+        return default if value is None else str(value)
 
     sequence = text("sequence_column", SEQUENCE)
     return Keeping(

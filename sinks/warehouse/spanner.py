@@ -19,7 +19,7 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
-from changefeed.options import Feature
+from changefeed.options import Feature, History
 from sinks.base import Capabilities, Delivery, Epoch, Pacing, Receipt, Target
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
@@ -32,7 +32,7 @@ from sinks.warehouse.sink import PACE, WarehouseSink, _Known, _new_batch, _Pendi
 from sinks.warehouse.spanner_keeping import FACTS, Progress, Rows, SpannerStrategy
 from sinks.warehouse.spanner_rows import Stretch, TooLarge, Wire, cut
 from sinks.warehouse.staging import Shape
-from sinks.warehouse.tables import History, Table
+from sinks.warehouse.tables import Table
 
 if TYPE_CHECKING:
     from sinks.warehouse.spanner_client import Transaction

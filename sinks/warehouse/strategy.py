@@ -13,6 +13,7 @@ from typing import ClassVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
+from changefeed.options import History
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution, history, keyless
 from sinks.warehouse.applied import Applied
@@ -21,7 +22,6 @@ from sinks.warehouse.merge import merge
 from sinks.warehouse.staging import BATCH, SEQUENCE, Shape
 from sinks.warehouse.tables import (
     DELETED,
-    History,
     Keeping,
     Staged,
     Table,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed.options import History
 from sinks.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
 from sinks.warehouse.applied import Applied
 from sinks.warehouse.dialect import Dialect, Warehouse
@@ -16,14 +16,6 @@ DELETED = "_deleted"
 
 #: Names that statements use inside.
 _INSIDE = frozenset({"_rank", "_next", "_one", "_change", "_row", "_copies"})
-
-
-class History(StrEnum):
-    """What the target keeps of older versions."""
-
-    OFF = "off"
-    SCD2 = "scd2"
-    APPEND = "append"
 
 
 @dataclass(frozen=True, slots=True)

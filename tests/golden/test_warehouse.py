@@ -16,6 +16,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
+from changefeed.options import History
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.bigquery_sql import BigQueryDialect
 from sinks.warehouse.clickhouse_keeping import ClickHouseStrategy
@@ -29,7 +30,7 @@ from sinks.warehouse.snowflake_sql import SnowflakeDialect
 from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import Shape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import History, Keeping, Staged, Table
+from sinks.warehouse.tables import Keeping, Staged, Table
 from tests.golden import runner
 
 

@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import sink_location
+from changefeed.options import History
 from sinks.base import SinkContext
 from sinks.registry import check, open_sink
 from sinks.testing.feed import at
@@ -33,7 +34,7 @@ from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink, read_options
 from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import Shape, before_name, check_values
-from sinks.warehouse.tables import History, Keeping, Table
+from sinks.warehouse.tables import Keeping, Table
 
 DIALECTS: Mapping[str, Dialect] = {
     d.name: d
