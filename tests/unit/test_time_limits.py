@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -20,6 +24,7 @@ from sinks.files.places.spec import PlaceSpec
 from sinks.warehouse import clickhouse_client
 from sinks.webhook.client import Client
 from sinks.webhook.options import parse as webhook_settings
+from tests.services.certificates import write_certificates
 from tests.services.http_faults import FaultyProxy, drip
 
 #: Seconds a server may be silent; a byte comes four times as often.
@@ -76,6 +81,22 @@ def test_elasticsearch(server: FaultyProxy) -> None:
     client = elasticsearch.Cluster(elasticsearch_settings(uri, {}))
     given_up(lambda: client.call("GET", "/"))
     client.close()
+
+
+def test_elasticsearch_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limits, "PATIENCE", 2)
+    certificates = write_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server-keystore.pem")
+    authority = quote(base64.b64encode((certificates / "ca.pem").read_bytes()))
+    with FaultyProxy(1, matching="/", tls=context) as proxy:
+        proxy.always = drip(PAUSE, headers=False)
+        place = f"127.0.0.1:{proxy.port}"
+        uri = f"elasticsearch+https://{place}?timeout=200ms&ca_cert={authority}"
+        client = elasticsearch.Cluster(elasticsearch_settings(uri, {}))
+        given_up(lambda: client.call("GET", "/"))
+        assert len(proxy.seen) == 1
+        client.close()
 
 
 def test_clickhouse(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
