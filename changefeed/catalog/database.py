@@ -216,8 +216,8 @@ def _identity(home: Path) -> tuple[int, int] | None:
 def _refuse_orphans(home: Path) -> None:
     """Raise where a new state would begin beside the change logs of one that was lost.
 
-    Its feeds would be forgotten without a word, and what they hold at their sources (replication
-    slots, which keep the server's log) would stay for ever.
+    Its feeds would be forgotten without a word, and what they hold at their sources, which may
+    keep a server's log, would stay for ever.
     """
     logs = StateLayout(home).change_logs
     if logs:
@@ -226,8 +226,8 @@ def _refuse_orphans(home: Path) -> None:
             f"cannot use state {home}: state.db is gone or empty, and change logs of its feeds "
             f"are still there ({', '.join(log.name for log in logs)})",
             hint="put state.db back from a backup. To begin anew, move the folders log, spool and "
-            f"source of {home} away, and drop the replication slots of the lost state at the "
-            "sources (PostgreSQL: their names begin with changefeed_).",
+            f"source of {home} away, and drop what the lost state held at the sources (its "
+            "names begin with changefeed_).",
         )
 
 
