@@ -3,7 +3,7 @@
 Scans and backlogs of messages are made by the same functions in both places, so the bytes are the
 same; what differs is how many processes share the work, and what it costs to begin. The choice is
 a comparison of two estimates. Its constants were measured on two cores with rows of five columns on
-their way to Kafka (docs/decisions.md, "Where bulk work runs").
+their way to Kafka (docs/decisions/bulk-work.md).
 """
 
 from __future__ import annotations

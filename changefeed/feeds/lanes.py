@@ -3,7 +3,7 @@
 So the lanes of a range of the log run at the same time, in as many processes, and no consumer sees
 two changes of one row in another order than the log's. A lane reads the whole range and keeps the
 rows that are its own: no shuffle, and no row passes through Spark's JVM. What reading costs more
-is less than a shuffle of the rows (``docs/decisions.md``).
+is less than a shuffle of the rows (``docs/decisions/bulk-work.md``).
 """
 
 from __future__ import annotations

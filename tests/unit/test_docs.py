@@ -76,7 +76,18 @@ def test_the_page_on_operating_has_every_metric(tmp_path: Path) -> None:
 
 def test_the_site_has_every_page_once() -> None:
     nav = re.findall(r": (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
-    assert sorted(nav) == sorted(["index.md", *(page.name for page in DOCS.glob("*.md"))])
+    assert sorted(nav) == sorted(
+        ["index.md", *(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))]
+    )
+
+
+def test_the_index_of_decisions_has_each_of_them() -> None:
+    index = (DOCS / "decisions.md").read_text("utf-8")
+    pages = {f"decisions/{page.name}": page for page in (DOCS / "decisions").glob("*.md")}
+    assert set(re.findall(r"\]\((decisions/[^)]+)\)", index)) == set(pages)
+    for page in pages.values():
+        headings = re.findall(r"^## (.*)$", page.read_text("utf-8"), re.MULTILINE)
+        assert headings == ["Context", "Measured", "Decision"], page.name
 
 
 def test_the_home_of_the_site_is_the_readme_with_links_that_stay_inside() -> None:
