@@ -196,6 +196,8 @@ def _bare_string(failure: Failure) -> str | None:
 
 def _quoted_name(failure: Failure) -> str | None:
     if failure.text.startswith("'") and failure.accepts & _NAMES:
+        if "://" in failure.text:
+            return "a source has a name here: CREATE EXTERNAL CONNECTION shop AS '...' gives it one"
         return "names take double quotes or none; single quotes are for strings"
     return None
 

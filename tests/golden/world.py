@@ -10,6 +10,7 @@ from pathlib import Path
 
 from changefeed.api import Engine, FeedPlan, Result, Session
 from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
+from changefeed.catalog.leases import LONGEST_LEASE
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
@@ -293,7 +294,7 @@ class FakeNode:
     def run(self, job_id: int) -> Lease:
         """Take the job and show it running with its tables captured."""
         job = self.catalog.job(job_id)
-        lease = self.catalog.acquire_lease(job_id, "node1", 1e9)
+        lease = self.catalog.acquire_lease(job_id, "node1", LONGEST_LEASE)
         assert lease
         self._leases[job_id] = lease
         slot = f"changefeed_{self.catalog.state_id}_{job.source}"
