@@ -97,15 +97,19 @@ def test_shape(plan: MessagePlan, update: Message, delete: Message) -> None:
     assert found == [update, delete]
 
 
+#: Envelopes whose marks stand beside no row's own columns.
+OBJECTS = (Envelope.WRAPPED, Envelope.ENRICHED, Envelope.DEBEZIUM)
+
+
 @pytest.mark.parametrize("envelope", Envelope)
 def test_marks(envelope: Envelope) -> None:
     for member in ("resolved", "truncate"):
         text = f'{{"{member}": "1.0000000002"}}'
-        if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+        if envelope not in OBJECTS:
             text = f'{{"__crdb__": {text}}}'
         assert mark_payload(envelope, member, Timestamp(1, 2)) == text.encode()
     text = '{"table": "shop.public.t", "truncate": "1.0000000002"}'
-    if envelope not in (Envelope.WRAPPED, Envelope.ENRICHED):
+    if envelope not in OBJECTS:
         text = f'{{"__crdb__": {text}}}'
     assert mark_payload(envelope, "truncate", Timestamp(1, 2), T.table) == text.encode()
 
