@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import Members
 from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Deletes, Envelope, Format
-from changefeed.encoding.plan import MessagePlan, QueryShape, Registered
+from changefeed.encoding.plan import MessagePlan, Origin, QueryShape, Registered
 from tests.message_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
@@ -44,6 +44,8 @@ DIFFERENT: dict[str, object] = {
     "registered": Registered(1, 2),
     "avro_name": "x",
     "avro_namespace": "x",
+    "schemas_enabled": True,
+    "origin": Origin("mysql"),
 }
 
 
