@@ -61,7 +61,7 @@ demo: $(VENV)/.installed-demo ## start a PostgreSQL with a small shop and watch 
 WORKERS ?= 3
 PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: check-static ## check, then every layer against real servers (about 20 minutes)
+test: check-static ## check, then every layer against real servers (about 15 minutes)
 	$(PARALLEL) -m "not extended" $(PYTEST)
 
 test-all: test test-extended ## everything: test, then other versions, stand-ins, stores, random faults

@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.measure import compiled, slowest_imports
+
 PACKAGES = "import click, lark, sqlalchemy, sqlalchemy.dialects.sqlite"
 
 
@@ -38,7 +40,9 @@ def run(words: list[str]) -> Run:
         SystemExit: the process failed; its messages are on standard error.
     """
     begun = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.DEVNULL, env=compiled(os.environ)
+    )
     _, status, used = os.wait4(process.pid, 0)
     wall = time.perf_counter() - begun
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -47,17 +51,16 @@ def run(words: list[str]) -> Run:
     return Run(wall, used.ru_utime + used.ru_stime)
 
 
-def slowest_imports(words: list[str], count: int) -> list[tuple[str, float]]:
-    """The ``count`` modules whose own code took longest to load, in milliseconds."""
+def listing(words: list[str]) -> str:
+    """What ``-X importtime`` says of a run of Python with ``words``."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=compiled(os.environ),
     )
-    found = []
-    for line in done.stderr.splitlines():
-        own, _, rest = line.removeprefix("import time:").partition("|")
-        if own.strip().isdigit():
-            found.append((rest.partition("|")[2].strip(), int(own) / 1000))
-    return sorted(found, key=lambda each: -each[1])[:count]
+    return done.stderr
 
 
 def main() -> None:
@@ -89,7 +92,7 @@ def main() -> None:
                 f"wall {min(wall):.3f} s (median {statistics.median(wall):.3f})"
             )
         if options.imports:
-            for module, milliseconds in slowest_imports(command, options.imports):
+            for module, milliseconds in slowest_imports(listing(command), options.imports):
                 print(f"{milliseconds:8.1f} ms  {module}")
 
 

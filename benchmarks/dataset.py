@@ -21,7 +21,8 @@ from pathlib import Path
 import duckdb
 
 from benchmarks.measure import Meter
-from changefeed.dataset import Dataset, DatasetColumn, run_dataset
+from changefeed.dataset import Dataset, DatasetColumn
+from changefeed.dataset.run import run_dataset
 from changefeed.spark.session import SparkEngine
 
 KEYS, VALUES = 5, 10

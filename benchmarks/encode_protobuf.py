@@ -23,7 +23,7 @@ from benchmarks.encoding import Messages, Row, compare_registered, main, moment_
 from changefeed.core.shapes import Format
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import key_proto, message_header, value_proto
-from tests.proto_reader import message_class
+from tests.helpers.proto_reader import message_class
 
 
 class Peer:

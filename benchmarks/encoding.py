@@ -21,7 +21,7 @@ from benchmarks.measure import Meter
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.shapes import Format
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.plan import MessagePlan, SchemaIds
 
 Row = dict[str, Any]
 #: Keys and values.
@@ -166,7 +166,7 @@ def compare_registered(
         AssertionError: the peer makes other bytes.
     """
     schema = table_of(shape)
-    plan = MessagePlan(schema, shape, format=kind, updated=True, registered=Registered(1, 2))
+    plan = MessagePlan(schema, shape, format=kind, updated=True, registered=SchemaIds(1, 2))
     table = valid_moments(changes(schema, rows), schema)
     some = table.slice(0, min(rows, 50_000))
     peer = make_peer(plan)

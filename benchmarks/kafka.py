@@ -146,14 +146,15 @@ def latency(run: Run, asked: Asked) -> dict[str, Contender]:
                 rate=asked.rate,
                 seconds=asked.seconds,
                 check=ours.check,
+                steady=meter.steady,
             )
             ours.execute("DROP CHANGEFEED bench")
         run.database.execute("drop table ticks")
-        return f"{delays}, {_share(meter.cost)}"
+        return f"{delays}, {meter.cost.share}"
 
     def of_debezium() -> str:
         delays, cost = debezium.latency(run, asked.rate, asked.seconds, asked.settings)
-        return f"{delays}, {_share(cost)}"
+        return f"{delays}, {cost.share}"
 
     return {"ours": of_ours, "debezium": of_debezium}
 
@@ -203,10 +204,6 @@ def _copy(run: Run, table: str, rows: int) -> str:
                 pass
         seconds = time.perf_counter() - started
     return f"{rows / seconds:,.0f} rows/s"
-
-
-def _share(cost: Cost) -> str:
-    return f"{cost.cpu_seconds / cost.wall_seconds:.0%} of a core with its start"
 
 
 MODES = {

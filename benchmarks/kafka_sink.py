@@ -80,7 +80,7 @@ def through_channel(channel: Channel, topic: str, keys: pa.Array, values: pa.Arr
 def through_batches(
     config: dict[str, str], topic: str, keys: pa.Array, values: pa.Array
 ) -> Figures:
-    """The Python client's ``produce_batch``: a dictionary a row."""
+    """The Python client's ``produce_batch``: a dictionary per row."""
     producer = Producer(dict(config), logger=Reasons().logger)
     figures = Figures()
     with measured(figures) as queued:

@@ -1,7 +1,7 @@
 """Milliseconds from a commit to a Kafka consumer, the same way for every contender.
 
 A thread commits single rows into ``ticks`` at a steady rate; this thread consumes the topic.
-Messages come in commit order (one key a row, one partition), so the n-th row message is the
+Messages come in commit order (one key per row, one partition), so the n-th row message is the
 n-th commit; messages without a key (resolved timestamps) are left out. The first tenth warms
 up and is not counted. The clock runs from the return of the commit.
 """
@@ -40,12 +40,20 @@ def prepare(uri: str) -> None:
 
 
 def measure(
-    uri: str, bootstrap: str, topic: str, *, rate: int, seconds: float, check: Callable[[], None]
+    uri: str,
+    bootstrap: str,
+    topic: str,
+    *,
+    rate: int,
+    seconds: float,
+    check: Callable[[], None],
+    steady: Callable[[], None],
 ) -> Latencies:
     """Commit ``rate`` rows a second for ``seconds`` and time each one's arrival in ``topic``.
 
     Waits first until one row has come through, so that nobody's start-up is measured. ``check``
-    is called now and then, to raise when the contender has died.
+    is called now and then, to raise when the contender has died, ``steady`` when the first tenth
+    has arrived and when everything has.
 
     Raises:
         TimeoutError: not everything arrived within a minute of the last commit.
@@ -79,7 +87,11 @@ def measure(
     writer = threading.Thread(target=_commit, args=(uri, total, rate, committed), daemon=True)
     writer.start()
     try:
-        consume(total, time.perf_counter() + seconds + 60)
+        deadline = time.perf_counter() + seconds + 60
+        consume(total // 10, deadline)
+        steady()
+        consume(total, deadline)
+        steady()
     finally:
         consumer.close()
     writer.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -12,12 +13,23 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was used between two moments. ``first_seconds``: until the first row was there."""
+    """What was used between two moments.
+
+    ``first_seconds``: until the first row was there. ``steady``: the share of a core between the
+    two calls of :meth:`Meter.steady`.
+    """
 
     wall_seconds: float
     cpu_seconds: float
     peak_bytes: int
     first_seconds: float = 0.0
+    steady: float = 0.0
+
+    @property
+    def share(self) -> str:
+        """``28% of a core, 34% with its start``: once it ran, and from the start of the process."""
+        whole = self.cpu_seconds / self.wall_seconds
+        return f"{self.steady:.0%} of a core, {whole:.0%} with its start"
 
     def per_row(self, rows: int) -> str:
         """``31,000 rows/s, 37.8 us of CPU a row, 512 MiB at most, first row after 6.1 s``."""
@@ -43,6 +55,7 @@ class Meter:
         self._peak = 0
         self._seen: dict[int, float] = {}
         self._first = 0.0
+        self._marks: list[tuple[float, float]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="meter", daemon=True)
 
@@ -68,11 +81,20 @@ class Meter:
     def cost(self) -> Cost:
         """What was used while the ``with`` block ran."""
         used = sum(self._seen.values()) - sum(self._started_cpu.values())
-        return Cost(self._wall, used, self._peak, self._first)
+        steady = 0.0
+        if len(self._marks) == 2:
+            (began, before), (ended, after) = self._marks
+            steady = (after - before) / (ended - began)
+        return Cost(self._wall, used, self._peak, self._first, steady)
 
     def first(self) -> None:
         """The first row is there."""
         self._first = time.perf_counter() - self._started_at
+
+    def steady(self) -> None:
+        """What is steady begins here, and ends at the second call."""
+        self._look()
+        self._marks.append((time.perf_counter(), sum(self._seen.values())))
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
@@ -97,3 +119,21 @@ class Meter:
             except psutil.NoSuchProcess:
                 continue
         return found
+
+
+def compiled(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without a ban on Python's compiled files: an installed program has them."""
+    return {k: v for k, v in environment.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+def slowest_imports(listing: str, count: int) -> list[tuple[str, float]]:
+    """The ``count`` modules whose own code took longest to load, in milliseconds.
+
+    ``listing`` is what ``python -X importtime`` wrote.
+    """
+    found = []
+    for line in listing.splitlines():
+        own, _, rest = line.removeprefix("import time:").partition("|")
+        if own.strip().isdigit():
+            found.append((rest.partition("|")[2].strip(), int(own) / 1000))
+    return sorted(found, key=lambda each: -each[1])[:count]

@@ -8,8 +8,8 @@ Every contender reads the same backlog from the same server, each in a process o
   running server reliably, so it runs on MySQL alone.
 
 Workloads are ``bulk`` (statements of 5,000 rows), ``update`` (the same, then an UPDATE of all rows)
-and ``small`` (a transaction a row). Wall time counts from the first connection to the last change;
-CPU is that of the reader. On a busy machine trust the CPU figures.
+and ``small`` (a transaction per row). Wall time counts from the first connection to the last
+change; CPU is that of the reader. On a busy machine trust the CPU figures.
 """
 
 from __future__ import annotations

@@ -1,25 +1,18 @@
-"""A node of ours in a process of its own, so that its cost can be told from the measuring.
-
-``python -m benchmarks.ours STATE`` is that process; :class:`Ours` starts and stops it.
-"""
+"""``changefeed start`` beside the measuring: the process that a user runs, and what it costs."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.measure import compiled
 from changefeed.api import Engine, Result, Session
 from changefeed.catalog import Catalog
-from changefeed.core.state import StateLayout
-from changefeed.core.telemetry import log_to
 from changefeed.embedded.child import spawn
-from changefeed.node.node import Node
 
 
 class Ours:
@@ -58,9 +51,9 @@ class Ours:
     def running(self) -> Iterator[int]:
         """A node on this state; gives its process id."""
         process = spawn(
-            [sys.executable, "-m", "benchmarks.ours", self.state],
+            [sys.executable, "-m", "shell", "--state", self.state, "start"],
             log_file=self.log_file,
-            environment={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            environment=compiled({**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}),
         )
         try:
             yield process.pid
@@ -75,27 +68,8 @@ class Ours:
                 raise RuntimeError(f"{job.name} failed: {job.error}\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
-        log = StateLayout(self.state).node_log
-        return log.read_text()[-3000:] if log.exists() else ""
+        return self.log_file.read_text()[-3000:] if self.log_file.exists() else ""
 
     def close(self) -> None:
         """Close the state."""
         self._catalog.close()
-
-
-def main(state: str) -> None:
-    """Run the node until SIGTERM."""
-    log_to(StateLayout(Path(state)).node_log)
-    catalog = Catalog.open(state)
-    node = Node(catalog, state)
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    if not node.start():
-        raise SystemExit("another node runs this state")
-    asked.wait()
-    node.stop()
-    catalog.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from changefeed.api import Result
 from changefeed.catalog import Job, Status, TableProgress, TableState
-from changefeed.catalog.model import Wanted
+from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
@@ -188,7 +188,8 @@ def _look(
     ]
     job = Job(
         id=1, name=name, source="shop", sink_uri=sink, redacted_sink_uri=sink,
-        targets=tuple(tables), options={}, statement="", status=status, wanted=Wanted.RUNNING,
+        targets=tuple(tables), options={}, statement="", status=status,
+        wanted=DesiredStatus.RUNNING,
         reason=reason, error=None, error_code=None, hint=None, created=_NOW, started=_NOW,
         modified=_NOW, finished=None, high_water=high_water, cursor=None, end_time=None,
         generation=1, sinkless=False, rows_per_second=rate,

@@ -118,6 +118,7 @@ def latency(run: Run, rate: int, seconds: float) -> None:
                 name,
                 rate=rate,
                 seconds=seconds,
+                steady=lambda: None,
                 check=ours.check,
             )
             print(f"{name}, {rate} commits/s: {found}")

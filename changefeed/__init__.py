@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from changefeed.core.version import __version__
+
 if TYPE_CHECKING:
     from changefeed.readers.subscription import subscribe as subscribe
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "subscribe"]
 
 

@@ -25,14 +25,16 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Problems, Span
 from changefeed.core.events import ClientRow
 from changefeed.core.schema import TableSchema
+from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
+from changefeed.plan.dataset_options import DATASET_OPTIONS
 from changefeed.plan.names import scheme_of, source_connections
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
-from changefeed.statements import connections, feeds, listing, show, sync, verify
+from changefeed.statements import connections, feeds, functions, listing, show, sync, verify
 from changefeed.statements.brief import Brief, Section
 from changefeed.statements.context import (
     Context,
@@ -44,19 +46,20 @@ from changefeed.statements.context import (
     log_place_of,
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
-from changefeed.statements.values import Names, Rate, Seconds, Size, Worded
+from changefeed.statements.values import Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem
 from grammar.split import split
-from sinks.registry import Offer
+from sinks.registry import SinkEntry
 from sinks.registry import capabilities as sink_capabilities
 from sinks.registry import offers as sink_schemes
 from sinks.registry import parameters as sink_parameters
 
 __all__ = [
     "Brief",
+    "DATASET_OPTIONS",
     "Section",
     "ClientRow",
     "Engine",
@@ -67,7 +70,7 @@ __all__ = [
     "LISTING_COLUMNS",
     "Names",
     "NoHost",
-    "Offer",
+    "SinkEntry",
     "Rate",
     "Result",
     "STATUSES",
@@ -75,7 +78,7 @@ __all__ = [
     "Session",
     "Size",
     "Summary",
-    "Worded",
+    "ShownText",
     "parsed_statement",
     "sink_capabilities",
     "sink_parameters",
@@ -98,6 +101,10 @@ HANDLERS: dict[type[nodes.Statement], Handler] = {
     nodes.Use: connections.use,
     nodes.ShowTables: connections.show_tables,
     nodes.CreateChangefeed: feeds.create,
+    nodes.CreateFunction: functions.create_function,
+    nodes.DropFunction: functions.drop_function,
+    nodes.ShowFunctions: functions.show_functions,
+    nodes.CreateDataset: feeds.create_dataset,
     nodes.CreateCdc: feeds.create_cdc,
     nodes.DropCdc: feeds.drop_cdc,
     nodes.Explain: feeds.explain,
@@ -170,6 +177,7 @@ class Engine:
         open_source: Callable[[str, str], Source] = open_registered,
         log_place: LogPlace | None = None,
         probe: Probe | None = None,
+        timings: Timings | None = None,
     ) -> None:
         """
         Args:
@@ -180,9 +188,11 @@ class Engine:
             log_place: when the log reached a position of a source; the state's own logs
                 when not given.
             probe: how VALIDATE looks at a target; through its sink when not given.
+            timings: how long statements wait for the node.
         """
         self.catalog = catalog
         self.clock: Clock = clock or SystemClock()
+        self.timings = timings or Timings()
         self.host: FeedHost = host or NoHost(catalog)
         self._open_source = open_source
         self._log_place = log_place or log_place_of(catalog)
@@ -228,6 +238,7 @@ class Engine:
             self._log_place,
             self._probe,
             text,
+            self.timings,
         )
 
     def open_source(self, name: str, uri: str) -> Source:
@@ -274,6 +285,10 @@ class Engine:
     def connection_schemes(self) -> dict[str, str]:
         """The external connections, with the scheme of each."""
         return {c.name: scheme_of(c.uri) for c in self.catalog.connections()}
+
+    def functions(self) -> dict[str, str]:
+        """The Python functions of queries, with the signature of each."""
+        return {f.name: f.signature for f in self.catalog.functions()}
 
     def feeds(self) -> list[str]:
         """Names of the feeds."""

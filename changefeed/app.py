@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from changefeed.core.telemetry import log, log_to
 from changefeed.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
+    from changefeed.capture.standby import Standby
     from changefeed.core.schema import TableSchema
     from changefeed.monitor import MonitorServer
     from changefeed.node.node import Node
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
     from sinks.base import SparkAccess
 
 
-def begin_service() -> None:
-    """Prepare this process for nothing but a node; call it before the node is started."""
+def load_node() -> None:
+    """Load what a node needs, and never pandas; for a process that is nothing but a node."""
     from changefeed.core.arrow import keep_pandas_out
 
     keep_pandas_out()
+    import_module("changefeed.node.node")
 
 
 class Application:
@@ -46,6 +49,7 @@ class Application:
         spark: SparkEngine | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
+        ready: Standby | None = None,
     ) -> None:
         """Open the state.
 
@@ -55,6 +59,7 @@ class Application:
             spark: an engine to use instead of one of our own.
             max_memory: bytes of finished messages the feeds of this node may keep to share.
             max_disk: bytes the change log of each source may take.
+            ready: a capture process that waits for its source, for a node that starts now.
 
         Raises:
             ChangefeedError: CF6001, CF6002.
@@ -67,6 +72,7 @@ class Application:
         self._spark = spark
         self._max_memory = max_memory
         self._max_disk = max_disk
+        self._ready = ready
         self._node: Node | None = None
         self._lock = threading.RLock()
 
@@ -131,6 +137,7 @@ class Application:
                     engine=engine,
                     max_memory=self._max_memory,
                     max_disk=self._max_disk,
+                    ready=self._ready,
                 )
             return self._node
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from changefeed.catalog import Catalog
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
-from changefeed.sources.base import Attachment, Captured, Source
+from changefeed.sources.base import Attachment, CaptureResult, Source
 
 
 def attachment(catalog: Catalog, source: Source) -> Attachment:
@@ -23,7 +23,7 @@ def attachment(catalog: Catalog, source: Source) -> Attachment:
     return source.attach(catalog.state_id, catalog.source_state(source.name).memo or None)
 
 
-def capture_tables(catalog: Catalog, source: Source, tables: Sequence[TableName]) -> Captured:
+def capture_tables(catalog: Catalog, source: Source, tables: Sequence[TableName]) -> CaptureResult:
     """Make the source keep its log for us, for exactly ``tables``, and save what is held.
 
     Every change of them that commits after this returned reaches the change log.

@@ -26,7 +26,7 @@ from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, Options
 from changefeed.statements.health import TROUBLE
 from changefeed.statements.times import date
-from changefeed.statements.values import Worded
+from changefeed.statements.values import ShownText
 
 _LABELS = ("job_id", "feed", "source")
 
@@ -127,7 +127,7 @@ class Monitor:
 
 
 def _words(cell: object) -> str:
-    return cell.words if isinstance(cell, Worded) else str(cell)
+    return cell.words if isinstance(cell, ShownText) else str(cell)
 
 
 _TROUBLE = ", ".join(f"tr.{status}" for status in sorted(TROUBLE))
@@ -159,9 +159,6 @@ setInterval(async () => {{
 )
 
 
-#: Seconds until a connection that sends nothing is closed.
-READ_TIMEOUT = 10.0
-
 #: The page runs its own script alone, is in no other page's frame, and is read as what it is.
 _PROTECTION = {
     "X-Content-Type-Options": "nosniff",
@@ -191,8 +188,11 @@ def _names_this_machine(host: str) -> bool:
 class MonitorServer:
     """Serves a :class:`Monitor` on a thread of its own until closed. Use as a context manager."""
 
-    def __init__(self, host: str, port: int, monitor: Monitor) -> None:
-        """Port 0 takes a free one: see :attr:`address`.
+    def __init__(
+        self, host: str, port: int, monitor: Monitor, *, read_timeout: float = 10.0
+    ) -> None:
+        """Port 0 takes a free one: see :attr:`address`. A connection that sends nothing is closed
+        after ``read_timeout`` seconds.
 
         Raises:
             ChangefeedError: CF6006 the address cannot be had.
@@ -204,7 +204,7 @@ class MonitorServer:
             server_version = "changefeed"
             sys_version = ""
             # Seconds that a connection may be silent: it keeps a thread.
-            timeout = READ_TIMEOUT
+            timeout = read_timeout
 
             def do_GET(self) -> None:
                 if local and not _names_this_machine(self.headers.get("Host", "")):

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from changefeed.api import Result, Section, Worded
+from changefeed.api import Result, Section, ShownText
 from changefeed.core.printable import visible
 
 #: Columns to which a long value is wrapped before whole columns are left out.
@@ -76,7 +76,7 @@ def shown(cell: object) -> str:
     """A cell in a person's words."""
     if cell is None:
         return ""
-    return cell.words if isinstance(cell, Worded) else str(cell)
+    return cell.words if isinstance(cell, ShownText) else str(cell)
 
 
 def _print_sections(sections: Iterable[Section], console: Console, width: int | None) -> None:

@@ -123,6 +123,64 @@ class _Builder(Transformer[Token, Any]):
         target = nodes.TableTarget(table, query=query, span=_at(select))
         return _changefeed(meta, bool(exists), name, (target,), None, sink, options)
 
+    def create_dataset(
+        self,
+        meta: Meta,
+        exists: bool | None,
+        name: Token | None,
+        location: Token,
+        keys: tuple[Name, ...],
+        ignored: tuple[Name, ...] | None,
+        sink: Literal | None,
+        options: tuple[Option, ...] | None,
+    ) -> Statement:
+        return nodes.CreateDataset(
+            _literal(location, "string"),
+            keys,
+            ignored or (),
+            None if name is None else identifier(name),
+            sink,
+            options or (),
+            bool(exists),
+            span=_span(meta),
+            name_span=None if name is None else _at(name),
+        )
+
+    def dataset_key(self, _meta: Meta, *names: Token) -> tuple[Name, ...]:
+        return tuple(Name(identifier(name), span=_at(name)) for name in names)
+
+    dataset_except = dataset_key
+
+    def create_function(
+        self, meta: Meta, exists: bool | None, name: Token, *rest: Any
+    ) -> Statement:
+        *arguments, returns, reference, path = rest
+        return nodes.CreateFunction(
+            identifier(name),
+            tuple(arguments),
+            returns,
+            _literal(reference, "string"),
+            None if path is None else _literal(path, "string"),
+            bool(exists),
+            span=_span(meta),
+            name_span=_at(name),
+        )
+
+    def function_argument(self, _meta: Meta, name: Token, kind: str) -> tuple[Name, str]:
+        return Name(identifier(name), span=_at(name)), kind
+
+    def function_type(self, _meta: Meta, name: Token, *sizes: Token | None) -> str:
+        given = ",".join(size for size in sizes if size is not None)
+        return name.lower() + (f"({given})" if given else "")
+
+    def drop_function(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
+        return nodes.DropFunction(
+            identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
+        )
+
+    def show_functions(self, meta: Meta) -> Statement:
+        return nodes.ShowFunctions(span=_span(meta))
+
     def experimental_changefeed(
         self,
         meta: Meta,
@@ -141,6 +199,7 @@ class _Builder(Transformer[Token, Any]):
     def if_exists(self, _meta: Meta) -> bool:
         return True
 
+    function_if_not_exists = function_if_exists = if_exists
     if_not_exists = connection_if_exists = connection_if_not_exists = if_exists
 
     def source(self, meta: Meta, name: Token) -> Name:
@@ -213,12 +272,12 @@ class _Builder(Transformer[Token, Any]):
     def with_options(self, _meta: Meta, *options: Option) -> tuple[Option, ...]:
         return options
 
-    cdc_options = with_options
+    cdc_options = dataset_options = with_options
 
     def option(self, _meta: Meta, name: Token, value: Literal | None) -> Option:
         return Option(identifier(name), value, span=_at(name))
 
-    cdc_option = option
+    cdc_option = dataset_option = option
 
     def option_value(self, _meta: Meta, token: Token) -> Literal:
         return _literal(token, _LITERAL_KINDS.get(token.type, "word"))

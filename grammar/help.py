@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,7 +114,7 @@ def _section(topic: HelpTopic) -> str:
     lines = (
         f"### {topic.name}\n",
         f"```\n{topic.syntax}\n```\n",
-        f"{topic.text}\n",
+        textwrap.fill(topic.text, 120, break_long_words=False, break_on_hyphens=False) + "\n",
         f"```sql\n{topic.example}\n```\n",
         f"See also: {', '.join(topic.see_also)}.\n",
     )

@@ -18,10 +18,10 @@ _PLAIN_PATTERN = re.compile(r"[a-z_*?][a-z0-9_$*?]*(?:\.[a-z0-9_$*?]+)?\Z")
 #: Words that a name could be mistaken for where names stand; as names they are quoted.
 # fmt: off
 RESERVED = frozenset({
-    "add", "alter", "and", "as", "by", "create", "database", "drop", "exclude", "exists", "for",
-    "from", "if", "include", "into", "is", "job", "jobs", "like", "limit", "not", "null",
-    "options", "or", "order", "partition", "rename", "schema", "set", "show", "table", "tables",
-    "timeout", "unset", "values", "where", "with",
+    "add", "alter", "and", "as", "by", "create", "database", "dataset", "drop", "exclude",
+    "exists", "for", "from", "if", "include", "into", "is", "job", "jobs", "like", "limit",
+    "not", "null", "options", "or", "order", "partition", "rename", "schema", "set", "show",
+    "table", "tables", "timeout", "unset", "values", "where", "with",
 })
 # fmt: on
 
@@ -154,6 +154,19 @@ class _Printer:
         match node:
             case nodes.CreateChangefeed():
                 return self.create(node)
+            case nodes.CreateFunction():
+                arguments = _list(f"{argument.text} {kind}" for argument, kind in node.arguments)
+                exists = "IF NOT EXISTS" if node.if_not_exists else None
+                path = None if node.path is None else f"PATH {_literal(node.path)}"
+                head = _words("CREATE FUNCTION", exists, node.name)
+                made = f"({arguments}) RETURNS {node.returns} AS {_literal(node.reference)}"
+                return _words(head, made, path)
+            case nodes.DropFunction():
+                return _words("DROP FUNCTION", "IF EXISTS" if node.if_exists else None, node.name)
+            case nodes.ShowFunctions():
+                return "SHOW FUNCTIONS"
+            case nodes.CreateDataset():
+                return self.dataset(node)
             case nodes.CreateCdc():
                 options = self.options(node.options)
                 table = _qualified(node.table)
@@ -200,6 +213,19 @@ class _Printer:
             "FOR",
             self.targets(node.targets),
             self.source(node.source),
+            None if node.sink is None else f"INTO {self.uri(node.sink)}",
+            self.options(node.options),
+        )
+
+    def dataset(self, node: nodes.CreateDataset) -> str:
+        ignored = _list(name(each.text) for each in node.ignored)
+        return _words(
+            "CREATE CHANGEFEED",
+            "IF NOT EXISTS" if node.if_not_exists else None,
+            None if node.name is None else name(node.name),
+            f"FOR DATASET {self.uri(node.location)}",
+            f"KEY ({_list(name(each.text) for each in node.keys)})",
+            f"EXCEPT ({ignored})" if ignored else None,
             None if node.sink is None else f"INTO {self.uri(node.sink)}",
             self.options(node.options),
         )

@@ -62,7 +62,16 @@ WORDS = {
     "TOPIC_STRING": "a topic name",
     "RESULT_COLUMN": "a column of the listing",
     "OPTION_NAME": "an option",
+    "NEW_FUNCTION": "a name for the function",
+    "FUNCTION_NAME": "a function",
+    "ARGUMENT_NAME": "a name for an argument",
+    "TYPE_NAME": "a type of Spark SQL",
+    "FUNCTION_REFERENCE": "a quoted 'module:function'",
+    "FUNCTION_PATH": "a quoted folder",
     "CDC_OPTION_NAME": "an option",
+    "DATASET_OPTION_NAME": "an option",
+    "DATASET_LOCATION": "a quoted file, folder, glob or jdbc: URL",
+    "EXTRACT_COLUMN": "a column of the extract",
     "TABLE_PATTERN": "a table or pattern",
     "PATTERN_STRING": "a table or pattern",
     "SINK_URI": "a quoted sink URI",
@@ -299,7 +308,10 @@ def _misspelt(failure: Failure) -> str | None:
 
 
 def _missing_equal(failure: Failure) -> str | None:
-    if failure.last in {"OPTION_NAME", "CDC_OPTION_NAME"} and "_EQUAL" in failure.accepts:
+    if (
+        failure.last in {"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"}
+        and "_EQUAL" in failure.accepts
+    ):
         if failure.text.startswith("'") or failure.text[:1].isdigit():
             return "write option = value"
         if failure.text == ":":

@@ -47,7 +47,7 @@ class Lexeme:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StatementText:
     """One statement of a longer text, without its ``;`` and the comments before it.
 
     Attributes:
@@ -103,7 +103,7 @@ def blank_comments(text: str) -> str:
     return "".join([*parts, text[position:]])
 
 
-def split(text: str) -> list[Piece]:
+def split(text: str) -> list[StatementText]:
     """The statements of ``text``; empty ones (``;;``, comments alone) are left out."""
     pieces = []
     start = 0
@@ -115,7 +115,7 @@ def split(text: str) -> list[Piece]:
     return [piece for piece in pieces if piece is not None]
 
 
-def _piece(text: str, start: int, end: int, *, complete: bool) -> Piece | None:
+def _piece(text: str, start: int, end: int, *, complete: bool) -> StatementText | None:
     source = text[start:end]
     blank = blank_comments(source)
     lead = len(blank) - len(blank.lstrip())
@@ -123,7 +123,7 @@ def _piece(text: str, start: int, end: int, *, complete: bool) -> Piece | None:
         return None
     if lead == len(blank):
         lead = len(source) - len(source.lstrip())
-    return Piece(source[lead:].rstrip(), start + lead, complete)
+    return StatementText(source[lead:].rstrip(), start + lead, complete)
 
 
 def _unclosed(text: str) -> bool:

@@ -38,7 +38,16 @@ KINDS = {
     "TOPIC_STRING": "topic",
     "RESULT_COLUMN": "result_column",
     "OPTION_NAME": "option",
+    "NEW_FUNCTION": "new_name",
+    "FUNCTION_NAME": "function",
+    "ARGUMENT_NAME": "new_name",
+    "TYPE_NAME": "type",
+    "FUNCTION_REFERENCE": "function_reference",
+    "FUNCTION_PATH": "function_reference",
     "CDC_OPTION_NAME": "cdc_option",
+    "DATASET_OPTION_NAME": "dataset_option",
+    "DATASET_LOCATION": "dataset_location",
+    "EXTRACT_COLUMN": "extract_column",
     "OPTION_STRING": "option_value",
     "OPTION_WORD": "option_value",
     "OPTION_NUMBER": "option_value",
@@ -50,12 +59,23 @@ KINDS = {
     "COUNT": "value",
 }
 _STRINGS = frozenset(
-    {"SINK_URI", "CONNECTION_URI", "OPTION_STRING", "PATTERN_STRING", "TOPIC_STRING", "STRING"}
+    {
+        "SINK_URI",
+        "CONNECTION_URI",
+        "DATASET_LOCATION",
+        "FUNCTION_REFERENCE",
+        "FUNCTION_PATH",
+        "OPTION_STRING",
+        "PATTERN_STRING",
+        "TOPIC_STRING",
+        "STRING",
+    }
 )
 _PUNCTUATION = frozenset(
     {"$END", "_SEMICOLON", "_COMMA", "_TARGET_COMMA", "_DOT", "_EQUAL", "_LPAR", "_RPAR"}
 )
 _TAIL = re.compile(r"[\w$]*\Z")
+_OPTION_NAMES = frozenset({"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"})
 _FEEDS = frozenset({"FEED_NAME", "NEW_FEED"})
 _ACTIONS = {"_ADD": "ADD", "_DROP": "DROP", "_SET": "SET", "_UNSET": "UNSET"}
 
@@ -178,7 +198,7 @@ def _described(
     prefix: str,
     quote: str,
 ) -> Suggestions:
-    names = [token for token in tokens if token.type in ("OPTION_NAME", "CDC_OPTION_NAME")]
+    names = [token for token in tokens if token.type in _OPTION_NAMES]
     named = _tables(tokens)
     return Suggestions(
         kinds,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from changefeed.core.loading import loading
 from changefeed.spark.settings import SparkSettings
 from grammar import nodes
 
@@ -22,6 +23,7 @@ LOOKS = (
     nodes.ShowChangefeed,
     nodes.ShowCreateChangefeed,
     nodes.ShowJobs,
+    nodes.ShowFunctions,
     nodes.Explain,
     nodes.Validate,
     nodes.Use,
@@ -73,8 +75,9 @@ class Backend:
             return self._opened
 
     def _open(self) -> None:
-        from changefeed.api import Session
-        from changefeed.app import Application
+        with loading():
+            from changefeed.api import Session
+            from changefeed.app import Application
 
         application = Application(
             self.state,

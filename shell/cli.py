@@ -13,6 +13,7 @@ import click
 
 from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.loading import loading
 from changefeed.spark.settings import EngineOption, SparkSettings, parse_property
 from shell.exits import Exit, exit_status
 from shell.render.formats import Format
@@ -33,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StatePlace:
     """Which state, and how Spark runs if it runs here."""
 
     state: str | None
@@ -41,9 +42,9 @@ class Place:
     max_memory: int | None = None
     max_disk: int | None = None
 
-    def over(self, other: Place) -> Place:
+    def over(self, other: StatePlace) -> StatePlace:
         """These where they are given, else the other's."""
-        return Place(
+        return StatePlace(
             self.state or other.state,
             self.spark.over(other.spark),
             self.max_memory or other.max_memory,
@@ -205,14 +206,15 @@ def cli(
 ) -> None:
     """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
     spark = SparkSettings(master, heap, conf, EngineOption(engine))
-    place = Place(state, spark, max_memory, max_disk)
+    place = StatePlace(state, spark, max_memory, max_disk)
     context.obj = place
     if context.invoked_subcommand is not None:
         if commands or files:
             raise click.UsageError(f"-c and -f do not go with {context.invoked_subcommand}")
         return
     # Loaded on use: --help and --version need nothing of it.
-    from shell.open import Request, open_shell
+    with loading():
+        from shell.open import Request, open_shell
 
     given = {"commands": iter(commands), "files": iter(files)}
     inputs = [(name, next(given[name])) for name in context.meta.get(_ORDER, ()) if name in given]
@@ -270,7 +272,7 @@ def start(
     from shell.service import serve
 
     spark = SparkSettings(master, heap, conf, EngineOption(engine))
-    given = Place(state, spark, max_memory, max_disk)
+    given = StatePlace(state, spark, max_memory, max_disk)
     place = given.over(context.obj)
     context.exit(
         serve(

@@ -8,23 +8,24 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.loading import loading
 from grammar import nodes
 from shell.backend import Backend
 from shell.diagnostics import Diagnostics
-from shell.exits import Exit, Failed, exit_status
+from shell.exits import Exit, StatementFailure, exit_status
 from shell.render.formats import Format
 from shell.script import Item, items
 from shell.settings import OnError, Settings, Vertical
-from shell.signals import one_interrupt
-from shell.waiting import Waiting
+from shell.signals import one_interrupt, while_read
+from shell.waiting import WaitIndicator
 
 if TYPE_CHECKING:
     from changefeed.api import Result
@@ -48,11 +49,14 @@ class Client:
         status: the exit status so far: that of the first failure.
         interactive: somebody sits at a prompt: tags are shown, scans are followed.
         confirm: asks the person a yes-or-no question; says yes where there is nobody.
+        clock: for what is repeated, and how long statements take.
         created: hears the name of a feed that was made.
         prefill: puts a text before the person to go on with; None where there is nobody.
         depth: of files that include files.
         last: the statement that ran last, for ``\\watch`` and ``\\e``.
     """
+
+    clock: Clock = SYSTEM_CLOCK
 
     def __init__(
         self,
@@ -137,9 +141,9 @@ class Client:
             except ChangefeedError as error:
                 self.report(error, f"{where}:{item.line}" if where else "")
                 if self.settings.on_error is OnError.STOP:
-                    raise Failed from error
+                    raise StatementFailure from error
             if self._found_wrong and self.settings.on_error is OnError.STOP:
-                raise Failed
+                raise StatementFailure
 
     def report(self, error: ChangefeedError, where: str = "") -> None:
         """Say what went wrong, and remember it for the exit status."""
@@ -164,11 +168,12 @@ class Client:
 
     def statement(self, text: str) -> None:
         """Execute a statement and write its result; raises as :meth:`run`."""
-        from changefeed.api import parsed_statement
+        with loading():
+            from changefeed.api import parsed_statement
 
         self.last = text
         self._found_wrong = False
-        begun = time.monotonic()
+        begun = self.clock.monotonic()
         parsed = parsed_statement(text)
         if isinstance(parsed, DESTRUCTIVE) and not self._sure(parsed):
             self.diagnostics.note("nothing was dropped")
@@ -183,7 +188,7 @@ class Client:
             if self.status is Exit.OK:
                 self.status = exit_status(result.failure)
         if self.settings.timing:
-            self.diagnostics.remark(f"Time: {_elapsed(time.monotonic() - begun)}")
+            self.diagnostics.remark(f"Time: {_elapsed(self.clock.monotonic() - begun)}")
         if self.created is not None and result.name and _makes_feed(parsed):
             self.created(result.name)
 
@@ -192,7 +197,7 @@ class Client:
         if not self.interactive:
             return nullcontext()
         first = " ".join(text.split()[:2]).upper()
-        return Waiting(self.diagnostics.stream, f"{first} ...", shown=self.settings.progress)
+        return WaitIndicator(self.diagnostics.stream, f"{first} ...", shown=self.settings.progress)
 
     def _sure(self, statement: nodes.Statement) -> bool:
         from grammar.printer import to_sql
@@ -242,8 +247,10 @@ class Client:
         count, left = 0, False
         with one_interrupt():
             try:
-                for written in write_stream(stream or (), self.settings.format, self.out):
-                    count = written
+                # Only while rows come: nothing may break off the end of the feed.
+                with while_read(self.out):
+                    for written in write_stream(stream or (), self.settings.format, self.out):
+                        count = written
             except KeyboardInterrupt:
                 if not self.interactive:
                     raise
@@ -260,7 +267,7 @@ class Client:
 
 
 def _makes_feed(statement: nodes.Statement) -> bool:
-    return isinstance(statement, nodes.CreateChangefeed | nodes.CreateCdc)
+    return isinstance(statement, nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc)
 
 
 def _elapsed(seconds: float) -> str:

@@ -6,7 +6,6 @@ They work at the prompt and in scripts alike; one that needs a prompt says so.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -181,14 +180,14 @@ def _watch(client: Client, words: str) -> None:
     statement = statement or client.last
     _only_looks(statement)
     while True:
-        begun = time.monotonic()
+        begun = client.clock.monotonic()
         if client.out.isatty():
             # The screen from its top: the figures change in their places.
             client.out.write("\x1b[H\x1b[2J")
         now = datetime.now().astimezone()
         client.diagnostics.remark(f"every {every:g} s  {now:%H:%M:%S}  {statement}")
         client.statement(statement)
-        time.sleep(max(0.0, begun + every - time.monotonic()))
+        client.clock.sleep(max(0.0, begun + every - client.clock.monotonic()))
 
 
 def _only_looks(statement: str) -> None:

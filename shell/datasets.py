@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from changefeed.dataset import Operation, run_config
+from changefeed.dataset import Operation
+from changefeed.dataset.run import run_config
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
 

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from changefeed.core.errors import ChangefeedError, Problems
 from grammar.problems import point
+from shell.render.widths import wrap
 
 _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
@@ -40,17 +41,20 @@ class Diagnostics:
             if self.as_json:
                 self._say(error_json(one, where))
             else:
-                lines = [where + ": " * bool(where) + f"ERROR {one.code.number}: {one.message}"]
-                lines += error_lines(one)
-                self._say("\n".join([self._styled(lines[0], _BOLD + _RED), *lines[1:]]))
+                told = where + ": " * bool(where) + f"ERROR {one.code.number}: {one.message}"
+                said = error_lines(one)
+                first = self._styled(self._wrapped(told), _BOLD + _RED)
+                self._say("\n".join([first, *map(self._wrapped, said)]))
 
     def notice(self, text: str) -> None:
         """What a statement has to say beside its result."""
-        self._say(json.dumps({"notice": text}) if self.as_json else f"NOTICE: {text}")
+        self._say(
+            json.dumps({"notice": text}) if self.as_json else self._wrapped(f"NOTICE: {text}")
+        )
 
     def note(self, text: str) -> None:
         """What the shell itself has to say."""
-        self._say(json.dumps({"note": text}) if self.as_json else f"note: {text}")
+        self._say(json.dumps({"note": text}) if self.as_json else self._wrapped(f"note: {text}"))
 
     def after_interrupt(self, interrupted: bool = True) -> None:
         """A terminal has written ``^C`` where the next text would stand: begin a line."""
@@ -67,9 +71,26 @@ class Diagnostics:
         sys.stdout.flush()
         print(text, file=self.stream, flush=True)
 
+    def _wrapped(self, text: str) -> str:
+        """A sentence at the width of the terminal, cut between words.
+
+        What goes elsewhere keeps its line, for whoever searches it. What has lines already is a
+        statement with a mark below it, which has to stay in its column.
+        """
+        if "\n" in text or not self.stream.isatty():
+            return text
+        return "\n  ".join(wrap(text, max(40, _columns(self.stream) - 2)))
+
     def _styled(self, text: str, style: str) -> str:
         plain = "NO_COLOR" in os.environ or not self.stream.isatty()
         return text if plain else f"{style}{text}{_PLAIN}"
+
+
+def _columns(terminal: TextIO) -> int:
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns
+    except (OSError, ValueError):
+        return 80
 
 
 def error_lines(error: ChangefeedError) -> Iterator[str]:

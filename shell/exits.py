@@ -51,5 +51,5 @@ class Leave(Exception):
     """The user wants to go (``\\q``); what was asked before stands."""
 
 
-class Failed(Exception):
+class StatementFailure(Exception):
     """A statement failed and was reported; nothing after it is to run."""

@@ -15,12 +15,12 @@ from changefeed.spark.settings import SparkSettings
 from shell.backend import Backend
 from shell.client import Client
 from shell.diagnostics import Diagnostics
-from shell.exits import Exit, Failed, Leave, exit_status
+from shell.exits import Exit, Leave, StatementFailure, exit_status
 from shell.render.formats import Format
 from shell.script import lines_of
 from shell.settings import OnError, Settings
 from shell.signals import end_cleanly, no_interrupt
-from shell.waiting import Waiting
+from shell.waiting import WaitIndicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _stopping(client: Client) -> AbstractContextManager[object]:
     """Tells a person why the prompt is not back yet."""
     if not client.interactive or not client.backend.here:
         return nullcontext()
-    return Waiting(client.diagnostics.stream, "stopping feeds ...")
+    return WaitIndicator(client.diagnostics.stream, "stopping feeds ...")
 
 
 def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
@@ -107,7 +107,7 @@ def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
         # --source is checked even when there was nothing to run.
         if client.backend.engine is not None:
             _say_who_runs(client)
-    except (Failed, Leave):
+    except (StatementFailure, Leave):
         return client.status
     except ChangefeedError as error:
         client.report(error)

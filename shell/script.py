@@ -41,7 +41,7 @@ def items(lines: Iterable[str]) -> Iterator[Item]:
             held, first = "", number + 1
             continue
         held += line
-        # Only a line with a semicolon can complete anything: a long statement is not read anew
+        # Only a line with a semicolon can complete anything: a long statement is not read again
         # for each of its lines.
         if (";" in line or not held.strip()) and is_complete(held):
             yield from _statements(held, first)

@@ -6,10 +6,12 @@ import logging
 import signal
 import sys
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.service import node_process
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
 
@@ -37,33 +39,44 @@ def serve(
             has ended by itself; CF6006 ``http`` cannot be listened on.
     """
     stopping = _stop_on_signals()
-    from changefeed.app import Application, begin_service
+    with ExitStack() as stack:
+        ready = stack.enter_context(node_process(state))
+        from changefeed.app import Application
 
-    begin_service()
+        logger = stack.enter_context(_logging())
+        application = stack.enter_context(
+            Application(
+                state, settings=spark, max_memory=max_memory, max_disk=max_disk, ready=ready
+            )
+        )
+        if not application.start_node():
+            raise ChangefeedError(
+                "CF6003",
+                f"another node runs the feeds of {application.catalog.shown}",
+                hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
+            )
+        if http is not None:
+            server = stack.enter_context(application.monitor(*http))
+            logger.info("status at %s/, /metrics and /healthz", server.address)
+        while not stopping.wait(_TICK):
+            application.check_node()
+        logger.info("stopping: feeds keep their place and go on at the next start")
+    return Exit.OK
+
+
+@contextmanager
+def _logging() -> Iterator[logging.Logger]:
+    """The log of the engine on standard error; says at the end that everything has stopped."""
     logger = logging.getLogger("changefeed")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        opened = Application(state, settings=spark, max_memory=max_memory, max_disk=max_disk)
-        with opened as application, ExitStack() as stack:
-            if not application.start_node():
-                raise ChangefeedError(
-                    "CF6003",
-                    f"another node runs the feeds of {application.catalog.shown}",
-                    hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
-                )
-            if http is not None:
-                server = stack.enter_context(application.monitor(*http))
-                logger.info("status at %s/, /metrics and /healthz", server.address)
-            while not stopping.wait(_TICK):
-                application.check_node()
-            logger.info("stopping: feeds keep their place and go on at the next start")
+        yield logger
         logger.info("stopped")
     finally:
         logger.removeHandler(handler)
-    return Exit.OK
 
 
 def _stop_on_signals() -> threading.Event:

@@ -6,14 +6,20 @@ stopped on the way out.
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from shell.exits import Exit
+
+#: How soon the thread that watches a pipe ends with its block, seconds.
+_WATCH_SECONDS = 0.5
 
 
 def end_cleanly() -> None:
@@ -65,3 +71,46 @@ def one_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def while_read(out: TextIO) -> Iterator[None]:
+    """Within the block BrokenPipeError comes as soon as ``out`` is a pipe without a reader.
+
+    A write would find out, but a stream of rare rows may have nothing to write for hours, and a
+    feed runs for it meanwhile.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not _is_pipe(out):
+        yield
+        return
+
+    def gone(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        raise BrokenPipeError
+
+    ended = threading.Event()
+
+    def watch() -> None:
+        pipe = select.poll()
+        pipe.register(out.fileno(), 0)  # only what poll() tells unasked: there is no reader
+        while not ended.is_set():
+            if pipe.poll(_WATCH_SECONDS * 1000) and not ended.is_set():
+                os.kill(os.getpid(), signal.SIGPIPE)
+                return
+
+    before = signal.signal(signal.SIGPIPE, gone)
+    watcher = threading.Thread(target=watch, name="pipe-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.signal(signal.SIGPIPE, before)
+
+
+def _is_pipe(out: TextIO) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(out.fileno()).st_mode)
+    except (OSError, ValueError):  # a text in memory has no file
+        return False

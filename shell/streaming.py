@@ -1,6 +1,6 @@
 """Rows of a sinkless feed, written as they come.
 
-On a terminal ``table`` is one line a row for a person. Everywhere else they are as CockroachDB
+On a terminal ``table`` is one line per row for a person. Everywhere else they are as CockroachDB
 writes them: CSV lines ``table,key,value``, ``NULL`` for what is not there. The JSON formats write
 one object a line, whatever its number: a stream has no end to close an array at.
 """
@@ -38,7 +38,7 @@ def write_stream(rows: Iterable[StreamRow], form: Format, out: TextIO) -> Iterat
 
 
 def _people(out: TextIO) -> RowWriter:
-    """One line a row, coloured, cut to the terminal; live rows say how late they are."""
+    """One line per row, coloured, cut to the terminal; live rows say how late they are."""
     # Loaded on use: rich takes a tenth of a second.
     from rich.console import Console
 

@@ -20,7 +20,7 @@ EVERY = 0.1
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class Waiting:
+class WaitIndicator:
     """Draws a frame, a text and the elapsed seconds over one line until the block ends.
 
     On a terminal only; the line is gone afterwards.

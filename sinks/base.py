@@ -44,7 +44,7 @@ class Accepts(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pacing:
+class CommitPace:
     """How often a sink wants to commit.
 
     Attributes:
@@ -83,7 +83,7 @@ class Capabilities:
             to nothing else. Without it a mark covers all tables, so it waits for one that failed.
         shared_topics: several feeds may write to one topic (file label, ...), whose readers then
             get the messages of all of them: worth a notice.
-        owns_targets: it keeps one target a source table, which two tables cannot share.
+        owns_targets: it keeps one target per source table, which two tables cannot share.
         evolves: its targets follow changes of a table's shape.
         ends_scans: it can tell rows which a scan did not find. Without it the sink only adds
             messages.
@@ -108,7 +108,7 @@ class Capabilities:
     compressions: tuple[str, ...] = ("none",)
     max_message_bytes: int = 0
     keeps_progress: bool = False
-    pacing: Pacing = Pacing()
+    pacing: CommitPace = CommitPace()
     spark_packs: tuple[str, ...] = ()
     resolved_by_topic: bool = False
     shared_topics: bool = False
@@ -186,6 +186,9 @@ class SinkContext:
         state: id of the state the job is in; with ``job_id`` it names the feed in the world.
         scan: this sink object takes the rows of the feed's scan, while another one of the same
             feed takes its changes.
+        unfinished: with ``scan``, of each table whose scan is not the first try: from which
+            instant on scans of it do not count as whole for the feed, whether the sink ended
+            them or not. The run may have died before it had saved that.
         feeds: the state's jobs that were not dropped and have not ended, by number, each with
             the name of a table that it has: the target of that table is theirs.
         source: the source's own identity as the engine knows it (for PostgreSQL its system
@@ -205,6 +208,7 @@ class SinkContext:
     scratch: str = ""
     state: str = ""
     scan: bool = False
+    unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
     feeds: frozenset[tuple[int, str]] = frozenset()
     source: str = ""
     state_database: str = field(default="", compare=False, repr=False)
@@ -292,7 +296,7 @@ class ScanFiles:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPlace:
-    """How far the consumer of a :class:`Pulled` sink is; nothing in it ever goes back.
+    """How far the consumer of a :class:`LogConsumer` sink is; nothing in it ever goes back.
 
     Attributes:
         committed: it has done with everything at or below; None: with nothing yet.
@@ -311,7 +315,7 @@ class ConsumerPlace:
         return max(known) if self.committed is not None else None
 
 
-class Pulled(Protocol):
+class LogConsumer(Protocol):
     """The consumer's side of a sink whose consumer reads the changes from the change log itself.
 
     The feed hands over scans only. Its progress is what the consumer has committed, so the log
@@ -423,11 +427,17 @@ class Sink(ABC):
 
     # ---------------------------------------------------------------- with a default
 
+    def interrupt(self) -> None:  # noqa: B027  a sink whose waits are short needs none
+        """The feed is wanted to end: a call that waits for a server that does not answer gives up
+        soon, with a ChangefeedError. Called from another thread, at any time after the sink
+        was made; the object is closed then, and another one opened if the feed goes on.
+        """
+
     def topic(self, name: str) -> str:
         """How the target of a table (or topic alias) is called. Nothing is connected."""
         return name
 
-    def pacing(self) -> Pacing:
+    def pacing(self) -> CommitPace:
         """How often the sink wants to commit now; asked between rounds, and in a backlog after each
         slice of the log."""
         return self.capabilities.pacing
@@ -482,7 +492,9 @@ class Sink(ABC):
         """The whole table as it was at ``at`` was written and committed (rows of the scan have
         that timestamp): what the target has of an older version, from a scan that broke off,
         is not at the source any more and goes. Idempotent. Called by the sink object of the
-        scan, before the table counts as scanned; not where deletes are not delivered.
+        scan, before the table counts as scanned. Where deletes are not delivered it is called
+        only for tables that keep every change (``history = 'append'``), and for tables without
+        a key in sinks of rows, which may gather a scan beside the target.
         """
         raise _undeclared(self, "ends_scans")
 
@@ -541,8 +553,9 @@ class Sink(ABC):
     ) -> list[Difference]:
         """Compare the rows of a table, which has a key, with what the target holds of it.
 
-        ``rows`` are those of the source in the schema ``schema.log_schema()``, each key once. The
-        target is looked at only after the last of them: while they come, the feed may need it.
+        ``rows`` are those of the source, each key once: in the schema ``schema.log_schema()``, or
+        as messages where the sink takes those (without what tells when and why they were made).
+        The target is looked at only after the last of them: while they come, the feed may need it.
         At most ``limit`` differences are returned, missing and changed rows before those too
         many, by key. Called on a sink object that was not opened; it is closed afterwards.
         Nothing of the feed is changed.
@@ -554,7 +567,7 @@ class Sink(ABC):
 
     # ---------------------------------------------------------------- pulled
 
-    def pull(self) -> Pulled:
+    def pull(self) -> LogConsumer:
         """The side of the consumer."""
         raise _undeclared(self, "pulled")
 

@@ -169,6 +169,21 @@ def occupied(table: str, what: str, purpose: str) -> ChangefeedError:
     )
 
 
+def no_bookkeeping(what: str, place: str) -> ChangefeedError:
+    """A table that the sink keeps its books in is taken by something it did not make.
+
+    Args:
+        what: that table.
+        place: what the sink may be given another of.
+    """
+    return ChangefeedError(
+        "CF5003",
+        f"{what} is in the way of the sink's bookkeeping, and was not made by a changefeed",
+        detail="it was left as it is",
+        hint=f"rename it, or give the sink another {place}.",
+    )
+
+
 def is_source(table: str, what: str) -> ChangefeedError:
     """The target is the table that is read."""
     return ChangefeedError(

@@ -231,7 +231,7 @@ def schemes() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SinkEntry:
     """A scheme as completion and help show it."""
 
     scheme: str
@@ -239,9 +239,9 @@ class Offer:
     example: str
 
 
-def offers() -> list[Offer]:
+def offers() -> list[SinkEntry]:
     """Every scheme a sink URI can have, with what it does. Imports nothing."""
-    return [Offer(name, entry(name).summary, entry(name).example) for name in schemes()]
+    return [SinkEntry(name, entry(name).summary, entry(name).example) for name in schemes()]
 
 
 def entry(scheme: str) -> Entry:
@@ -352,7 +352,7 @@ def topic_namer(uri: str, options: Mapping[str, object] | None = None) -> Callab
 
 
 def owner_of_targets(uri: str, options: Mapping[str, object] | None = None) -> Sink | None:
-    """The sink of a URI where it keeps one target a source table; None where targets may be
+    """The sink of a URI where it keeps one target per source table; None where targets may be
     shared."""
     sink = open_sink(uri, options)
     return sink if sink.capabilities.owns_targets else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
+
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 
 #: A line that came once is not repeated for so long, seconds.
 QUIET_SECONDS = 60.0
@@ -20,9 +21,10 @@ class LimitRepeats(logging.Filter):
 
     _KEPT = 1000
 
-    def __init__(self, seconds: float = QUIET_SECONDS) -> None:
+    def __init__(self, seconds: float = QUIET_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
         self._seconds = seconds
+        self._clock = clock
         self._lock = threading.Lock()
         self._seen: dict[tuple[int, str], tuple[float, int]] = {}
 
@@ -30,7 +32,7 @@ class LimitRepeats(logging.Filter):
         """Whether the line is to be written."""
         text = record.getMessage()
         key = (record.levelno, _NUMBERS.sub("0", text))
-        now = time.monotonic()
+        now = self._clock.monotonic()
         with self._lock:
             until, left_out = self._seen.get(key, (0.0, 0))
             if now < until:

@@ -164,8 +164,11 @@ class Counter:
             total += ends[1] - ends[0]
         return total
 
-    def wait(self, count: int, check: Callable[[], None], timeout: float) -> None:
-        """Wait until there are ``count``; ``check`` raises when nobody sends them any more.
+    def wait(
+        self, count: int, check: Callable[[], None], timeout: float, *, pause: float = 0.02
+    ) -> None:
+        """Wait until there are ``count``, asking every ``pause`` seconds; ``check`` raises when
+        nobody sends them any more.
 
         Raises:
             TimeoutError: they did not come in ``timeout`` seconds.
@@ -175,7 +178,7 @@ class Counter:
             check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{now:,} of {count:,} messages in {timeout:.0f} s")
-            time.sleep(0.02)
+            time.sleep(pause)
 
     def close(self) -> None:
         """End the client."""
@@ -236,6 +239,7 @@ def latency(
             rate=rate,
             seconds=seconds,
             check=peer.check,
+            steady=meter.steady,
         )
     return delays, meter.cost
 
@@ -301,8 +305,7 @@ def main(words: list[str] | None = None) -> None:
     with place() as run:
         if given.mode == "latency":
             delays, cost = latency(run, given.rate, given.seconds, settings)
-            share = cost.cpu_seconds / cost.wall_seconds
-            print(f"{title}, {given.rate}/s: {delays}, {share:.0%} of a core with its start")
+            print(f"{title}, {given.rate}/s: {delays}, {cost.share}")
             return
         if given.mode == "drain":
             cost = drain(run, workload, given.rows, settings)

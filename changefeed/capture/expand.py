@@ -11,9 +11,9 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.options import INITIAL_SCAN, InitialScan, Options
 from changefeed.plan.build import check_table, table_stages
-from changefeed.plan.sink_resolution import Sinking, job_options
+from changefeed.plan.sink_resolution import ResolvedSink, job_options
 from changefeed.plan.target_names import clashes, topics_of
-from changefeed.plan.targets import Found, matching, parse_targets
+from changefeed.plan.targets import ResolvedTarget, matching, parse_targets
 from changefeed.sources.base import Attachment, Source, Watch
 from grammar import nodes
 
@@ -69,9 +69,9 @@ _REFUSALS = frozenset(
 
 def _fitting(
     catalog: Catalog, job: Job, source: Source, watched: set[TableName]
-) -> dict[TableName, Found]:
+) -> dict[TableName, ResolvedTarget]:
     """The tables that fit the patterns and are not watched."""
-    found: dict[TableName, Found] = {}
+    found: dict[TableName, ResolvedTarget] = {}
     for target in parse_targets(job.targets):
         if isinstance(target, nodes.TableTarget):
             continue
@@ -86,12 +86,12 @@ def _fitting(
                     job.id, "notice", error.message, table=str(name), code=error.code.number
                 )
                 continue
-            found[name] = Found(target, schema, joined=True)
+            found[name] = ResolvedTarget(target, schema, joined=True)
     return found
 
 
 def _problems(
-    found: Sequence[Found], held: Attachment, options: Options
+    found: Sequence[ResolvedTarget], held: Attachment, options: Options
 ) -> dict[TableName, ChangefeedError]:
     """The first reason why a CREATE of this feed would refuse a table."""
     names = [place.schema.table for place in found]
@@ -108,9 +108,9 @@ def _add(
     catalog: Catalog,
     job: Job,
     source: Source,
-    sink: Sinking,
+    sink: ResolvedSink,
     options: Options,
-    fresh: Sequence[Found],
+    fresh: Sequence[ResolvedTarget],
     problems: dict[TableName, ChangefeedError],
 ) -> None:
     """Make the tables part of the feed, those with a problem as failed ones."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
@@ -24,7 +23,8 @@ class GrowingLog:
     It also knows why the log does not grow: :attr:`error` stops it, :attr:`stalled` holds it up.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._name = name
         self._folder = folder
         self._lock = threading.RLock()
@@ -81,6 +81,11 @@ class GrowingLog:
                 return None
             return self._log().timestamp_at(position) or self._log().oldest
 
+    def has(self, position: Position) -> bool:
+        """The log has every change after a place that its frontier has reached."""
+        with self._lock:
+            return self._log().timestamp_at(position) is not None
+
     # -- what became known ----------------------------------------------------------------
 
     @property
@@ -133,7 +138,7 @@ class GrowingLog:
             self._follower.start()
 
     def _look(self) -> None:
-        while not self._closed.wait(POLL_SECONDS):
+        while not self._clock.wait(self._closed, POLL_SECONDS):
             with self._grown:
                 before = self._log().frontier, self._error
                 self._refresh()
@@ -150,17 +155,17 @@ class GrowingLog:
 
     def wait_beyond(self, at: Timestamp, timeout: float) -> Frontier | None:
         """Wait until the log reaches above ``at``, :meth:`wake` or the timeout; the frontier."""
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.monotonic() + timeout
         with self._grown:
             woken = self._wakes
             while True:
                 frontier = self._log().frontier
                 if frontier is not None and frontier.at > at:
                     return frontier
-                left = deadline - time.monotonic()
+                left = deadline - self._clock.monotonic()
                 if left <= 0 or self._closed.is_set() or woken != self._wakes:
                     return frontier
-                self._grown.wait(left)
+                self._clock.wait(self._grown, left)
 
     def wait_position(
         self, position: Position, stop: threading.Event, timeout: float = 300.0
@@ -193,18 +198,18 @@ class GrowingLog:
         stop: threading.Event,
         timeout: float,
     ) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.monotonic() + timeout
         while not stop.is_set():
             frontier = self._log().frontier
             if frontier is not None and reached(frontier):
                 return
             if self._error is not None:
                 raise self._error
-            if time.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
                     "CF2101", f"the change log of {self._name!r} did not reach {place}"
                 )
-            self._grown.wait(0.2)
+            self._clock.wait(self._grown, 0.2)
         raise ChangefeedError("CF2201", "stopped")
 
     def why_lost(self, stop: threading.Event, timeout: float = 60.0) -> ChangefeedError | None:
@@ -213,10 +218,12 @@ class GrowingLog:
         Raises:
             ChangefeedError: the capture cannot tell: another error holds it up.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.monotonic() + timeout
         with self._grown:
+            # What an earlier capture wrote does not show that the log goes on.
+            self._log().refresh()
             before = self.frontier
-            while not stop.is_set() and time.monotonic() < deadline:
+            while not stop.is_set() and self._clock.monotonic() < deadline:
                 error = self._error
                 if error is not None and error.code in LOG_LOST:
                     return error
@@ -225,7 +232,7 @@ class GrowingLog:
                 frontier = self.frontier
                 if frontier is not None and (before is None or frontier.at > before.at):
                     return None
-                self._grown.wait(0.2)
+                self._clock.wait(self._grown, 0.2)
             raise self._error or ChangefeedError(
                 "CF2101", f"capture from {self._name!r} did not begin"
             )

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Collection, Iterable
 
 from changefeed.capture.process import Notice
-from changefeed.capture.table_identity import Known, Lost, missing, moved
+from changefeed.capture.table_identity import Known, LostTable, missing, moved
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
-from changefeed.sources.base import Located, Source
+from changefeed.sources.base import Source, TableLocations
 
 
 class LostTables:
@@ -23,9 +23,9 @@ class LostTables:
         self._name = name
         self._lock = threading.Lock()
         self._wanted: frozenset[Known] = frozenset()
-        self._lost: dict[Known, Lost] = {}
+        self._lost: dict[Known, LostTable] = {}
 
-    def get(self, table: TableName, table_id: int) -> Lost | None:
+    def get(self, table: TableName, table_id: int) -> LostTable | None:
         """What became of a table that is no longer what a feed began with."""
         return self._lost.get((table, table_id))
 
@@ -35,7 +35,7 @@ class LostTables:
         with self._lock:
             return frozenset(table for table, _ in self._lost)
 
-    def look(self, source: Source, wanted: Iterable[Known]) -> tuple[Located | None, bool]:
+    def look(self, source: Source, wanted: Iterable[Known]) -> tuple[TableLocations | None, bool]:
         """Where the wanted tables are now, None when the source has no ids for them; and whether
         another one is lost.
 
@@ -58,7 +58,7 @@ class LostTables:
             self._lost = {known: lost for known, lost in self._lost.items() if known not in back}
             for known in new:
                 dropped = known[1] not in seen.names
-                self._lost[known] = Lost(gone[known], dropped, after)
+                self._lost[known] = LostTable(gone[known], dropped, after)
         for known in new:
             log.warning("source %s: %s", self._name, gone[known].message)
         return seen, bool(new)
@@ -87,6 +87,6 @@ class LostTables:
             if known not in self._wanted or known in self._lost:
                 return False
             error = moved(table, now)
-            self._lost[known] = Lost(error, dropped=False, at=Timestamp.parse(notice.at))
+            self._lost[known] = LostTable(error, dropped=False, at=Timestamp.parse(notice.at))
         log.warning("source %s: %s is %s now", self._name, table, now)
         return True

@@ -13,41 +13,45 @@ It may never acknowledge a position that is not durable in the change log.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from changefeed.attachments import attachment
+from changefeed.capture.feed_budgets import FeedBudgets
+from changefeed.capture.standby import STATE_VARIABLE, read_task
 from changefeed.catalog import Catalog
 from changefeed.core.arrow import keep_pandas_out
-from changefeed.core.clock import SystemClock, Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
+from changefeed.core.elapsed import ClockSample, read_clocks
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Event, Flush, Frontier, SchemaChange
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.internal_errors import place_of
+from changefeed.core.loading import loading
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
+from changefeed.core.timings import Timings
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_SIZE, GC_TTL, Options
 from changefeed.sources.base import Attachment, Memo, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
-
-#: Names the state of a capture: a directory, or a URL that may have a password.
-STATE_VARIABLE = "CHANGEFEED_CAPTURE_STATE"
 
 #: Exit status of a capture that met an error a person must mend: do not start it again.
 EXIT_STOP = 3
 #: Exit status of a capture that may be started again after a pause.
 EXIT_RETRY = 4
 
-MAINTENANCE_SECONDS = 30.0
-STALL_POLL_SECONDS = 0.25
+#: A leap of the machine's clock that is told, between two looks after the log.
+LEAP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +77,20 @@ class Notice:
 
     def line(self) -> bytes:
         """The notice as one line of JSON."""
-        return json.dumps({k: v for k, v in asdict(self).items() if v}).encode() + b"\n"
+        said = {name: value for name in _FIELDS if (value := getattr(self, name))}
+        return json.dumps(said).encode() + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Notice:
         """The inverse of :meth:`line`."""
         data: dict[str, Any] = json.loads(line)
         for name in ("table", "now"):
-            data[name] = tuple(data.get(name, ()))
+            if name in data:
+                data[name] = tuple(data[name])
         return cls(**data)
 
+
+_FIELDS = tuple(field.name for field in fields(Notice))
 
 Tell = Callable[[Notice], None]
 
@@ -97,8 +105,11 @@ class Capture:
         tell: Tell,
         *,
         keep_from: Callable[[], Timestamp | None],
+        held_up: Callable[[], str] = lambda: "",
         settings: Callable[[], LogSettings] | None = None,
         announced: Callable[[Collection[int]], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        timings: Timings | None = None,
     ) -> None:
         """
         Args:
@@ -106,10 +117,15 @@ class Capture:
             writer: ours.
             tell: hears every step.
             keep_from: the place above which some feed still needs the log.
+            held_up: why nothing may be read though the log has room; empty: it may.
             settings: how long and how much the log keeps, asked again and again: feeds come,
                 go and are altered.
             announced: hears of schema versions once readers of the log can see rows of them.
+            clock: for pauses.
+            timings: how often the log is looked after.
         """
+        self._clock = clock
+        self._timings = timings or Timings()
         self._announced = announced
         self._versions: set[int] = set()
         self._new_versions: set[int] = set()
@@ -118,8 +134,9 @@ class Capture:
         self._writer = writer
         self._tell = tell
         self._keep_from = keep_from
+        self._held_up = held_up
         self._stop = threading.Event()
-        self._clock = SystemClock()
+        self._read = read_clocks()
         self._broken: Exception | None = None
 
     def stop(self) -> None:
@@ -154,7 +171,7 @@ class Capture:
     def _upkeep(self) -> None:
         """Look after the log beside the appends: ten thousand commits of one row take seconds to
         merge, and changes must not wait for that."""
-        while not self._stop.wait(MAINTENANCE_SECONDS):
+        while not self._clock.wait(self._stop, self._timings.upkeep):
             try:
                 self._maintain()
             except Exception as error:  # raised again by run()
@@ -200,18 +217,26 @@ class Capture:
             self._new_versions = set()
 
     def _wait_for_room(self) -> None:
-        if self._writer.room():
-            return
-        self._tell(Notice("stalled", message="the change log reached its disk budget"))
-        while not self._stop.is_set() and not self._writer.room():
+        told = ""
+        while not self._stop.is_set() and (why := self._no_room()):
+            if why != told:
+                self._tell(Notice("stalled", message=why))
+                told = why
             self._maintain()
-            self._stop.wait(STALL_POLL_SECONDS)
-        self._tell(Notice("flowing"))
+            self._clock.wait(self._stop, self._timings.stall)
+        if told:
+            self._tell(Notice("flowing"))
+
+    def _no_room(self) -> str:
+        """Why nothing may be read now, or an empty text."""
+        if not self._writer.room():
+            return "the change log reached its disk budget"
+        return self._held_up()
 
     def _wait_stalled(self, message: str) -> bool:
         """Pause after a write that found no space; False when told to stop meanwhile."""
         self._tell(Notice("stalled", message=message))
-        self._stop.wait(STALL_POLL_SECONDS * 4)
+        self._clock.wait(self._stop, self._timings.stall * 4)
         if self._stop.is_set():
             return False
         self._maintain()
@@ -221,14 +246,29 @@ class Capture:
         try:
             if self._settings is not None:
                 self._writer.settings = self._settings()
-            self._writer.maintain(self._clock.now(), self._keep_from())
+            read = read_clocks()
+            self._tell_leap(read)
+            self._writer.maintain(read, self._keep_from())
         except ChangefeedError as error:
             # A full disk hinders upkeep too; what was captured is safe, and it is tried again.
             if error.code is not Code.LOG_FULL:
                 raise
 
+    def _tell_leap(self, read: ClockSample) -> None:
+        before, self._read = self._read, read
+        leap = read.leap(before) / 1e9
+        if abs(leap) >= LEAP_SECONDS:
+            way = "forward" if leap > 0 else "back"
+            self._tell(
+                Notice(
+                    "warning",
+                    message=f"the clock of this machine was set {way} by {abs(leap):,.0f} s: the "
+                    "change log keeps history for as long as the time it measures itself",
+                )
+            )
 
-class Life:
+
+class CaptureLoop:
     """One capture after the other: the next takes over where its source knows another way."""
 
     def __init__(self, worker: Callable[[], Capture], writer: LogWriter, tell: Tell) -> None:
@@ -310,7 +350,10 @@ def _listen_to_parent(hasten: Callable[[], None], stop: Callable[[], None]) -> N
 
 
 def _start_frontier(
-    writer: LogWriter, held: Attachment, before: Timestamp | None = None
+    writer: LogWriter,
+    held: Attachment,
+    clock: Clock,
+    before: Timestamp | None = None,
 ) -> Frontier:
     """Where to go on: the log's own end; for an empty log, where what we hold begins.
 
@@ -319,7 +362,7 @@ def _start_frontier(
     earlier log of the source ended: this one begins above it, whatever the clock says.
     """
     if writer.frontier is None:
-        now = SystemClock().now()
+        now = clock.now()
         at = now if before is None else before.at_least(now.wall)
         position, history = held.start()
         begin = Frontier(at=at, position=position, history=history)
@@ -381,7 +424,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     writer = LogWriter(layout.log(source_name), settings())
 
     def worker() -> Capture:
-        start = _start_frontier(writer, held, known.frontier)
+        start = _start_frontier(writer, held, SYSTEM_CLOCK, known.frontier)
         stream = held.stream(
             StreamRequest(
                 start=start,
@@ -399,22 +442,33 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             writer,
             tell,
             keep_from=lambda: catalog.oldest_needed(source_name),
+            held_up=FeedBudgets(catalog, source_name, writer.above).exceeded,
             settings=settings,
             announced=catalog.announce_schemas,
         )
 
     try:
-        life = Life(worker, writer, tell)
+        life = CaptureLoop(worker, writer, tell)
         _listen_to_parent(life.hasten, life.stop)
         life.run()
     finally:
         writer.close()
 
 
+def load_sources(state: str) -> None:
+    """Load what the sources that have feeds need; nothing is asked of them."""
+    # Whatever is wrong with the state or a connection is told by the node.
+    with contextlib.suppress(ChangefeedError), closing(Catalog.open(state)) as catalog:
+        for name in {job.source for job in catalog.jobs(include_finished=False)}:
+            open_source(name, catalog.connection(name).uri)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the capture process; see the module's text."""
     parser = argparse.ArgumentParser(prog="changefeed-capture")
-    parser.add_argument("--source", required=True)
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--source")
+    task.add_argument("--standby", action="store_true", help="the task comes by standard input")
     parser.add_argument("--disk", type=int, default=None)
     args = parser.parse_args(argv)
     # Not an argument: those of a process can be read by everybody, and the state may be a URL
@@ -433,8 +487,16 @@ def main(argv: list[str] | None = None) -> int:
         except BrokenPipeError:
             os._exit(0)
 
+    source, disk = args.source, args.disk
+    if args.standby:
+        with loading():
+            load_sources(state)
+        given = read_task()
+        if given is None:
+            return 0
+        source, disk = given
     try:
-        capture(state, args.source, tell, args.disk)
+        capture(state, source, tell, disk)
     except ChangefeedError as error:
         if error.code is Code.STATE_HELD_BY_ANOTHER_NODE:
             # The capture of a node that was killed ends by itself within seconds.
@@ -456,7 +518,3 @@ def main(argv: list[str] | None = None) -> int:
         tell(Notice("error", code="CF9001", message=what))
         return EXIT_RETRY
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

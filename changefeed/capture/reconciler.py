@@ -1,8 +1,8 @@
-"""One thread a source: what the feeds of that source need of it is prepared there.
+"""One thread per source reconciles what is held there with what its feeds need.
 
 A source may hang (a firewall that drops packets, a transaction that has to end before the source
 can keep its log for us); the node and the feeds of other sources must not notice. So the node only
-says what is wanted, and starts a feed once :meth:`SourceWatch.covers` says that its tables are
+says what is wanted, and starts a feed once :meth:`SourceReconciler.covers` says that its tables are
 seen to. The thread begins with the first feed of a source and ends when the last is gone and
 nothing of ours is left there.
 """
@@ -10,29 +10,23 @@ nothing of ours is left there.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from changefeed.capture.expand import expand_job
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.table_identity import Known
 from changefeed.catalog import Catalog
-from changefeed.catalog.model import Job, Status, TableProgress, TableState, Wanted
+from changefeed.catalog.model import DesiredStatus, Job, Status, TableProgress, TableState
+from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.telemetry import log
-
-#: How often a source is looked at, and asked again when it did not answer.
-LOOK_SECONDS = 5.0
-#: The same while it waits for a transaction or a lock there.
-BUSY_SECONDS = 0.5
-#: How often SCHEMA and DATABASE feeds look for new tables.
-EXPAND_SECONDS = 10.0
+from changefeed.core.timings import Timings
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredState:
     """What the feeds of one source need.
 
     Attributes:
@@ -44,7 +38,7 @@ class Wish:
     tables: frozenset[Known] = frozenset()
 
     @classmethod
-    def of(cls, feeds: Iterable[tuple[Job, list[TableProgress]]]) -> Wish:
+    def of(cls, feeds: Iterable[tuple[Job, list[TableProgress]]]) -> DesiredState:
         """What these jobs with their tables need together."""
         jobs: set[tuple[int, int]] = set()
         tables: set[Known] = set()
@@ -60,40 +54,44 @@ def _given_up(table: TableProgress) -> bool:
     return failed and not table.joined
 
 
-class SourceWatch:
+class SourceReconciler:
     """Makes a source what its feeds need, in a thread of its own."""
 
     def __init__(
         self,
         catalog: Catalog,
         name: str,
-        keeper: Callable[[], SourceKeeper],
+        source_runtime: Callable[[], SourceRuntime],
         *,
         runs: Callable[[int], bool],
         changed: Callable[[], None],
+        clock: Clock | None = None,
+        timings: Timings | None = None,
     ) -> None:
         """
         Args:
             catalog: the state.
             name: the source.
-            keeper: the present keeper of the source.
+            source_runtime: the source's present runtime.
             runs: whether a job is being run (it shows the source's errors itself then).
             changed: called after each attempt that changed what :meth:`covers` says.
         """
         self.name = name
         self.error: ChangefeedError | None = None
         self._catalog = catalog
-        self._failures = FailureCounter()
-        self._keeper = keeper
+        self._clock = clock or SystemClock()
+        self._timings = timings or Timings()
+        self._failures = FailureCounter(self._clock)
+        self._source_runtime = source_runtime
         self._runs = runs
         self._changed = changed
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._wish = Wish()
-        self._done = Wish()
+        self._wish = DesiredState()
+        self._done = DesiredState()
         self._over = False
-        self._next_expand = time.monotonic() + EXPAND_SECONDS
+        self._next_expand = self._clock.monotonic() + self._timings.expand
         self._thread = threading.Thread(target=self._run, name=f"source-{name}", daemon=True)
 
     # -- from the node --------------------------------------------------------------------
@@ -102,7 +100,7 @@ class SourceWatch:
         """Begin; returns at once."""
         self._thread.start()
 
-    def want(self, wish: Wish) -> bool:
+    def want(self, wish: DesiredState) -> bool:
         """Say what is needed now (nothing: leave the source); False when the thread has ended."""
         with self._lock:
             if self._over:
@@ -146,16 +144,18 @@ class SourceWatch:
             if left and self._end(wish):
                 return
             busy = self.error is not None and self.error.code is Code.SOURCE_BUSY
-            self._wake.wait(min(BUSY_SECONDS, LOOK_SECONDS) if busy else LOOK_SECONDS)
+            times = self._timings
+            pause = min(times.source_busy, times.source_look) if busy else times.source_look
+            self._clock.wait(self._wake, pause)
 
-    def _end(self, wish: Wish) -> bool:
+    def _end(self, wish: DesiredState) -> bool:
         """Nothing is left at the source: over, unless something is wanted again by now."""
         with self._lock:
             self._over = self._wish == wish
         self._changed()
         return self._over
 
-    def _attempt(self, wish: Wish) -> bool:
+    def _attempt(self, wish: DesiredState) -> bool:
         """Make the source what is wanted; whether nothing is wanted and nothing left there."""
         try:
             if not wish.jobs:
@@ -166,12 +166,12 @@ class SourceWatch:
             return False
         return False
 
-    def _make_ready(self, wish: Wish) -> None:
-        keeper = self._keeper()
-        keeper.follow_connection()
+    def _make_ready(self, wish: DesiredState) -> None:
+        source_runtime = self._source_runtime()
+        source_runtime.follow_connection()
         if self._catalog.source_state(self.name).renewal:
-            keeper = self._renew(keeper, wish)
-        keeper.watch(wish.tables)
+            source_runtime = self._renew(source_runtime, wish)
+        source_runtime.watch(wish.tables)
         if self._stopping.is_set():
             return
         news = self.error is not None or self._done != wish
@@ -181,34 +181,34 @@ class SourceWatch:
         self.error, self._done = None, wish
         if news:
             self._changed()
-        if time.monotonic() >= self._next_expand:
-            self._next_expand = time.monotonic() + EXPAND_SECONDS
+        if self._clock.monotonic() >= self._next_expand:
+            self._next_expand = self._clock.monotonic() + self._timings.expand
             self._expand()
 
-    def _renew(self, keeper: SourceKeeper, wish: Wish) -> SourceKeeper:
+    def _renew(self, source_runtime: SourceRuntime, wish: DesiredState) -> SourceRuntime:
         """A RESCAN asks for a log that goes on: a new one, unless the present one does (by now).
 
         Raises:
             ChangefeedError: it cannot be told yet; the request stays.
         """
-        keeper.retry()  # the error may be an old one
+        source_runtime.retry()  # the error may be an old one
         lost = None
         try:
-            keeper.watch(wish.tables)
-            lost = keeper.why_lost(self._stopping)
+            source_runtime.watch(wish.tables)
+            lost = source_runtime.why_lost(self._stopping)
         except ChangefeedError as error:
             if error.code not in LOG_LOST:
                 raise
             lost = error
         if lost is not None:
-            keeper.begin_again(lost)
-            keeper = self._keeper()
+            source_runtime.begin_again(lost)
+            source_runtime = self._source_runtime()
         self._catalog.save_source_state(self.name, renewal=False)
-        return keeper
+        return source_runtime
 
     def _leave(self) -> bool:
-        self._done = Wish()
-        left = self._keeper().forget()
+        self._done = DesiredState()
+        left = self._source_runtime().forget()
         self.error = None
         return left
 
@@ -221,7 +221,7 @@ class SourceWatch:
         self.error = error
         if not leaving:
             if error.code in LOG_LOST:
-                self._keeper().fail(error)
+                self._source_runtime().fail(error)
             # The feeds first: a statement that sees the source's state answers with theirs.
             self._tell_waiting(error)
             self._catalog.save_source_state(
@@ -249,10 +249,10 @@ class SourceWatch:
         """Let tables made after a SCHEMA or DATABASE feed join it."""
         for job in self._catalog.jobs(include_finished=False):
             mine = job.source == self.name and job.has_patterns
-            if not mine or job.wanted is not Wanted.RUNNING:
+            if not mine or job.wanted is not DesiredStatus.RUNNING:
                 continue
             try:
-                added = expand_job(self._catalog, job, self._keeper().source)
+                added = expand_job(self._catalog, job, self._source_runtime().source)
             except ChangefeedError as error:
                 log.warning("feed %s: cannot list tables: %s", job.name, error.message)
                 continue

@@ -8,26 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
-import sysconfig
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
-import changefeed
-from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, STATE_VARIABLE, Notice
+from changefeed.capture import standby
+from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
+from changefeed.capture.standby import STOP_SECONDS, Standby
+from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Code
 from changefeed.core.internal_errors import LIMIT, log_failure
 from changefeed.core.telemetry import log
-
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 15.0
-STOP_SECONDS = 8.0
+from changefeed.core.timings import Timings
 
 
 class CaptureSupervisor:
-    """Runs ``command`` as a child for as long as it is wanted.
+    """Runs a child for as long as it is wanted.
 
     ``on_notice`` is called from the supervisor's thread for each line of the child, and with
     a made-up ``error`` notice when the child dies without having said why.
@@ -35,13 +31,15 @@ class CaptureSupervisor:
 
     def __init__(
         self,
-        command: Sequence[str],
+        spawn: Callable[[], subprocess.Popen[bytes]],
         on_notice: Callable[[Notice], None],
-        environment: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        timings: Timings | None = None,
     ) -> None:
-        """``environment`` is that of the child; None: this process's."""
-        self._command = list(command)
-        self._environment = environment
+        """``spawn`` starts the child with three pipes, the first time and each time it ended."""
+        self._clock = clock or SystemClock()
+        self._timings = timings or Timings()
+        self._spawn = spawn
         self._on_notice = on_notice
         self._wanted = threading.Event()
         self._stopping = threading.Event()
@@ -58,13 +56,20 @@ class CaptureSupervisor:
         source: str,
         on_notice: Callable[[Notice], None],
         disk: int | None = None,
+        ready: Standby | None = None,
+        clock: Clock | None = None,
+        timings: Timings | None = None,
     ) -> CaptureSupervisor:
-        """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log."""
-        # -P: code that lies in the directory the node was started in is not imported.
-        command = [sys.executable, "-P", "-m", "changefeed.capture.process", "--source", source]
-        if disk is not None:
-            command += ["--disk", str(disk)]
-        return cls(command, on_notice, _environment(state))
+        """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log.
+
+        ``ready`` is taken for the child if nobody else has it.
+        """
+
+        def spawn() -> subprocess.Popen[bytes]:
+            waiting = None if ready is None else ready.take(source, disk)
+            return waiting or standby.start(standby.command(source, disk), state)
+
+        return cls(spawn, on_notice, clock, timings)
 
     @property
     def pid(self) -> int | None:
@@ -97,12 +102,12 @@ class CaptureSupervisor:
         self._nudge.set()
         child = self._child
         if child is not None:
-            _end(child)
+            standby.end(child)
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        pause = self._timings.restart_first
         while not self._stopping.is_set():
             try:
                 status, useful = self._one_life()
@@ -115,14 +120,14 @@ class CaptureSupervisor:
             if self._stopping.is_set():
                 return
             if useful:
-                pause = FIRST_PAUSE_SECONDS
+                pause = self._timings.restart_first
             if self._repeats():
                 status = EXIT_STOP
             if status == EXIT_STOP:
                 self._nudge.wait()
             else:
-                self._nudge.wait(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                self._clock.wait(self._nudge, pause)
+                pause = min(pause * 2, self._timings.restart_longest)
             self._nudge.clear()
 
     def _repeats(self) -> bool:
@@ -136,17 +141,10 @@ class CaptureSupervisor:
 
     def _one_life(self) -> tuple[int, bool]:
         """Run the child until it ends: its exit status, and whether it made progress."""
-        child = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self._environment,
-            start_new_session=True,  # Ctrl-C in the shell is for the shell
-        )
+        child = self._spawn()
         self._child = child
         if self._stopping.is_set():
-            _end(child)
+            standby.end(child)
         errors = _StderrTail(child)
         frontiers, told = 0, False
         with child:  # closes the pipes at the end
@@ -194,30 +192,3 @@ class _StderrTail:
     def text(self) -> str:
         """The lines in one."""
         return " | ".join(self._lines)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is not None:
-        return
-    if child.stdin is not None and not child.stdin.closed:
-        child.stdin.close()
-    try:
-        child.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-
-
-def _environment(state: str) -> dict[str, str]:
-    """The capture's environment: where the state is, which may have a password in it.
-
-    Every user may read the arguments of a process, and only its owner the environment. A
-    checkout that is not installed is put on the path, and relative entries of the path are left
-    out, because they would mean the current directory.
-    """
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    path = [entry for entry in path if Path(entry).is_absolute()]
-    root = str(Path(changefeed.__file__).resolve().parent.parent)
-    if root not in {*path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        path.insert(0, root)
-    return {**os.environ, STATE_VARIABLE: state, "PYTHONPATH": os.pathsep.join(path)}

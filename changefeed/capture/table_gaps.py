@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from changefeed.catalog import Catalog, Gap
+from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
-
-#: How often the state is asked for gaps that another process found.
-GAPS_SECONDS = 1.0
+from changefeed.core.timings import Timings
 
 _SECONDS = "%Y-%m-%d %H:%M:%S"
 
@@ -19,7 +17,15 @@ _SECONDS = "%Y-%m-%d %H:%M:%S"
 class TableGaps:
     """What the state knows of gaps, read again when it has changed."""
 
-    def __init__(self, catalog: Catalog, name: str) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        clock: Clock | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._timings = timings or Timings()
         self._catalog = catalog
         self._name = name
         self._known: Mapping[TableName, Gap] = {}
@@ -47,10 +53,10 @@ class TableGaps:
 
     def known(self) -> Mapping[TableName, Gap]:
         """The gaps by table, whichever process found them."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now >= self._due:
             # Feeds ask in each of their rounds.
-            self._due = now + GAPS_SECONDS
+            self._due = now + self._timings.gaps
             version = self._catalog.version()
             if version != self._version:
                 self._known, self._version = self._catalog.gaps(self._name), version

@@ -1,8 +1,8 @@
 """Is a table still the one a feed began with?
 
-A feed knows a table by its name and the source's number of it. A table that was dropped, made
-anew under its name, or renamed is *lost* to the feeds that began with it: their rows ended there,
-and rows of another table are never taken for theirs.
+A feed knows a table by its name and the source's number of it. A table that was dropped,
+recreated under its name, or renamed is *lost* to the feeds that began with it: their rows ended
+there, and rows of another table are never taken for theirs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
-from changefeed.sources.base import Located
+from changefeed.sources.base import TableLocations
 
 #: A name and the source's number of the table (0: not known) that a feed means by it.
 Known = tuple[TableName, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostTable:
     """What became of a table.
 
     Attributes:
@@ -37,8 +37,8 @@ class Lost:
     at: Timestamp | None = None
 
 
-def missing(wanted: Collection[Known], seen: Located) -> dict[Known, ChangefeedError]:
-    """The tables that their names do not stand for any more, and why.
+def missing(wanted: Collection[Known], seen: TableLocations) -> dict[Known, ChangefeedError]:
+    """The tables whose names now stand for something else, and why.
 
     A name that stands for nothing and whose number is not known is no loss: nothing began
     with it, and the source says what it finds wrong with it.
@@ -50,18 +50,20 @@ def missing(wanted: Collection[Known], seen: Located) -> dict[Known, ChangefeedE
     }
 
 
-def _reason(table: TableName, table_id: int, seen: Located) -> ChangefeedError:
+def _reason(table: TableName, table_id: int, seen: TableLocations) -> ChangefeedError:
     name = f'table "{table.schema}.{table.name}"'
     again = table in seen.ids
     now = seen.names.get(table_id)
     if now is not None:
         return moved(table, now, "; another table has that name now" if again else "")
     if again:
-        return ChangefeedError("CF2106", f"{name} was dropped and made anew: it is another table")
+        return ChangefeedError(
+            "CF2106", f"{name} was dropped and created again: it is another table"
+        )
     return ChangefeedError(
         "CF2106",
         f"{name} was dropped",
-        hint="ALTER CHANGEFEED .. DROP it, or DROP the feed if it was the only one.",
+        hint="ALTER CHANGEFEED .. DROP the table, or DROP the feed if it was the only one.",
     )
 
 
@@ -71,11 +73,11 @@ def moved(table: TableName, now: TableName, more: str = "") -> ChangefeedError:
         "CF2106",
         f'table "{table.schema}.{table.name}" was renamed to "{now.schema}.{now.name}"{more}',
         hint=f"ALTER CHANGEFEED .. DROP {table.schema}.{table.name}, then ADD "
-        f"{now.schema}.{now.name}: it is scanned anew.",
+        f"{now.schema}.{now.name}: it is scanned again.",
     )
 
 
-def capturable(wanted: Collection[Known], seen: Located | None) -> dict[TableName, int]:
+def capturable(wanted: Collection[Known], seen: TableLocations | None) -> dict[TableName, int]:
     """The names to capture with the number each stands for (0: not known)."""
     if seen is None:
         return {table: 0 for table, _ in wanted}

@@ -12,14 +12,16 @@ from pathlib import Path
 
 from changefeed.catalog.connections import EXTERNAL, Connections, external_name
 from changefeed.catalog.database import Database
+from changefeed.catalog.functions import Functions
 from changefeed.catalog.gaps import Gaps
 from changefeed.catalog.history import History
 from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import NODE_TTL, Leases
-from changefeed.catalog.model import Job, JobSpec, Status, TableProgress, TableState, Wanted
+from changefeed.catalog.model import DesiredStatus, Job, JobSpec, Status, TableProgress, TableState
 from changefeed.catalog.progress import Progress
 from changefeed.catalog.rows import (
     Connection,
+    Function,
     Gap,
     JobEvent,
     Lease,
@@ -29,12 +31,13 @@ from changefeed.catalog.rows import (
 )
 from changefeed.catalog.schemas import Schemas
 from changefeed.catalog.sources import Sources
-from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.clock import Clock
 
 __all__ = [
     "Catalog",
     "Connection",
     "EXTERNAL",
+    "Function",
     "Gap",
     "Job",
     "JobEvent",
@@ -48,12 +51,12 @@ __all__ = [
     "Status",
     "TableProgress",
     "TableState",
-    "Wanted",
+    "DesiredStatus",
     "external_name",
 ]
 
 
-class Catalog(Connections, Schemas, Sources, Gaps, Jobs, Progress, Leases, History):
+class Catalog(Connections, Functions, Schemas, Sources, Gaps, Jobs, Progress, Leases, History):
     """The state database; :meth:`open` it, :meth:`close` it."""
 
     @classmethod
@@ -68,7 +71,8 @@ class Catalog(Connections, Schemas, Sources, Gaps, Jobs, Progress, Leases, Histo
 
         Args:
             state: what ``--state`` names.
-            clock: stamps rows and ends leases; the machine's when not given.
+            clock: stamps rows and ends leases. When not given, the machine's stamps, and leases
+                end by the clock that all nodes share: on PostgreSQL the server's.
             directory: where log and spool go. A local state is its own; for one on
                 PostgreSQL the user's data folder when not given.
 
@@ -76,7 +80,7 @@ class Catalog(Connections, Schemas, Sources, Gaps, Jobs, Progress, Leases, Histo
             ChangefeedError: CF6001 not reachable, CF6002 of another version, CF1201 no
                 place a state can be.
         """
-        return cls(Database.open(state, directory), clock or SystemClock())
+        return cls(Database.open(state, directory), clock)
 
     @property
     def state_id(self) -> str:

@@ -12,19 +12,29 @@ import os
 import secrets
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_data_path
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    PoolProxiedConnection,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.state import StateLayout
 from changefeed.core.uri import redact
@@ -45,6 +55,9 @@ _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 class Database:
     """Transactions and the change counter; thread-safe, usable by several processes."""
 
+    #: For how long :meth:`wait` waits.
+    clock: Clock = SYSTEM_CLOCK
+
     def __init__(
         self, engine: Engine, *, shown: str, directory: Path, home: Path | None = None
     ) -> None:
@@ -54,10 +67,15 @@ class Database:
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
         self._lock = threading.RLock()
         self._changed = threading.Condition()
+        #: Reads the change counter of a SQLite state, and nothing else.
+        self._counter: PoolProxiedConnection | None = None
+        self._counting = threading.Lock()
         self.shown = shown
         self.directory = directory
         self._home = home
-        self._file = _identity(home) if home is not None else None
+        # A text: it is looked at in every round of every feed.
+        self._path = str(StateLayout(home).database) if home is not None else None
+        self._file = _identity(self._path) if self._path is not None else None
         try:
             self.state_id = self._prepare()
         except BaseException:
@@ -70,10 +88,15 @@ class Database:
         return self._engine.url.render_as_string(hide_password=False)
 
     @classmethod
-    def open(cls, state: str | Path, directory: Path | None = None) -> Database:
+    def open(
+        cls, state: str | Path, directory: Path | None = None, busy_seconds: float = BUSY_SECONDS
+    ) -> Database:
         """Open or make the state ``DIR`` or ``postgresql://...``.
 
-        ``directory`` is where log and spool files go; a local state is its own.
+        Args:
+            state: the place.
+            directory: where log and spool files go; a local state is its own.
+            busy_seconds: how long a SQLite state is waited for that another process locks.
 
         Raises:
             ChangefeedError: CF6001 not reachable, CF6002 made by another version, CF1201
@@ -82,7 +105,7 @@ class Database:
         text_ = str(state)
         if "://" not in text_:
             home = Path(text_).expanduser().absolute()
-            engine = _sqlite(home)
+            engine = _sqlite(home, busy_seconds)
             return cls(engine, shown=str(home), directory=directory or home, home=home)
         if text_.partition("://")[0] not in ("postgresql", "postgres"):
             raise ChangefeedError(
@@ -124,16 +147,19 @@ class Database:
     def version(self) -> int:
         """The change counter: one indexed read, for polling.
 
-        A feed asks twice in each of its rounds, hundreds of times a second, so of SQLite it is
-        read without SQLAlchemy's statement and transaction: 0.02 ms instead of 0.12.
+        A feed asks in each of its rounds, hundreds of times a second, so SQLite is asked by a
+        connection of its own, without SQLAlchemy's pool, statement and transaction.
         """
         if self._engine.dialect.name != "sqlite":
             with self.read() as connection:
                 return int(connection.execute(select(tables.change.c.number)).scalar_one())
-        with self._reported(), closing(self._engine.raw_connection()) as raw:
-            with closing(raw.cursor()) as cursor:
-                cursor.execute(f"SELECT number FROM {tables.change.name}")
-                number: Any = cursor.fetchone()
+        with self._reported(), self._counting:
+            if self._counter is None:
+                raw = self._engine.raw_connection()
+                raw.detach()
+                self._counter = raw
+            driver: Any = self._counter.dbapi_connection
+            number = driver.execute(f"SELECT number FROM {tables.change.name}").fetchone()
         return int(number[0])
 
     def wait(self, seen: int, timeout: float) -> int:
@@ -141,17 +167,21 @@ class Database:
 
         A change by this process wakes at once, one by another within :data:`POLL_SECONDS`.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self.clock.monotonic() + timeout
         while True:
             with self._changed:
                 current = self.version()
-                left = deadline - time.monotonic()
+                left = deadline - self.clock.monotonic()
                 if current != seen or left <= 0:
                     return current
-                self._changed.wait(min(POLL_SECONDS, left))
+                self.clock.wait(self._changed, min(POLL_SECONDS, left))
 
     def close(self) -> None:
         """Drop the connections; the object opens new ones if it is used again."""
+        with self._counting:
+            counter, self._counter = self._counter, None
+        if counter is not None:
+            counter.close()
         self._engine.dispose()
 
     def _prepare(self) -> str:
@@ -181,7 +211,7 @@ class Database:
     @contextmanager
     def _reported(self) -> Iterator[None]:
         """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
-        if self._home is not None and _identity(self._home) != self._file:
+        if self._path is not None and _identity(self._path) != self._file:
             # SQLite would go on in a file that nobody can open any more.
             raise ChangefeedError(
                 "CF6001",
@@ -204,10 +234,16 @@ class Database:
             ) from error
 
 
-def _identity(home: Path) -> tuple[int, int] | None:
+def server_time(connection: Connection) -> int:
+    """The time of a PostgreSQL server, ns: one clock for all machines that share the state."""
+    micros = "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint"
+    return int(connection.execute(text(micros)).scalar_one()) * 1_000
+
+
+def _identity(database: str) -> tuple[int, int] | None:
     """Which file ``state.db`` is; None when there is none."""
     try:
-        found = StateLayout(home).database.stat()
+        found = os.stat(database)
     except OSError:
         return None
     return found.st_dev, found.st_ino
@@ -225,7 +261,7 @@ def _refuse_orphans(home: Path) -> None:
             "CF6001",
             f"cannot use state {home}: state.db is gone or empty, and change logs of its feeds "
             f"are still there ({', '.join(log.name for log in logs)})",
-            hint="put state.db back from a backup. To begin anew, move the folders log, spool and "
+            hint="put state.db back from a backup. To start over, move the folders log, spool and "
             f"source of {home} away, and drop what the lost state held at the sources (its "
             "names begin with changefeed_).",
         )
@@ -263,7 +299,7 @@ def _schema(connection: Connection) -> str | None:
     return tables.POSTGRES_SCHEMA if connection.dialect.name == "postgresql" else None
 
 
-def _sqlite(home: Path) -> Engine:
+def _sqlite(home: Path, busy_seconds: float) -> Engine:
     """Engine on ``home/state.db``: owner-only, because connections hold secrets."""
     path = StateLayout(home).database
     if not path.exists():
@@ -283,7 +319,7 @@ def _sqlite(home: Path) -> Engine:
         ) from error
     engine = create_engine(
         f"sqlite:///{path}",
-        connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+        connect_args={"check_same_thread": False, "timeout": busy_seconds},
         pool_size=8,
         max_overflow=64,
     )
@@ -323,7 +359,7 @@ def _first_line(cause: BaseException | None) -> str:
 def _hint(cause: BaseException | None) -> str:
     words = str(cause)
     if "locked" in words:
-        return f"another process has held the state for {BUSY_SECONDS:g} s; lsof shows which."
+        return "another process holds the state; lsof state.db shows which."
     if "readonly" in words:
         return "this user may not write to state.db or its directory, or the disk is read-only."
     if "full" in words:

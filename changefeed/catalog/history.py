@@ -20,6 +20,9 @@ _event = tables.event
 class History(Store):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
+    #: How many events of a job :meth:`record_event` leaves.
+    kept_events: int = KEPT_EVENTS
+
     def record_event(
         self,
         job_id: int,
@@ -34,7 +37,16 @@ class History(Store):
         ``kind`` is one of ``error``, ``retry``, ``status``, ``notice``, ``engine``.
         """
         with self._database.write(notify=False) as transaction:
-            record(transaction, self._now(), job_id, kind, text, table=table, code=code)
+            record(
+                transaction,
+                self._now(),
+                job_id,
+                kind,
+                text,
+                table=table,
+                code=code,
+                kept=self.kept_events,
+            )
 
     def events(self, job_id: int, limit: int = 100, kinds: Sequence[str] = ()) -> list[JobEvent]:
         """The newest events first; of the given kinds, or all."""
@@ -58,8 +70,10 @@ def record(
     *,
     table: str | None = None,
     code: str | None = None,
+    kept: int = KEPT_EVENTS,
 ) -> None:
-    """Insert an event in a transaction that is open, and cut the job's list to its bound."""
+    """Insert an event in a transaction that is open, and cut the job's list to the newest
+    ``kept``."""
     transaction.execute(
         insert(_event).values(
             job_id=job_id, at=now, kind=kind, code=code, table_name=table, text=text
@@ -69,7 +83,7 @@ def record(
         select(_event.c.id)
         .where(_event.c.job_id == job_id)
         .order_by(_event.c.id.desc())
-        .offset(KEPT_EVENTS)
+        .offset(kept)
         .limit(1)
     )
     cut = transaction.execute(oldest).scalar_one_or_none()

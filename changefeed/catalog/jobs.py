@@ -13,25 +13,24 @@ from changefeed.catalog import tables
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
+    DesiredStatus,
     Job,
     JobSpec,
     Status,
     TableProgress,
     TableState,
-    Wanted,
     check_move,
 )
 from changefeed.catalog.progress import delete_table, insert_tables, rescan_table, set_topic
 from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
+from changefeed.catalog.sources import begin_source
+from changefeed.catalog.sources import save as save_source
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.uri import sink_location
-
-#: How many dropped jobs SHOW JOBS still knows.
-KEPT_DROPPED = 200
 
 _job = tables.job
 
@@ -46,16 +45,21 @@ KEEP = _Keep()
 class Jobs(Store):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
+    #: How many dropped jobs stay, for their history.
+    kept_dropped: int = 200
+
     def create_job(self, spec: JobSpec) -> Job:
         """Store a feed, ``pending`` and wanted ``running``, with its tables.
 
         Raises:
-            ChangefeedError: CF1102 the name is taken.
+            ChangefeedError: CF1102 the name is taken; CF1303 its log cannot begin where it asks.
         """
         now = self._now()
         with self._database.write() as transaction:
             if spec.name is not None and _by_name(transaction, spec.name):
                 raise ChangefeedError("CF1102", f'changefeed "{spec.name}" already exists')
+            if spec.memo is not None:
+                begin_source(transaction, spec.source, spec.memo, now)
             job_id = int(
                 transaction.execute(
                     insert(_job)
@@ -68,7 +72,7 @@ class Jobs(Store):
                         options=json.dumps(dict(spec.options)),
                         statement=spec.statement,
                         status=Status.PENDING.value,
-                        wanted=Wanted.RUNNING.value,
+                        wanted=DesiredStatus.RUNNING.value,
                         reason="waits for a node",
                         created=now,
                         modified=now,
@@ -112,7 +116,7 @@ class Jobs(Store):
             query = query.where(
                 or_(
                     _job.c.status != Status.SUCCEEDED.value,
-                    _job.c.wanted == Wanted.DROPPED.value,
+                    _job.c.wanted == DesiredStatus.DROPPED.value,
                 )
             )
         with self._database.read() as transaction:
@@ -120,7 +124,7 @@ class Jobs(Store):
             return [self._job(row) for row in rows]
 
     def dropped_jobs(self) -> list[Job]:
-        """The last :data:`KEPT_DROPPED` dropped jobs by id, without secrets."""
+        """The last :attr:`kept_dropped` dropped jobs by id, without secrets."""
         with self._database.read() as transaction:
             rows = transaction.execute(
                 select(_job).where(_job.c.status == Status.DROPPED.value).order_by(_job.c.id)
@@ -180,7 +184,7 @@ class Jobs(Store):
             _set(transaction, job_id, **values)
             return self._job(_get(transaction, job_id))
 
-    def request(self, job_id: int, wanted: Wanted) -> Job:
+    def request(self, job_id: int, wanted: DesiredStatus) -> Job:
         """Say where a person wants the job to be; the node that holds it moves it there."""
         with self._database.write() as transaction:
             job = self._job(_get(transaction, job_id))
@@ -190,7 +194,7 @@ class Jobs(Store):
 
     def pause_wanted(self, job_id: int) -> Job:
         """The engine paused the job by itself (``on_error = pause``): RESUME starts it again."""
-        return self.request(job_id, Wanted.PAUSED)
+        return self.request(job_id, DesiredStatus.PAUSED)
 
     def retry_tables(
         self, job_id: int, only: Collection[TableName] | None = None
@@ -240,13 +244,16 @@ class Jobs(Store):
         drop: Sequence[TableName] = (),
         topics: Mapping[TableName, str] | None = None,
         rescan: Mapping[TableName, int] | None = None,
+        renew_log: bool = False,
         generation: int | None = None,
     ) -> Job:
         """Change what a feed is, all in one step; raises its generation by one.
 
         ``add`` and ``drop`` are tables, ``topics`` new topic names of tables that stay.
         ``rescan`` are tables that are scanned again (one that failed starts again by that), and
-        the number of another table that has the name by now, else 0.
+        the number of another table that has the name by now, else 0. ``renew_log`` asks for a
+        change log of the source that goes on: the node must not take the feed up with one that
+        does not.
         ``generation`` is the one the change was planned on: when another ALTER came between,
         nothing is changed (CF1301).
         """
@@ -279,6 +286,8 @@ class Jobs(Store):
                 set_topic(transaction, job_id, table, topic)
             for table, table_id in (rescan or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
+            if renew_log:
+                save_source(transaction, job.source, self._now(), renewal=True)
             _set(transaction, job_id, **values)
             return self._job(_get(transaction, job_id))
 
@@ -319,7 +328,7 @@ class Jobs(Store):
                 transaction,
                 job_id,
                 status=Status.DROPPED.value,
-                wanted=Wanted.DROPPED.value,
+                wanted=DesiredStatus.DROPPED.value,
                 reason="dropped",
                 sink_uri=sink_location(row.sink_uri) if row.sink_uri is not None else None,
                 options="{}",
@@ -327,7 +336,7 @@ class Jobs(Store):
                 finished=now,
             )
             dropped = select(_job.c.id).where(_job.c.status == Status.DROPPED.value)
-            kept = dropped.order_by(_job.c.id.desc()).limit(KEPT_DROPPED)
+            kept = dropped.order_by(_job.c.id.desc()).limit(self.kept_dropped)
             transaction.execute(
                 delete(_job).where(
                     _job.c.status == Status.DROPPED.value,
@@ -347,7 +356,7 @@ class Jobs(Store):
             options=json.loads(row.options),
             statement=row.statement,
             status=Status(row.status),
-            wanted=Wanted(row.wanted),
+            wanted=DesiredStatus(row.wanted),
             reason=row.reason,
             error=row.error,
             error_code=row.error_code,

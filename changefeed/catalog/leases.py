@@ -27,10 +27,11 @@ _node = tables.node
 class Leases(Store):
     """Part of :class:`changefeed.catalog.Catalog`.
 
-    Time comes from the catalog's clock. Nodes on several machines need clocks that differ by
-    less than the leases' length; a worse clock can make two nodes run one job, and the token
-    then lets only the later one write. After a clock was set back, leases and heartbeats of the
-    time before count as ended; those who live renew theirs within seconds.
+    Time comes from one clock for all nodes: the machine's for a state on SQLite, the server's for
+    one on PostgreSQL, so it does not matter how far the clocks of machines are apart. After that
+    clock was set back, leases and heartbeats of the time before count as ended; those who live
+    renew theirs within seconds. Should two nodes run one job, the token lets only the later one
+    write.
     """
 
     def acquire_lease(self, job_id: int, node: str, ttl: float) -> Lease | None:
@@ -40,8 +41,8 @@ class Leases(Store):
         this machine can be taken. Each taking has a higher token: what an older holder still
         writes is refused.
         """
-        now = self._now()
         with self._database.write(notify=False) as transaction:
+            now = self._shared_now(transaction)
             row = transaction.execute(select(_lease).where(_lease.c.job_id == job_id)).one_or_none()
             if row and row.node not in (None, node) and _lasts(row.expires, now):
                 holder = _find_node(transaction, row.node)
@@ -63,9 +64,9 @@ class Leases(Store):
         Raises:
             LeaseLost: another node took it (a late renewal is fine while none did).
         """
-        expires = self._now() + int(ttl * 1e9)
         with self._database.write(notify=False) as transaction:
             check_lease(transaction, lease)
+            expires = self._shared_now(transaction) + int(ttl * 1e9)
             transaction.execute(
                 update(_lease).where(_lease.c.job_id == lease.job_id).values(expires=expires)
             )
@@ -84,7 +85,7 @@ class Leases(Store):
             renewed = transaction.execute(
                 update(_lease)
                 .where(tuple_(_lease.c.job_id, _lease.c.token, _lease.c.node).in_(ours))
-                .values(expires=self._now() + int(ttl * 1e9))
+                .values(expires=self._shared_now(transaction) + int(ttl * 1e9))
                 .returning(_lease.c.job_id)
             )
             kept = set(renewed.scalars())
@@ -105,13 +106,13 @@ class Leases(Store):
             row = transaction.execute(
                 select(_lease.c.node, _lease.c.expires).where(_lease.c.job_id == job_id)
             ).one_or_none()
-        return row.node if row and _lasts(row.expires, self._now()) else None
+            return row.node if row and _lasts(row.expires, self._shared_now(transaction)) else None
 
     def register_node(self, node_id: str, pid: int, host: str | None = None) -> Node:
         """Say that a process runs jobs; forgets nodes long gone."""
-        now = self._now()
-        node = Node(node_id, pid, host or socket.gethostname(), now, now)
         with self._database.write() as transaction:
+            now = self._shared_now(transaction)
+            node = Node(node_id, pid, host or socket.gethostname(), now, now)
             transaction.execute(delete(_node).where(_node.c.id == node_id))
             transaction.execute(delete(_node).where(_node.c.seen < now - 86_400 * 10**9))
             transaction.execute(
@@ -122,7 +123,8 @@ class Leases(Store):
     def heartbeat(self, node_id: str) -> None:
         """Say that the node lives; at least every :data:`NODE_TTL` / 3 seconds."""
         with self._database.write(notify=False) as transaction:
-            transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=self._now()))
+            seen = self._shared_now(transaction)
+            transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=seen))
 
     def unregister_node(self, node_id: str) -> None:
         """A node ends in good order."""
@@ -131,8 +133,8 @@ class Leases(Store):
 
     def live_nodes(self) -> list[Node]:
         """Nodes heard of lately and, on this machine, whose process is there; oldest first."""
-        now, ttl = self._now(), int(NODE_TTL * 1e9)
         with self._database.read() as transaction:
+            now, ttl = self._shared_now(transaction), int(NODE_TTL * 1e9)
             rows = transaction.execute(
                 select(_node)
                 .where(_node.c.seen >= now - ttl, _node.c.seen <= now + ttl)

@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -62,7 +63,7 @@ _ACTIVE = frozenset(
 )
 
 
-class Wanted(StrEnum):
+class DesiredStatus(StrEnum):
     """Where a person wants a job to be."""
 
     RUNNING = "running"
@@ -197,6 +198,8 @@ class JobSpec:
         cursor: start after this instant.
         end_time: stop at this instant.
         sinkless: owned by a session; dies with it.
+        memo: what is to be held at a source at which nothing is held yet, so that its log begins
+            where another reader stopped; None: nothing in particular.
     """
 
     source: str
@@ -209,6 +212,7 @@ class JobSpec:
     cursor: Timestamp | None = None
     end_time: Timestamp | None = None
     sinkless: bool = False
+    memo: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,7 @@ class Job:
     options: Mapping[str, str]
     statement: str
     status: Status
-    wanted: Wanted
+    wanted: DesiredStatus
     reason: str
     error: str | None
     error_code: str | None

@@ -11,7 +11,7 @@ from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
 from changefeed.catalog.leases import check_lease
-from changefeed.catalog.model import Status, TableProgress, TableState, Wanted
+from changefeed.catalog.model import DesiredStatus, Status, TableProgress, TableState
 from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
@@ -160,7 +160,7 @@ class Progress(Store):
         and ``source.schema.table``."""
         ended = (Status.DROPPED.value, Status.SUCCEEDED.value)
         jobs = select(_job.c.id).where(
-            _job.c.wanted != Wanted.DROPPED.value, _job.c.status.not_in(ended)
+            _job.c.wanted != DesiredStatus.DROPPED.value, _job.c.status.not_in(ended)
         )
         columns = (_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
         query = select(*columns).where(_table.c.job_id.in_(jobs))

@@ -24,6 +24,35 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
+class Function:
+    """A Python function that CDC queries may call.
+
+    Attributes:
+        name: in queries; in lower case.
+        arguments: name and type of each, in Spark SQL.
+        returns: its type.
+        reference: ``module:function``.
+        path: a folder that the module is looked for in, after all others; empty for none.
+        vectorized: it takes Arrow columns instead of the values of a row.
+        created: ns.
+    """
+
+    name: str
+    arguments: tuple[tuple[str, str], ...]
+    returns: str
+    reference: str
+    path: str = ""
+    vectorized: bool = False
+    created: int = 0
+
+    @property
+    def signature(self) -> str:
+        """``mask(card string) string``."""
+        arguments = ", ".join(f"{name} {kind}" for name, kind in self.arguments)
+        return f"{self.name}({arguments}) {self.returns}"
+
+
+@dataclass(frozen=True, slots=True)
 class SourceState:
     """What is known of a source that has feeds; empty texts until something is known.
 

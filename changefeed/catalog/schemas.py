@@ -22,7 +22,7 @@ _progress = tables.job_table
 class Schemas(Store):
     """Part of :class:`changefeed.catalog.Catalog`. A version once given never changes."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
         super().__init__(database, clock)
         self._schemas: dict[int, TableSchema] = {}
         self._schemas_lock = threading.Lock()

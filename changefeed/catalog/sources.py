@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
@@ -14,6 +15,7 @@ from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.rows import SourceState
 from changefeed.catalog.store import Store, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 
@@ -21,6 +23,40 @@ _table = tables.source_state
 _captured = tables.captured
 _progress = tables.job_table
 _job = tables.job
+
+
+def begin_source(transaction: Transaction, name: str, memo: Mapping[str, Any], now: int) -> None:
+    """Write down what is to be held at a source, at which nothing is held yet.
+
+    Raises:
+        ChangefeedError: CF1303 another feed of the source came first.
+    """
+    row = transaction.execute(select(_table).where(_table.c.name == name)).one_or_none()
+    state = _state(row) if row else SourceState(name)
+    if state.memo or state.identity:
+        raise ChangefeedError(
+            "CF1303",
+            f"another feed of source {name!r} began just now",
+            hint="run the statement again.",
+        )
+    save(transaction, name, now, memo=memo)
+
+
+def save(transaction: Transaction, name: str, now: int, **given: Any) -> None:
+    """Change the given fields of a source's row, in a transaction that is open; make the row where
+    there is none."""
+    columns = _columns(SourceState(name, **given, updated=now))
+    changed = {key: columns[key] for key in (*given, "updated")}
+    done = transaction.execute(update(_table).where(_table.c.name == name).values(changed))
+    if not done.rowcount:
+        transaction.execute(insert(_table).values(columns))
+
+
+def _columns(state: SourceState) -> dict[str, Any]:
+    return asdict(state) | {
+        "memo": json.dumps(dict(state.memo), sort_keys=True) if state.memo else "",
+        "frontier": stamp_text(state.frontier),
+    }
 
 
 class Sources(Store):
@@ -68,22 +104,18 @@ class Sources(Store):
             "frontier": frontier,
             "renewal": renewal,
         }
+        given = {key: value for key, value in given.items() if value is not None}
         old = self.source_state(name)
-        new = replace(old, **{key: value for key, value in given.items() if value is not None})
+        new = replace(old, **given)
         if new == old and old.updated:
             return old
         quiet = old.updated != 0 and new == replace(
             old, position=new.position, frontier=new.frontier
         )
-        new = replace(new, updated=self._now())
         with self._database.write(notify=not quiet) as transaction:
-            values = asdict(new) | {
-                "memo": json.dumps(dict(new.memo), sort_keys=True) if new.memo else "",
-                "frontier": stamp_text(new.frontier),
-            }
-            transaction.execute(delete(_table).where(_table.c.name == name))
-            transaction.execute(insert(_table).values(**values))
-        return new
+            # These columns alone: other threads and processes save others at the same time.
+            save(transaction, name, self._now(), **given)
+            return _state(transaction.execute(select(_table).where(_table.c.name == name)).one())
 
     def forget_source(self, name: str) -> None:
         """Forget what we held at a source, once nothing is left there."""
@@ -164,9 +196,30 @@ class Sources(Store):
         Paused and failed feeds count: RESUME goes on without a gap. A feed that does not
         know its place yet needs everything.
         """
+        places = [_place(row) for row in self._unfinished(source)]
+        return min((place for place in places if place is not None), default=None)
+
+    def needed_from(self, source: str) -> dict[int, Timestamp]:
+        """For each feed by its id: up to where it needs the log of a source no more.
+
+        Feeds that scan a table, or are to, are left out: they need the log to go on.
+        """
+        scanning = {TableState.PENDING.value, TableState.SCANNING.value}
+        rows = self._unfinished(source)
+        left_out = {row.job_id for row in rows if row.state in scanning}
+        needed: dict[int, Timestamp] = {}
+        for row in rows:
+            place = _place(row)
+            if place is not None and row.job_id not in left_out:
+                needed[row.job_id] = min(place, needed.get(row.job_id, place))
+        return needed
+
+    def _unfinished(self, source: str) -> Sequence[Any]:
+        """The progress of tables that are not done, of feeds that are not."""
         with self._database.read() as transaction:
-            rows = transaction.execute(
+            return transaction.execute(
                 select(
+                    _progress.c.job_id,
                     _progress.c.state,
                     _progress.c.scan_wanted,
                     _progress.c.scan_at,
@@ -179,9 +232,7 @@ class Sources(Store):
                     _job.c.status.not_in([Status.DROPPED.value, Status.SUCCEEDED.value]),
                     _progress.c.state != TableState.DONE.value,
                 )
-            )
-            places = [_place(row) for row in rows]
-        return min((place for place in places if place is not None), default=None)
+            ).all()
 
 
 def _state(row: Row[Any]) -> SourceState:

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 6
+FORMAT = 7
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -51,6 +51,11 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         "ALTER TABLE {schema}source_state DROP COLUMN publication",
         "ALTER TABLE {schema}job_table RENAME COLUMN oid TO table_id",
         "ALTER TABLE {schema}captured RENAME COLUMN oid TO table_id",
+    ),
+    7: (
+        "CREATE TABLE {schema}function (name TEXT NOT NULL PRIMARY KEY, arguments TEXT NOT NULL,"
+        " returns TEXT NOT NULL, reference TEXT NOT NULL, path TEXT NOT NULL,"
+        " vectorized BOOLEAN NOT NULL, created BIGINT NOT NULL)",
     ),
 }
 
@@ -119,6 +124,19 @@ Index(
     table_schema.c.schema,
     table_schema.c.name,
     table_schema.c.version,
+)
+
+#: Python functions of CDC queries; ``arguments`` are names with types.
+function = Table(
+    "function",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _text("arguments"),
+    _text("returns"),
+    _text("reference"),
+    _text("path"),
+    _flag("vectorized"),
+    _ns("created"),
 )
 
 source_state = Table(

@@ -12,7 +12,7 @@ import re
 import time
 from dataclasses import dataclass
 from functools import total_ordering
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 _DECIMAL = re.compile(r"(\d{1,19})(?:\.(\d{1,10}))?\Z")
 
@@ -105,6 +105,14 @@ Timestamp.ZERO = Timestamp(0)
 Timestamp.MAX = Timestamp(2**63 - 1, 2**31 - 1)
 
 
+class Waitable(Protocol):
+    """An event or a condition, of :mod:`threading`; a condition is held by who waits for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, at most ``timeout`` seconds; whether it came."""
+        ...
+
+
 class Clock(Protocol):
     """Where time comes from; everything that waits or stamps takes one."""
 
@@ -116,6 +124,17 @@ class Clock(Protocol):
         """Seconds of a clock that never steps back."""
         ...
 
+    def wait(self, waitable: Waitable, seconds: float) -> bool:
+        """Wait for an event or a condition, at most so many seconds of this clock.
+
+        Returns whether it came in time.
+        """
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds of this clock pass."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -125,6 +144,16 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def wait(self, waitable: Waitable, seconds: float) -> bool:
+        return waitable.wait(seconds)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+#: What takes a clock takes this one unless another is handed in.
+SYSTEM_CLOCK: Final = SystemClock()
 
 
 class ManualClock:
@@ -138,6 +167,16 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self.wall / 1e9
+
+    def wait(self, waitable: Waitable, seconds: float) -> bool:
+        """The time is over at once, unless what is waited for is there."""
+        came = waitable.wait(0)
+        if not came:
+            self.advance(seconds)
+        return came
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Move forward."""

@@ -156,14 +156,15 @@ class Code(StrEnum):
         _STOP,
         Scope.TABLE,
         "table is not the one the feed began with",
-        "ALTER CHANGEFEED .. RESCAN takes the table that has the name now; .. DROP leaves it out.",
+        "ALTER CHANGEFEED .. RESCAN the table takes the one that has the name now; "
+        "ALTER CHANGEFEED .. DROP the table leaves it out.",
     )
     TABLE_GAP = (
         "CF2107",
         _STOP,
         Scope.TABLE,
         "changes of a table were not captured",
-        "ALTER CHANGEFEED .. RESCAN reads the table again, and so does RESUME.",
+        "ALTER CHANGEFEED .. RESCAN the table reads it again, and so does RESUME.",
     )
 
     # 22xx: the initial scan

@@ -10,12 +10,11 @@ The text of such an exception may hold row values, so neither an error nor the l
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from collections import deque
-from collections.abc import Callable
 from types import TracebackType
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.telemetry import log
 
@@ -56,8 +55,8 @@ def _frames(trace: TracebackType | None) -> str:
 class FailureCounter:
     """Turns unplanned exceptions into errors; those that repeat become final. Thread-safe."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._seen: dict[tuple[str, str, str], deque[float]] = {}
         self._lock = threading.Lock()
 
@@ -75,7 +74,7 @@ class FailureCounter:
         """
         kind, place = type(failure).__name__, place_of(failure)
         log_failure(doing, failure)
-        now = self._monotonic()
+        now = self._clock.monotonic()
         with self._lock:
             times = self._seen.setdefault((kind, place, about), deque(maxlen=LIMIT))
             times.append(now)

@@ -1,4 +1,4 @@
-"""How messages look, in words: the values of three options, for the language and its messages.
+"""How messages look, in words: the values of four options, for the language and its messages.
 
 Loads nothing else, so that both sides can import it.
 """
@@ -45,3 +45,14 @@ class Deletes(StrEnum):
     NO = "no"
     ONLY = "only"
     SOFT = "soft"
+
+
+class Unsent(StrEnum):
+    """What is done about a value that the source did not send and that nobody can look up.
+
+    A placeholder takes its place, the member is left out, or the table stops.
+    """
+
+    MARK = "mark"
+    OMIT = "omit"
+    FAIL = "fail"

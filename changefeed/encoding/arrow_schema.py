@@ -13,24 +13,14 @@ Messages have :data:`changefeed.core.arrow.MESSAGE_SCHEMA` in every format but f
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.arrow import MESSAGE_SCHEMA
-from changefeed.core.shapes import Envelope, Format
-from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes, value_schema
-from changefeed.encoding.debezium import avro as debezium_avro
-from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.protobuf.schema import PROTO_KEY, value_proto
-from changefeed.encoding.record_shape import Leaf, value_shape
-from changefeed.encoding.types import Kind, Typed
-
-_VALUE = MESSAGE_SCHEMA.get_field_index("value")
+from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes
+from changefeed.encoding.types import Kind, ParametricKind
 
 _ARROW = {
     Kind.BOOL: pa.bool_(),
@@ -45,7 +35,7 @@ _ARROW = {
 _INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
-def arrow_type(kind: Typed) -> pa.DataType:
+def arrow_type(kind: ParametricKind) -> pa.DataType:
     """The Arrow type of a kind of values."""
     if kind.kind is Kind.INT:
         return _INTEGERS[kind.bits]
@@ -54,40 +44,6 @@ def arrow_type(kind: Typed) -> pa.DataType:
     if kind.element is not None:
         return pa.list_(arrow_type(kind.element))
     return _ARROW[kind.kind]
-
-
-@lru_cache(maxsize=1024)
-def message_schema(plan: MessagePlan) -> pa.Schema:
-    """The Arrow schema of a plan's messages.
-
-    Raises:
-        ChangefeedError: CF1302, the columns' names do not go together in the format.
-    """
-    if plan.format is Format.AVRO and plan.registered is None:
-        debezium = plan.envelope is Envelope.DEBEZIUM
-        schema = debezium_avro.value_schema(plan) if debezium else value_schema(plan)
-        metadata = {} if schema is None else {SCHEMA_KEY: json.dumps(schema)}
-        value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
-    elif plan.format is Format.PROTOBUF and plan.registered is None:
-        proto = value_proto(plan)
-        metadata = {} if proto is None else {PROTO_KEY: proto}
-        value = MESSAGE_SCHEMA.field(_VALUE).with_metadata(metadata)
-    elif plan.format is Format.PARQUET:
-        value = pa.field("value", pa.struct(parquet_fields(plan)))
-    else:
-        return MESSAGE_SCHEMA
-    return MESSAGE_SCHEMA.set(_VALUE, value)
-
-
-def parquet_fields(plan: MessagePlan) -> list[pa.Field]:
-    """The columns of a plan's Parquet files."""
-    shape = value_shape(plan)
-    members = shape.members if shape is not None else ()
-    return [
-        pa.field(name, arrow_type(member.type))
-        for name, member in members
-        if isinstance(member, Leaf)
-    ]
 
 
 # ------------------------------------------------------------------------------- for sinks

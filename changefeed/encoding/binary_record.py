@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.encoding.byte_columns import Piece, joined
-from changefeed.encoding.images import Rows
+from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import joined as joined_text
 from changefeed.encoding.record_shape import Leaf, Origin, Record, Side, key_shape, value_shape
 
@@ -24,7 +24,7 @@ class Filler(ABC):
     #: The bytes of a member that is NULL.
     ABSENT: ClassVar[bytes]
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TokenRows) -> None:
         self._rows = rows
         self._made: dict[str, list[Piece]] = {}
 
@@ -75,7 +75,7 @@ class Filler(ABC):
     # -- the tree ---------------------------------------------------------------------------
 
     def _messages(self, shape: Record, head: bytes) -> pa.Array:
-        """One message a row, with ``head`` before it; null where there is none."""
+        """One message per row, with ``head`` before it; null where there is none."""
 
         def made(side: str) -> pa.Array:
             if shape.side is Side.AFTER and side == "b":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.schema import TableSchema
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
 from changefeed.core.uri import split_uri
 from changefeed.encoding.plan import MessagePlan, Origin, QueryShape
 from changefeed.options import (
@@ -22,6 +22,8 @@ from changefeed.options import (
     MVCC_TIMESTAMP,
     SCHEMAS_ENABLE,
     TOPIC_IN_VALUE,
+    TRANSACTION_METADATA,
+    UNSENT_VALUES,
     UPDATED,
     Options,
 )
@@ -60,15 +62,27 @@ def message_plan(
     )
 
 
-def origin_of(uri: str) -> Origin:
-    """What messages say of the source that has this URI.
+def names_origin(options: Options) -> bool:
+    """The messages of a feed say which database they come from."""
+    envelope = Envelope(options[ENVELOPE].value)
+    return envelope is Envelope.DEBEZIUM or (
+        envelope is Envelope.ENRICHED and "source" in options[ENRICHED_PROPERTIES]
+    )
+
+
+def origin_of(uri: str, database: str) -> Origin:
+    """What messages say of a source.
+
+    Args:
+        uri: of its connection.
+        database: the one that it is connected to.
 
     Raises:
         ChangefeedError: CF1201, the URI is malformed.
     """
-    parts = split_uri(uri)
-    connector = _CONNECTORS.get(parts.scheme, parts.scheme)
-    return Origin(connector, parts.path.strip("/"), connector in _SCHEMA_IS_DATABASE)
+    scheme = split_uri(uri).scheme
+    connector = _CONNECTORS.get(scheme, scheme)
+    return Origin(connector, database, connector in _SCHEMA_IS_DATABASE)
 
 
 def source_members(source: str, job_id: int, sink: str) -> SourceMembers:
@@ -85,11 +99,10 @@ def table_messages(
     origin: Origin = NOWHERE,
 ) -> MessagePlan:
     """The same for a feed that has no job yet."""
-    envelope = Envelope(options[ENVELOPE].value)
     return MessagePlan(
         schema=schema,
         topic=progress.topic,
-        envelope=envelope,
+        envelope=Envelope(options[ENVELOPE].value),
         format=Format(options[FORMAT].value),
         diff=options[DIFF],
         updated=options[UPDATED],
@@ -109,5 +122,7 @@ def table_messages(
         avro_namespace=options[AVRO_SCHEMA_PREFIX],
         query=query,
         schemas_enabled=options[SCHEMAS_ENABLE],
-        origin=origin if envelope is Envelope.DEBEZIUM else NOWHERE,
+        unsent=Unsent(options[UNSENT_VALUES].value),
+        transactions=options[TRANSACTION_METADATA],
+        origin=origin if names_origin(options) else NOWHERE,
     )

@@ -6,16 +6,18 @@ import time
 
 import pyarrow as pa
 
+from changefeed.core.formats import TRAITS
 from changefeed.core.schema import Form
-from changefeed.core.shapes import Envelope, Format
-from changefeed.encoding.arrow_schema import message_schema
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.debezium.messages import with_tombstones
-from changefeed.encoding.images import Rows
-from changefeed.encoding.json_envelope import headers, keys_and_values
+from changefeed.encoding.formats import FORMATS, message_schema
+from changefeed.encoding.images import TokenRows
+from changefeed.encoding.json_envelope import headers
 from changefeed.encoding.json_text import clean_columns
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
-from changefeed.encoding.unsent import mark_unsent
+from changefeed.encoding.transactions import TransactionOrders
+from changefeed.encoding.unsent import settle_unsent
 
 #: Rows and bytes encoded in one go: small enough for the processor's caches, and so that the
 #: text of all messages stays far below the 2 GiB an Arrow array can hold.
@@ -30,6 +32,7 @@ def encode_messages(
     *,
     now_ns: int | None = None,
     scan: bool = False,
+    orders: TransactionOrders | None = None,
 ) -> pa.Table:
     """The messages of rows, in their order.
 
@@ -39,6 +42,7 @@ def encode_messages(
         clean: columns whose text needs no escaping; None has a look.
         now_ns: time for the enriched envelope's ``ts_ns``; None is the machine's clock.
         scan: the rows were read by a scan.
+        orders: the places of changes in their transactions, for a plan that shows them.
 
     Raises:
         ChangefeedError: CF4001 a value cannot be encoded, CF1302 the key cannot be compared.
@@ -46,8 +50,12 @@ def encode_messages(
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     table = wanted_rows(table, plan, scan=scan)
+    if plan.transactions and not scan:
+        if orders is None:
+            raise AssertionError("changes were not numbered in their transactions")
+        table = orders.beside(table)
     if not scan:
-        table, touched = mark_unsent(table, plan)
+        table, touched = settle_unsent(table, plan)
         clean = clean if clean is None else clean - touched
     now = now_ns or time.time_ns()
     schema = message_schema(plan)
@@ -77,8 +85,8 @@ def _encode(
 ) -> pa.RecordBatch:
     if clean is None:
         clean = clean_columns(batch, text_inputs(plan))
-    rows = Rows(plan, batch, clean, now_ns, scan=scan)
-    key, value = keys_and_values(rows)
+    rows = TokenRows(plan, batch, clean, now_ns, scan=scan)
+    key, value = FORMATS[plan.format].messages(rows)
     made = {"key": key, "value": value, "headers": headers(rows)}
     columns = [
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
@@ -91,7 +99,7 @@ def _encode(
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:
     """The log columns among a plan's inputs that JSON may have to escape."""
-    if plan.format is not Format.JSON or plan.envelope is Envelope.DEBEZIUM:
+    if not TRAITS[plan.format].text or plan.envelope is Envelope.DEBEZIUM:
         return frozenset()  # Debezium's tokens look for themselves
     columns = plan.schema.columns
     return frozenset(n for n in plan.inputs if columns[int(n[1:])].form is Form.TEXT)

@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.shapes import Deletes
-from changefeed.encoding.json_tokens import Part, joined, json_token, separated, string
+from changefeed.encoding.json_tokens import Part, chosen, joined, json_token, separated, string
 from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.transactions import ORDERS, transaction_ids
+from changefeed.encoding.unsent import unsent_name
 
 
-class Rows:
+class TokenRows:
     """Log rows of one table version with the tokens of their columns, each made once.
 
     Args:
@@ -67,8 +69,14 @@ class Rows:
         return [f"{self.name(i)}: ", *self.token(side, i)]
 
     def object(self, side: str, columns: Sequence[int]) -> list[Part]:
-        """``{"a": 1, "b": "y"}``."""
-        return separated([self.member(side, i) for i in columns], "{", "}")
+        """``{"a": 1, "b": "y"}``, without the values that are left out."""
+        members = [(self.member(side, i), self.left_out(side, i)) for i in columns]
+        return chosen(members, "{", "}", self.count)
+
+    def left_out(self, side: str, i: int) -> pa.Array | None:
+        """Where the row has no such member, because its value was not sent; None is nowhere."""
+        name = unsent_name(i)
+        return self.column(name) if side == "a" and name in self._batch.schema.names else None
 
     def name(self, i: int) -> str:
         """The name of a column as a JSON string."""
@@ -139,6 +147,27 @@ class Rows:
         if not pc.any(pc.not_equal(logical, 0)).as_py():
             return [self.wall, f".{'0' * 10}"]
         return [self.wall, ".", pc.utf8_lpad(logical.cast(pa.string()), 10, "0")]
+
+    @property
+    def numbered(self) -> bool:
+        """The rows have their places in their transactions beside them."""
+        return self.plan.transactions and not self.scan
+
+    def transaction(self, gap: str) -> list[Part]:
+        """``{"id": "571:1536242855577149065.0000000000", "total_order": 1, ..}``, with ``gap``
+        behind colons and commas; null of a scan."""
+        if not self.numbered:
+            return ["null"]
+        total, own = (self.column(name).cast(pa.string()) for name in ORDERS)
+        return [
+            f'{{"id":{gap}"',
+            *transaction_ids(self.column("xid"), self.commit_time),
+            f'",{gap}"total_order":{gap}',
+            total,
+            f',{gap}"data_collection_order":{gap}',
+            own,
+            "}",
+        ]
 
     @cached_property
     def wall(self) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Keys, values and headers of a :class:`MessagePlan`.
+"""Values of JSON, and the headers of every format.
 
 Spacing and order follow CockroachDB: ``", "`` and ``": "``, members of the envelope by
 name, columns of a row in the table's order.
@@ -8,85 +8,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.shapes import Envelope, Format
-from changefeed.encoding.avro.messages import AvroMessages
-from changefeed.encoding.binary_record import Filler
-from changefeed.encoding.debezium import avro
-from changefeed.encoding.debezium import messages as debezium_json
-from changefeed.encoding.images import Rows
-from changefeed.encoding.json_tokens import Part, csv_token, joined, separated, string
-from changefeed.encoding.parquet import parquet_values
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.debezium.messages import JsonMessages
+from changefeed.encoding.images import TokenRows
+from changefeed.encoding.json_tokens import Part, chosen, joined, separated, string
+from changefeed.encoding.message_format import MessageFormat
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.protobuf.messages import ProtobufMessages
 
 
-def keys_and_values(rows: Rows) -> tuple[pa.Array, pa.Array]:
-    """The message keys, and the values; null where a message has none."""
-    if rows.plan.envelope is Envelope.DEBEZIUM:
-        debezium = _DEBEZIUM[rows.plan.format](rows)
-        return debezium.keys(), debezium.values()
-    binary = _BINARY.get(rows.plan.format)
-    if binary is not None:
-        messages = binary(rows)  # one for both: a key's columns are encoded once
-        return messages.keys(), messages.values()
-    return rows.choose(lambda side: joined(rows.key(side), rows.count)), _values(rows)
+class JsonFormat(MessageFormat):
+    """``format = 'json'``."""
+
+    def messages(self, rows: TokenRows) -> tuple[pa.Array, pa.Array]:
+        if rows.plan.envelope is Envelope.DEBEZIUM:
+            debezium = JsonMessages(rows)
+            return debezium.keys(), debezium.values()
+        return super().messages(rows)
+
+    def values(self, rows: TokenRows) -> pa.Array:
+        if rows.plan.envelope is Envelope.KEY_ONLY:
+            return pa.nulls(rows.count, pa.string())
+        shape = _SHAPES[rows.plan.envelope]
+        return rows.choose(lambda side: shape(rows, side))
 
 
-def _values(rows: Rows) -> pa.Array:
-    other = _OTHER.get(rows.plan.format)
-    if other is not None:
-        return other(rows)
-    if rows.plan.envelope is Envelope.KEY_ONLY:
-        return pa.nulls(rows.count, pa.string())
-    shape = _SHAPES[rows.plan.envelope]
-    return rows.choose(lambda side: shape(rows, side))
-
-
-def _csv(rows: Rows) -> pa.Array:
-    parts: list[Part] = []
-    for i in rows.plan.columns:
-        field = csv_token(rows.plan.schema.columns[i], rows.column(f"a{i}"))
-        parts += [",", field] if parts else [field]
-    return joined(parts, rows.count)
-
-
-_BINARY: dict[Format, type[Filler]] = {
-    Format.AVRO: AvroMessages,
-    Format.PROTOBUF: ProtobufMessages,
-}
-
-#: Debezium's envelope, by format.
-_DEBEZIUM: dict[Format, type[debezium_json.Messages[Any]]] = {
-    Format.JSON: debezium_json.JsonMessages,
-    Format.AVRO: avro.AvroMessages,
-}
-
-_OTHER: dict[Format, Callable[[Rows], pa.Array]] = {
-    Format.CSV: _csv,
-    Format.PARQUET: parquet_values,
-}
-
-
-def _wrapped(rows: Rows, side: str) -> pa.Array:
-    members = {"after": _after(rows, side), **_timestamps(rows), **_placement(rows, side)}
+def _wrapped(rows: TokenRows, side: str) -> pa.Array:
+    members = {
+        "after": _after(rows, side),
+        **_timestamps(rows),
+        **_placement(rows, side),
+        **_transaction(rows),
+    }
     if rows.plan.shows_before:
         members["before"] = rows.before(side)
     return _object(rows, members)
 
 
-def _enriched(rows: Rows, side: str) -> pa.Array:
+def _enriched(rows: TokenRows, side: str) -> pa.Array:
     plan = rows.plan
     members: dict[str, list[Part]] = {
         "after": _after(rows, side),
         "op": ['"d"'] if side == "b" else ['"', rows.operation, '"'],
         "ts_ns": [str(rows.now_ns)],
         **_placement(rows, side),
+        **_transaction(rows),
     }
     if plan.shows_before:
         members["before"] = rows.before(side)
@@ -95,20 +65,20 @@ def _enriched(rows: Rows, side: str) -> pa.Array:
     return _object(rows, members)
 
 
-def _row(rows: Rows, side: str) -> pa.Array:
+def _row(rows: TokenRows, side: str) -> pa.Array:
     if side == "b":
         return pa.nulls(rows.count, pa.string())
-    return _flat(rows, side, _timestamps(rows) | _topic(rows.plan))
+    return _flat(rows, side, _timestamps(rows) | _topic(rows.plan) | _transaction(rows))
 
 
-def _changed(rows: Rows, side: str) -> pa.Array:
+def _changed(rows: TokenRows, side: str) -> pa.Array:
     """The columns whose value is another than before the change; all of a row that is new.
 
     A column of which the log has no value before counts as changed.
     """
     if side == "b":
         return pa.nulls(rows.count, pa.string())
-    meta = _timestamps(rows) | _topic(rows.plan)
+    meta = _timestamps(rows) | _topic(rows.plan) | _transaction(rows)
     members: list[Part] = []
     for i in rows.plan.columns:
         member = joined([", ", *rows.member("a", i)], rows.count)
@@ -119,12 +89,17 @@ def _changed(rows: Rows, side: str) -> pa.Array:
     return joined(["{", body, "}"], rows.count)
 
 
-def _bare(rows: Rows, side: str) -> pa.Array:
-    meta = {"key": rows.key(side), **_timestamps(rows), **_topic(rows.plan)}
+def _bare(rows: TokenRows, side: str) -> pa.Array:
+    meta = {
+        "key": rows.key(side),
+        **_timestamps(rows),
+        **_topic(rows.plan),
+        **_transaction(rows),
+    }
     return _flat(rows, side, meta)
 
 
-_SHAPES: dict[Envelope, Callable[[Rows, str], pa.Array]] = {
+_SHAPES: dict[Envelope, Callable[[TokenRows, str], pa.Array]] = {
     Envelope.WRAPPED: _wrapped,
     Envelope.ENRICHED: _enriched,
     Envelope.ROW: _row,
@@ -133,19 +108,20 @@ _SHAPES: dict[Envelope, Callable[[Rows, str], pa.Array]] = {
 }
 
 
-def _flat(rows: Rows, side: str, meta: dict[str, list[Part]]) -> pa.Array:
+def _flat(rows: TokenRows, side: str, meta: dict[str, list[Part]]) -> pa.Array:
     """The row itself with the metadata as its first member; of a delete only the key is known."""
-    members: list[list[Part]] = []
+    members: list[tuple[list[Part], pa.Array | None]] = []
     if meta:
-        members.append(['"__crdb__": ', *_members(meta)])
+        members.append((['"__crdb__": ', *_members(meta)], None))
     key = set(rows.plan.schema.key)
     for i in rows.plan.columns:
         shown = side == "a" or i in key or (rows.plan.whole_deletes and i in rows.known)
-        members.append(rows.member(side, i) if shown else [f"{rows.name(i)}: null"])
-    return joined(separated(members, "{", "}"), rows.count)
+        member = rows.member(side, i) if shown else [f"{rows.name(i)}: null"]
+        members.append((member, rows.left_out(side, i)))
+    return joined(chosen(members, "{", "}", rows.count), rows.count)
 
 
-def _object(rows: Rows, members: Mapping[str, list[Part]]) -> pa.Array:
+def _object(rows: TokenRows, members: Mapping[str, list[Part]]) -> pa.Array:
     return joined(_members(members), rows.count)
 
 
@@ -153,11 +129,11 @@ def _members(members: Mapping[str, list[Part]]) -> list[Part]:
     return separated([[f"{string(name)}: ", *members[name]] for name in sorted(members)], "{", "}")
 
 
-def _after(rows: Rows, side: str) -> list[Part]:
+def _after(rows: TokenRows, side: str) -> list[Part]:
     return ["null"] if side == "b" else rows.object("a", rows.plan.columns)
 
 
-def _placement(rows: Rows, side: str) -> dict[str, list[Part]]:
+def _placement(rows: TokenRows, side: str) -> dict[str, list[Part]]:
     key = {"key": rows.key(side)} if rows.plan.key_in_value else {}
     return {**key, **_topic(rows.plan)}
 
@@ -166,14 +142,24 @@ def _topic(plan: MessagePlan) -> dict[str, list[Part]]:
     return {"topic": [string(plan.topic)]} if plan.topic_in_value else {}
 
 
-def _timestamps(rows: Rows) -> dict[str, list[Part]]:
+def _timestamps(rows: TokenRows) -> dict[str, list[Part]]:
     wanted = {"updated": rows.plan.updated, "mvcc_timestamp": rows.plan.mvcc_timestamp}
     return {name: ['"', *rows.commit_time, '"'] for name, shown in wanted.items() if shown}
 
 
-def _source(rows: Rows) -> list[Part]:
+def _database(plan: MessagePlan) -> dict[str, str]:
+    name = plan.origin.database_of(plan.schema.table)
+    return {"database_name": name} if name else {}
+
+
+def _transaction(rows: TokenRows) -> dict[str, list[Part]]:
+    return {"transaction": rows.transaction(" ")} if rows.plan.transactions else {}
+
+
+def _source(rows: TokenRows) -> list[Part]:
     plan, schema = rows.plan, rows.plan.schema
     fixed: dict[str, object] = {
+        **_database(plan),
         "primary_keys": [] if schema.keyless else [column.name for column in schema.key_columns],
         "schema_name": schema.table.schema,
         "table_name": schema.table.name,
@@ -193,7 +179,7 @@ def _source(rows: Rows) -> list[Part]:
 # ------------------------------------------------------------------------------- headers
 
 
-def headers(rows: Rows) -> pa.Array:
+def headers(rows: TokenRows) -> pa.Array:
     """A JSON object: the fixed headers, then the column's; a name given twice counts last."""
     fixed = dict(rows.plan.extra_headers)
     text = json.dumps(fixed, ensure_ascii=False) if fixed else None
@@ -210,7 +196,7 @@ def headers(rows: Rows) -> pa.Array:
     return rows.choose(merged)
 
 
-def _merged(rows: Rows, name: str, fixed: Mapping[str, str], always: pa.Array) -> pa.Array:
+def _merged(rows: TokenRows, name: str, fixed: Mapping[str, str], always: pa.Array) -> pa.Array:
     text = pc.utf8_trim(rows.column(name), " ")
     nothing = pc.fill_null(pc.match_substring_regex(text, r"^(null|\{\s*\})\z"), True)
     # Of rows of the other kind this column says nothing: theirs is the other side.

@@ -57,6 +57,21 @@ def separated(groups: Sequence[Sequence[Part]], opening: str, closing: str) -> l
     return out
 
 
+def chosen(
+    groups: Sequence[tuple[Sequence[Part], pa.Array | None]], opening: str, closing: str, rows: int
+) -> list[Part]:
+    """:func:`separated`, each group without the rows where its mask is true; None masks none."""
+    if all(mask is None for _, mask in groups):
+        return separated([group for group, _ in groups], opening, closing)
+    texts = [
+        joined([", ", *group], rows)
+        if mask is None
+        else pc.if_else(mask, "", joined([", ", *group], rows))
+        for group, mask in groups
+    ]
+    return [opening, pc.utf8_slice_codeunits(joined(texts, rows), 2), closing]
+
+
 @lru_cache(maxsize=4096)
 def string(text: str) -> str:
     """A constant as a JSON string, escaped like the values are."""

@@ -7,27 +7,47 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.encoding.arrow_schema import arrow_type
-from changefeed.encoding.images import Rows
+from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import joined
+from changefeed.encoding.message_format import MessageFormat
+from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import Leaf, Origin, value_shape
 from changefeed.encoding.typed_values import not_numbers, typed_values
 from changefeed.encoding.types import Kind
 
 
-def parquet_values(rows: Rows) -> pa.Array:
-    """One struct a message; its fields are those of ``parquet_fields``.
+class ParquetFormat(MessageFormat):
+    """``format = 'parquet'``."""
+
+    def values(self, rows: TokenRows) -> pa.Array:
+        return parquet_values(rows)
+
+    def value_field(self, plan: MessagePlan) -> pa.Field:
+        return pa.field("value", pa.struct(parquet_fields(plan)))
+
+
+def parquet_fields(plan: MessagePlan) -> list[pa.Field]:
+    """The columns of a plan's Parquet files."""
+    return [pa.field(name, arrow_type(leaf.type)) for name, leaf in _leaves(plan)]
+
+
+def _leaves(plan: MessagePlan) -> list[tuple[str, Leaf]]:
+    shape = value_shape(plan)
+    members = () if shape is None else shape.members
+    return [(name, member) for name, member in members if isinstance(member, Leaf)]
+
+
+def parquet_values(rows: TokenRows) -> pa.Array:
+    """One struct per message; its fields are those of :func:`parquet_fields`.
 
     Raises:
         ChangefeedError: CF4001, a value does not fit its column.
     """
-    shape = value_shape(rows.plan)
-    members = [] if shape is None else [(n, m) for n, m in shape.members if isinstance(m, Leaf)]
-    columns = [_column(rows, leaf) for _, leaf in members]
-    fields = [pa.field(name, arrow_type(leaf.type)) for name, leaf in members]
-    return pa.StructArray.from_arrays(columns, fields=fields)
+    columns = [_column(rows, leaf) for _, leaf in _leaves(rows.plan)]
+    return pa.StructArray.from_arrays(columns, fields=parquet_fields(rows.plan))
 
 
-def _column(rows: Rows, leaf: Leaf) -> pa.Array:
+def _column(rows: TokenRows, leaf: Leaf) -> pa.Array:
     wanted = arrow_type(leaf.type)
 
     def side_of(side: str) -> pa.Array:
@@ -43,7 +63,7 @@ def _column(rows: Rows, leaf: Leaf) -> pa.Array:
     return rows.choose(side_of)
 
 
-def _typed(rows: Rows, leaf: Leaf, name: str) -> pa.Array:
+def _typed(rows: TokenRows, leaf: Leaf, name: str) -> pa.Array:
     column = rows.plan.schema.columns[leaf.ordinal].name
     values = rows.column(name)
     if leaf.type.kind is Kind.DECIMAL and not_numbers(values) is not None:
@@ -53,7 +73,7 @@ def _typed(rows: Rows, leaf: Leaf, name: str) -> pa.Array:
     return typed_values(leaf.type, values, column)
 
 
-def _other(rows: Rows, leaf: Leaf, side: str) -> pa.Array:
+def _other(rows: TokenRows, leaf: Leaf, side: str) -> pa.Array:
     if leaf.origin is Origin.OP:
         if side == "b":
             return pa.repeat(pa.scalar("d"), rows.count)

@@ -12,13 +12,14 @@ from functools import cached_property
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import TRAITS
 from changefeed.core.partition import Condition
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class SchemaIds:
     """The ids that a schema registry gave the schemas of a plan's keys and values."""
 
     key: int
@@ -47,13 +48,17 @@ class Origin:
 
     Attributes:
         connector: the scheme of its URI.
-        database: the database of its URI.
+        database: the database that it is connected to.
         schema_is_database: the source knows databases and no schemas in them.
     """
 
     connector: str = ""
     database: str = ""
     schema_is_database: bool = False
+
+    def database_of(self, table: TableName) -> str:
+        """The database that a table is in; empty of no source."""
+        return table.schema if self.schema_is_database else self.database
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,9 @@ class MessagePlan:
         avro_namespace: their namespace.
         query: the CDC query that made the rows, if one did.
         schemas_enabled: keys and values carry their schema (Debezium's envelope).
-        origin: for the ``source`` member of Debezium's envelope.
+        origin: for the ``source`` member of Debezium's envelope and of the enriched one.
+        unsent: what is done about a value that the log does not have.
+        transactions: changes name their transaction and their place in it.
     """
 
     schema: TableSchema
@@ -113,12 +120,14 @@ class MessagePlan:
     key_column: str | None = None
     json_null_as_object: bool = False
     source: tuple[tuple[str, str | int | bool | None], ...] | None = None
-    registered: Registered | None = None
+    registered: SchemaIds | None = None
     avro_name: str = ""
     avro_namespace: str = ""
     query: QueryShape | None = None
     schemas_enabled: bool = False
     origin: Origin = Origin()
+    unsent: Unsent = Unsent.MARK
+    transactions: bool = False
 
     def __post_init__(self) -> None:
         for name in (*(self.projection or ()), self.headers_column, self.key_column):
@@ -204,7 +213,7 @@ class MessagePlan:
     def inputs(self) -> tuple[str, ...]:
         """Names of the log's row columns that the messages are made of, in log order."""
         after = set(self.message_key) | set(self.schema.key)
-        if self.envelope is not Envelope.KEY_ONLY or self.format in (Format.CSV, Format.PARQUET):
+        if self.envelope is not Envelope.KEY_ONLY or TRAITS[self.format].row_alone:
             after |= set(self.columns)
         if self.headers_ordinal is not None:
             after.add(self.headers_ordinal)

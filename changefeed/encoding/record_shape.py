@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.formats import TRAITS
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.types import LONG, STRING, Typed, typed
+from changefeed.encoding.types import LONG, STRING, ParametricKind, typed
 
 #: Prefix of members that are no columns (CockroachDB's).
 META = "__crdb__"
@@ -56,7 +57,7 @@ class Side(StrEnum):
 class Leaf:
     """A value. ``text`` is what a constant is, ``note`` the source's definition of a column."""
 
-    type: Typed
+    type: ParametricKind
     origin: Origin
     ordinal: int = -1
     text: str = ""
@@ -79,7 +80,7 @@ def key_shape(plan: MessagePlan) -> Record:
 
 def value_shape(plan: MessagePlan) -> Record | None:
     """The message value; None where messages have none."""
-    if plan.format is Format.PARQUET:
+    if TRAITS[plan.format].row_alone:
         return _flat(plan)
     if plan.envelope is Envelope.KEY_ONLY:
         return None
@@ -147,7 +148,9 @@ def _enriched(plan: MessagePlan) -> Record:
 
 def _source(plan: MessagePlan) -> Record:
     table = plan.schema.table
+    database = plan.origin.database_of(table)
     fixed = {
+        **({"database_name": database} if database else {}),
         "schema_name": table.schema,
         "table_name": table.name,
         **{name: str(value) for name, value in plan.source or () if value is not None},

@@ -7,22 +7,18 @@ called after the table, or their schemas would be versions of one another.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.formats import TRAITS
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope, Format
 from changefeed.core.uri import SinkURL
-from changefeed.encoding.avro import schema as avro
-from changefeed.encoding.debezium import avro as debezium
-from changefeed.encoding.plan import MessagePlan, Registered
-from changefeed.encoding.protobuf import schema as protobuf
+from changefeed.encoding.formats import FORMATS
+from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.registry import RegistrySchema, SchemaRegistry, connect, parse_registry
-from changefeed.encoding.registry_header import header
 from changefeed.options import (
     AVRO_SCHEMA_PREFIX,
     CONFLUENT_SCHEMA_REGISTRY,
@@ -35,104 +31,6 @@ from changefeed.options import (
 #: Parameters of a sink's URI that are options too.
 REGISTRY_PARAMETER = "confluent_schema_registry"
 PREFIX_PARAMETER = "avro_schema_prefix"
-
-
-class _Written(Protocol):
-    """How a format writes its schemas, and marks with them."""
-
-    #: End of the subject that marks have their schema in.
-    marks_in: str
-
-    def key(self, plan: MessagePlan) -> RegistrySchema: ...
-    def value(self, plan: MessagePlan) -> RegistrySchema | None: ...
-    def of_mark(
-        self, envelope: Envelope, name: str, prefix: str, member: str
-    ) -> RegistrySchema: ...
-    def mark(
-        self,
-        schema: RegistrySchema,
-        found: int,
-        envelope: Envelope,
-        member: str,
-        at: Timestamp,
-        table: TableName | None,
-    ) -> bytes:
-        """A mark in its schema, which has the id ``found``."""
-        ...
-
-
-class _Avro:
-    marks_in = "value"
-
-    def key(self, plan: MessagePlan) -> RegistrySchema:
-        return self._written(avro.key_schema(plan))
-
-    def value(self, plan: MessagePlan) -> RegistrySchema | None:
-        schema = avro.value_schema(plan)
-        return None if schema is None else self._written(schema)
-
-    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
-        return self._written(avro.mark_schema(envelope, name, prefix, member))
-
-    def mark(
-        self,
-        schema: RegistrySchema,
-        found: int,
-        envelope: Envelope,
-        member: str,
-        at: Timestamp,
-        table: TableName | None,
-    ) -> bytes:
-        return header(found) + avro.mark(json.loads(schema.text), envelope, member, at, table)
-
-    @staticmethod
-    def _written(schema: avro.Schema) -> RegistrySchema:
-        return RegistrySchema("AVRO", json.dumps(schema))
-
-
-class _Debezium(_Avro):
-    # A mark has none of the members that the envelope must have.
-    marks_in = "mark"
-
-    def key(self, plan: MessagePlan) -> RegistrySchema:
-        return self._written(debezium.key_schema(plan))
-
-    def value(self, plan: MessagePlan) -> RegistrySchema | None:
-        return self._written(debezium.value_schema(plan))
-
-
-class _Protobuf:
-    # A type without the row's messages is no version of one that has them: registries call a
-    # message that is gone incompatible.
-    marks_in = "mark"
-
-    def key(self, plan: MessagePlan) -> RegistrySchema:
-        return self._written(protobuf.key_proto(plan))
-
-    def value(self, plan: MessagePlan) -> RegistrySchema | None:
-        text = protobuf.value_proto(plan)
-        return None if text is None else self._written(text)
-
-    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
-        return self._written(protobuf.mark_proto(envelope, name, prefix))
-
-    def mark(
-        self,
-        schema: RegistrySchema,
-        found: int,
-        envelope: Envelope,
-        member: str,
-        at: Timestamp,
-        table: TableName | None,
-    ) -> bytes:
-        return protobuf.message_header(found) + protobuf.mark(envelope, member, at, table)
-
-    @staticmethod
-    def _written(text: str) -> RegistrySchema:
-        return RegistrySchema("PROTOBUF", text)
-
-
-_WRITTEN: dict[Format, _Written] = {Format.AVRO: _Avro(), Format.PROTOBUF: _Protobuf()}
 
 
 class FeedSchemas:
@@ -148,8 +46,10 @@ class FeedSchemas:
     ) -> None:
         self._registry = registry
         self._envelope = Envelope(options[ENVELOPE].value)
-        as_debezium = self._envelope is Envelope.DEBEZIUM
-        self._written = _Debezium() if as_debezium else _WRITTEN[Format(options[FORMAT].value)]
+        written = FORMATS[Format(options[FORMAT].value)].schemas(self._envelope)
+        if written is None:
+            raise ValueError(f"messages of format {options[FORMAT]} have no schemas")
+        self._written = written
         self._full_names = options[FULL_TABLE_NAME]
         self._prefix = prefix
         self._by_table = by_table
@@ -177,7 +77,7 @@ class FeedSchemas:
         key = self._id(name, "key", self._written.key(named), str(table))
         schema = self._written.value(named)
         value = 0 if schema is None else self._id(name, "value", schema, str(table))
-        return replace(named, registered=Registered(key, value))
+        return replace(named, registered=SchemaIds(key, value))
 
     def _id(self, name: str, part: str, schema: RegistrySchema, about: str) -> int:
         return self._registry.register(f"{self._prefix}{name}-{part}", schema, about)
@@ -211,7 +111,7 @@ def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:
     Raises:
         ChangefeedError: the registry's URL is wrong.
     """
-    if options[FORMAT] not in _WRITTEN or sink_uri is None:
+    if not TRAITS[Format(options[FORMAT].value)].schemas or sink_uri is None:
         return None
     url = SinkURL(sink_uri)
     address = options[CONFLUENT_SCHEMA_REGISTRY] or url.take_str(REGISTRY_PARAMETER)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.time_limits import limit_httpx, within
+from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 from changefeed.core.uri import SinkURL
 from changefeed.options.types import parse_duration
 
@@ -114,8 +114,10 @@ class RegistrySchema:
 class SchemaRegistry:
     """A connection to a registry. Safe to use from several threads."""
 
-    def __init__(self, settings: RegistrySettings) -> None:
+    def __init__(self, settings: RegistrySettings, *, patience: float = PATIENCE) -> None:
+        """A request may take ``patience`` times what the registry may be silent."""
         self.settings = settings
+        self._patience = patience
         self._client: SchemaRegistryClient | None = None
         self._lock = threading.Lock()
 
@@ -133,8 +135,8 @@ class SchemaRegistry:
 
         written = Schema(schema.text, schema.kind)
         try:
-            with within(self.settings.timeout, len(schema.text)):
-                return self._connected().register_schema(subject, written)
+            with within(self.settings.timeout, len(schema.text), self._patience):
+                found = self._connected().register_schema(subject, written)
         except SchemaRegistryError as error:
             raise self._refused(error, subject, about) from error
         except Exception as error:  # the client lets every error of its HTTP library through
@@ -144,6 +146,14 @@ class SchemaRegistry:
                 detail=type(error).__name__,
                 hint="check the address of confluent_schema_registry and that the server runs.",
             ) from error
+        # The client passes on what the answer has, which may be a proxy's.
+        if type(found) is not int or not 0 <= found < 1 << 32:
+            raise ChangefeedError(
+                "CF5001",
+                f"the schema registry at {self.settings.shown} answered without a schema id",
+                hint="is it a schema registry, or does a proxy answer in its place?",
+            )
+        return found
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -215,7 +225,7 @@ _FILES = {
 }
 
 
-class _Shared:
+class _RegistryPool:
     """The registries of this process: feeds of one registry share its connections."""
 
     LIMIT = 8
@@ -234,7 +244,7 @@ class _Shared:
             return self._open[settings]
 
 
-_shared = _Shared()
+_shared = _RegistryPool()
 
 
 def connect(settings: RegistrySettings) -> SchemaRegistry:

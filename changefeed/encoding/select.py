@@ -39,7 +39,12 @@ def wanted_rows(table: pa.Table, plan: MessagePlan, *, scan: bool = False) -> pa
 
 
 def _where(table: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    return table if pc.all(mask).as_py() else table.filter(mask)
+    return table if _all(mask) else table.filter(mask)
+
+
+def _all(mask: pa.ChunkedArray | pa.Array) -> bool:
+    """Arrow says neither of no rows, unless it is told that none are enough."""
+    return bool(pc.all(mask, min_count=0).as_py())
 
 
 #: A column of the table and its values in the rows at hand.
@@ -159,7 +164,7 @@ def _dates(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArra
     if column.logical == "timestamptz":
         values = pc.utf8_rtrim(values, "Z")
     usual = pc.match_substring_regex(values, r"^(\d{4}-[^B]*|-?infinity)\z")
-    if pc.all(pc.fill_null(usual, True)).as_py():
+    if _all(pc.fill_null(usual, True)):
         return values
     if pc.any(pc.fill_null(pc.ends_with(values, "BC"), False)).as_py():
         raise ChangefeedError(
@@ -176,7 +181,7 @@ def _numbers(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedAr
     for text, number in _BEYOND.items():
         values = pc.if_else(pc.equal(values, text), number, values)
     fits = pc.match_substring_regex(values, _NUMBER)
-    if not pc.all(pc.fill_null(fits, True)).as_py():
+    if not _all(pc.fill_null(fits, True)):
         raise ChangefeedError(
             "CF4001",
             f"a value of column {column.name} has more digits than ranges compare",

@@ -3,7 +3,7 @@
 The same rows as the messages of the feed would tell: those of its key range, with or without
 deletes, and only the columns it names. All of it works on whole Arrow columns::
 
-    log rows -> deletes, superseded, key range -> wanted columns, a0..an and b* numbered anew
+    log rows -> deletes, superseded, key range -> wanted columns, a0..an and b* renumbered
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
+from changefeed.encoding.unsent import refuse_unsent
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RowPlan:
 
     @cached_property
     def schema(self) -> TableSchema:
-        """The table with the wanted columns alone, keys numbered anew.
+        """The table with the wanted columns alone, keys renumbered.
 
         The table's own schema, version and all, where every column is wanted.
         """
@@ -59,10 +60,14 @@ class RowPlan:
 
         Raises:
             ChangefeedError: CF1302, the key range cannot be compared with this key; CF4001, with
-                one of its values.
+                one of its values, or a value was not sent that the plan insists on.
         """
         known = table["missing"].null_count == table.num_rows
-        return self._projected(wanted_rows(table, self.plan if known else self._uncollapsed))
+        if known:
+            return self._projected(wanted_rows(table, self.plan))
+        rows = wanted_rows(table, self._uncollapsed)
+        refuse_unsent(rows, self.plan)
+        return self._projected(rows)
 
     def scanned(self, batch: pa.RecordBatch | pa.Table, at: Timestamp) -> pa.Table:
         """The same of rows that a scan read (``a0..an``) at ``at``."""

@@ -26,14 +26,14 @@ from changefeed.encoding.types import (
     MINUS_INFINITE_DAYS,
     MINUS_INFINITE_MICROS,
     Kind,
-    Typed,
+    ParametricKind,
 )
 
 _DAY = 86_400_000_000
 _QUOTE = '"'
 
 
-def typed_values(kind: Typed, values: pa.Array, column: str) -> pa.Array:
+def typed_values(kind: ParametricKind, values: pa.Array, column: str) -> pa.Array:
     """A column of the log (or elements of its arrays) as ``kind``.
 
     Moments are numbers: days are ``int32``, microseconds ``int64``. Integers are ``int64``. A
@@ -55,7 +55,7 @@ def single_floats(values: pa.Array, column: str) -> pa.Array:
         return _unquoted(values).cast(pa.float32())
 
 
-def printed(kind: Typed, values: pa.Array) -> pa.Array:
+def printed(kind: ParametricKind, values: pa.Array) -> pa.Array:
     """Values that the log has as text, as the source printed them."""
     return _unquoted(values) if kind.number else values
 
@@ -83,19 +83,19 @@ def _unquoted(values: pa.Array) -> pa.Array:
     return pc.utf8_trim(values, _QUOTE)
 
 
-def _boolean(kind: Typed, values: pa.Array) -> pa.Array:
+def _boolean(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return values.cast(pa.bool_())
 
 
-def _integer(kind: Typed, values: pa.Array) -> pa.Array:
+def _integer(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return values.cast(pa.int64())
 
 
-def _double(kind: Typed, values: pa.Array) -> pa.Array:
+def _double(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return _unquoted(values).cast(pa.float64())
 
 
-def _decimal(kind: Typed, values: pa.Array) -> pa.Array:
+def _decimal(kind: ParametricKind, values: pa.Array) -> pa.Array:
     odd = pc.starts_with(values, _QUOTE)
     if pc.any(odd).as_py():
         values = pc.if_else(odd, None, values)
@@ -106,7 +106,7 @@ _HEX = np.full(256, 0xFF, dtype=np.uint8)
 _HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint8)
 
 
-def _bytes(kind: Typed, values: pa.Array) -> pa.Array:
+def _bytes(kind: ParametricKind, values: pa.Array) -> pa.Array:
     r"""``\xdead``: two digits a byte, lower case."""
     digits = pc.utf8_slice_codeunits(pc.fill_null(values, ""), 2)
     _, offsets, data = digits.buffers()
@@ -126,7 +126,7 @@ def _bytes(kind: Typed, values: pa.Array) -> pa.Array:
 # ------------------------------------------------------------------------------- moments
 
 
-def _time(kind: Typed, values: pa.Array) -> pa.Array:
+def _time(kind: ParametricKind, values: pa.Array) -> pa.Array:
     """Microseconds of the day; the log form has ``24:00:00`` too."""
     last = pc.equal(values, "24:00:00")
     clocks = pc.if_else(last, "00:00:00", values)
@@ -138,15 +138,15 @@ def _time(kind: Typed, values: pa.Array) -> pa.Array:
 _USUAL = r"^\d{4}-[^B]*$"
 
 
-def _date(kind: Typed, values: pa.Array) -> pa.Array:
+def _date(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return _moments(values, pa.date32(), pa.int32(), _days)
 
 
-def _timestamp(kind: Typed, values: pa.Array) -> pa.Array:
+def _timestamp(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return _moments(values, pa.timestamp("us"), pa.int64(), _micros)
 
 
-def _timestamptz(kind: Typed, values: pa.Array) -> pa.Array:
+def _timestamptz(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return _moments(values, pa.timestamp("us", tz="UTC"), pa.int64(), _micros)
 
 
@@ -204,7 +204,7 @@ def _parts(text: str) -> tuple[int, int]:
 _SIMPLE = (Kind.BOOL, Kind.INT, Kind.DOUBLE, Kind.DECIMAL)
 
 
-def _lists(element: Typed, values: pa.Array, column: str) -> pa.Array:
+def _lists(element: ParametricKind, values: pa.Array, column: str) -> pa.Array:
     items = list_items(element, values, column)
     made = typed_values(element, items.values, column)
     validity = items.buffers()[0]
@@ -213,7 +213,7 @@ def _lists(element: Typed, values: pa.Array, column: str) -> pa.Array:
     )
 
 
-def list_items(element: Typed, values: pa.Array, column: str) -> pa.ListArray:
+def list_items(element: ParametricKind, values: pa.Array, column: str) -> pa.ListArray:
     """Arrays of the log (JSON text) as lists of the log's texts of their elements.
 
     Raises:
@@ -267,7 +267,7 @@ def _listed(sizes: pa.Array, items: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), items, mask=mask)
 
 
-_READ: dict[Kind, Callable[[Typed, pa.Array], pa.Array]] = {
+_READ: dict[Kind, Callable[[ParametricKind, pa.Array], pa.Array]] = {
     Kind.BOOL: _boolean,
     Kind.INT: _integer,
     Kind.DOUBLE: _double,

@@ -57,7 +57,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class ParametricKind:
     """A kind with its parameters.
 
     Attributes:
@@ -71,35 +71,35 @@ class Typed:
     bits: int = 0
     precision: int = 0
     scale: int = 0
-    element: Typed | None = None
+    element: ParametricKind | None = None
     number: bool = False
 
 
-STRING = Typed(Kind.STRING)
-LONG = Typed(Kind.INT, bits=64)
+STRING = ParametricKind(Kind.STRING)
+LONG = ParametricKind(Kind.INT, bits=64)
 
 _PLAIN = {
-    "bool": Typed(Kind.BOOL),
-    "int16": Typed(Kind.INT, bits=16),
-    "int32": Typed(Kind.INT, bits=32),
+    "bool": ParametricKind(Kind.BOOL),
+    "int16": ParametricKind(Kind.INT, bits=16),
+    "int32": ParametricKind(Kind.INT, bits=32),
     "int64": LONG,
-    "float32": Typed(Kind.DOUBLE, bits=32, number=True),
-    "float64": Typed(Kind.DOUBLE, number=True),
-    "decimal": Typed(Kind.STRING, number=True),
-    "bytes": Typed(Kind.BYTES),
-    "date": Typed(Kind.DATE),
-    "time": Typed(Kind.TIME),
-    "timestamp": Typed(Kind.TIMESTAMP),
-    "timestamptz": Typed(Kind.TIMESTAMPTZ),
+    "float32": ParametricKind(Kind.DOUBLE, bits=32, number=True),
+    "float64": ParametricKind(Kind.DOUBLE, number=True),
+    "decimal": ParametricKind(Kind.STRING, number=True),
+    "bytes": ParametricKind(Kind.BYTES),
+    "date": ParametricKind(Kind.DATE),
+    "time": ParametricKind(Kind.TIME),
+    "timestamp": ParametricKind(Kind.TIMESTAMP),
+    "timestamptz": ParametricKind(Kind.TIMESTAMPTZ),
 }
 
 
-def typed(column: Column) -> Typed:
+def typed(column: Column) -> ParametricKind:
     """The type of a column of the log."""
     return typed_logical(column.logical)
 
 
-def typed_logical(logical: str) -> Typed:
+def typed_logical(logical: str) -> ParametricKind:
     """The type of a logical type; see :attr:`changefeed.core.schema.Column.logical`.
 
     >>> typed_logical("decimal(12,2)").scale
@@ -109,16 +109,16 @@ def typed_logical(logical: str) -> Typed:
         element = logical[len("array<") : -1]
         # An element that is json and one that is a nested array read the same.
         nested = element.startswith("array<") or element == "json"
-        return STRING if nested else Typed(Kind.ARRAY, element=typed_logical(element))
+        return STRING if nested else ParametricKind(Kind.ARRAY, element=typed_logical(element))
     match = _DECIMAL.match(logical)
     if match:
         return _decimal(int(match[1]), int(match[2]))
     return _PLAIN.get(logical, STRING)
 
 
-def _decimal(precision: int, scale: int) -> Typed:
+def _decimal(precision: int, scale: int) -> ParametricKind:
     """PostgreSQL has scales below zero and above the precision; formats have neither."""
     precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
     if precision > MOST_DIGITS:
-        return Typed(Kind.STRING, number=True)
-    return Typed(Kind.DECIMAL, precision=precision, scale=scale, number=True)
+        return ParametricKind(Kind.STRING, number=True)
+    return ParametricKind(Kind.DECIMAL, precision=precision, scale=scale, number=True)

@@ -2,34 +2,49 @@
 
 A source may leave a large value (PostgreSQL: TOAST) out of a change that did not touch it. Where
 the value as of the change is not known, the log has NULL and names the column in ``missing``. A
-message says so with a placeholder in the place of the value, for NULL and later values are values
-of their own.
+message says so with a placeholder in the place of the value, or by leaving the member out, for NULL
+and later values are values of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import uuid
+from collections.abc import Sequence
+from datetime import date, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form
-from changefeed.core.shapes import Envelope
-from changefeed.encoding.debezium.fields import Way, field_of
+from changefeed.core.formats import TRAITS
+from changefeed.core.schema import Column, Form, TableSchema
+from changefeed.core.shapes import Envelope, Unsent
+from changefeed.encoding.debezium.fields import UUID_NAME, Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.types import Kind, ParametricKind, typed
 
 #: What stands in the place of an unsent value.
 UNSENT = "__changefeed_unsent__"
 #: The same in Debezium's envelope.
 UNAVAILABLE = "__debezium_unavailable_value"
 
+_EPOCH = date(1970, 1, 1)
 
-def mark_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset[str]]:
-    """The rows with placeholders, and the columns (``a3``) that have some.
+
+def unsent_name(i: int) -> str:
+    """The column of truth values that says in which rows column ``i`` is to be left out."""
+    return f"unsent{i}"
+
+
+def settle_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset[str]]:
+    """The rows with placeholders, and the columns (``a3``) that have some; where the plan omits
+    values, the rows with :func:`unsent_name` beside such columns.
 
     Raises:
-        ChangefeedError: CF4001 the column's type has no room for a placeholder.
+        ChangefeedError: CF4001 the plan wants no message without a value; the message's key or
+            headers are not known; the column's type has no room for a placeholder.
     """
     missing = table["missing"]
     if missing.null_count == len(missing):
@@ -39,41 +54,119 @@ def mark_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset
         encoded = encoded.combine_chunks()
     named = [frozenset(json.loads(text)) for text in encoded.dictionary.to_pylist()]
     touched = set()
+    omits = plan.unsent is Unsent.OMIT and TRAITS[plan.format].text
     for i, column in enumerate(plan.schema.columns):
         name = f"a{i}"
         if name not in plan.inputs or not any(column.name in names for names in named):
             continue
+        if plan.unsent is Unsent.FAIL:
+            raise not_sent(plan.schema, column, "unsent_values = 'fail'")
+        if i in plan.message_key:
+            raise not_sent(plan.schema, column, "it is the key of the message")
+        if i == plan.headers_ordinal:
+            raise not_sent(plan.schema, column, "it is the headers of the message")
         hits = pa.array([column.name in names for names in named])
         mask = pc.fill_null(hits.take(encoded.indices), False)
+        if omits:
+            table = table.append_column(unsent_name(i), mask)
+            continue
         marked = pc.if_else(mask, _placeholder(column, plan), table[name])
         table = table.set_column(table.schema.get_field_index(name), name, marked)
         touched.add(name)
     return table, frozenset(touched)
 
 
+def refuse_unsent(table: pa.Table, plan: MessagePlan) -> None:
+    """For rows that become no messages: raise where the plan wants none without a value.
+
+    Raises:
+        ChangefeedError: CF4001.
+    """
+    missing = table["missing"]
+    if plan.unsent is not Unsent.FAIL or missing.null_count == len(missing):
+        return
+    names = {name for text in pc.unique(missing).to_pylist() if text for name in json.loads(text)}
+    for i in plan.columns:
+        if plan.schema.columns[i].name in names:
+            raise not_sent(plan.schema, plan.schema.columns[i], "unsent_values = 'fail'")
+
+
+def not_sent(schema: TableSchema, column: Column, why: str) -> ChangefeedError:
+    """A change came without a value of ``column``; ``why`` that stops the table."""
+    table = schema.table
+    return ChangefeedError(
+        "CF4001",
+        f"a value of column {column.name} of {table} was not sent, and {why}",
+        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source sends "
+        "every value.",
+    )
+
+
 def _placeholder(column: Column, plan: MessagePlan) -> str:
-    """The placeholder as a value of the log."""
-    debezium = plan.envelope is Envelope.DEBEZIUM
-    text = UNAVAILABLE if debezium else UNSENT
-    if column.physical != "string" or (debezium and not _holds_text(column)):
-        raise ChangefeedError(
-            "CF4001",
-            f"a value of column {column.name} of {plan.schema.table} was not sent, and its type "
-            "has no room to say so",
-            hint=f"ALTER TABLE {plan.schema.table.schema}.{plan.schema.table.name} REPLICA "
-            "IDENTITY FULL; at the source sends every value.",
-        )
+    """The placeholder as a value of the log.
+
+    Raises:
+        ChangefeedError: CF4001 the column's type in the messages has no room for it.
+    """
+    if plan.envelope is Envelope.DEBEZIUM:
+        found = _of_debezium(column)
+    elif TRAITS[plan.format].text:
+        found = _of_text(column, UNSENT)
+    else:
+        found = _of_typed(column, typed(column), decimals=TRAITS[plan.format].schemas)
+    if found is None or column.physical != "string":
+        raise not_sent(plan.schema, column, "its type has no room to say so")
+    return found
+
+
+def _of_text(column: Column, text: str) -> str:
+    """Of a column whose values are tokens of JSON, or a text."""
     if column.logical == "bytes":
-        return "\\x" + text.encode().hex()
+        return _hex(text)
     if column.form is Form.TEXT:
         return text
-    if debezium and column.logical == "json":
-        return text  # there it is a string
     token = json.dumps(text)
     return f"[{token}]" if column.logical.startswith("array<") else token
 
 
-def _holds_text(column: Column) -> bool:
-    """Debezium's messages have a text or bytes of the column, or an array of texts."""
+def _of_typed(column: Column, kind: ParametricKind, *, decimals: bool) -> str | None:
+    """Of a column that has this type in a typed format; ``decimals`` may be texts there."""
+    if kind.element is not None:
+        if kind.element.kind is Kind.BYTES:
+            return _array([_hex(UNSENT)])
+        return _of_text(column, UNSENT) if kind.element.kind is Kind.STRING else None
+    room = kind.kind in (Kind.STRING, Kind.BYTES) or (kind.kind is Kind.DECIMAL and decimals)
+    return _of_text(column, UNSENT) if room else None
+
+
+def _of_debezium(column: Column) -> str | None:
+    """As Debezium's connector has it: for numbers in an array the codes of the letters."""
     field = field_of(column)
-    return (field.items or field).way is Way.TEXT or field.way is Way.BYTES
+    if field.items is None:
+        if field.way is Conversion.BYTES:
+            return _hex(UNAVAILABLE)
+        # There json is a string.
+        return UNAVAILABLE if field.way is Conversion.TEXT else None
+    letters = UNAVAILABLE.encode()
+    if field.items.name == UUID_NAME:
+        digest = hashlib.md5(letters, usedforsecurity=False).digest()
+        return _array([str(uuid.UUID(bytes=digest, version=3))])
+    if field.items.way is Conversion.TEXT:
+        return _array([UNAVAILABLE])
+    if field.items.way is Conversion.BYTES:
+        return _array([_hex(UNAVAILABLE)])
+    if field.items.way is Conversion.DAYS:
+        return _array([str(_EPOCH + timedelta(days=code)) for code in letters])
+    if field.items.way is Conversion.AS_IS and field.items.type in ("int32", "int64"):
+        return _array(list(letters))
+    return None
+
+
+def _hex(text: str) -> str:
+    """Bytes as the log has them."""
+    return "\\x" + text.encode().hex()
+
+
+def _array(elements: Sequence[int | str]) -> str:
+    """An array as the log has it."""
+    return json.dumps(elements, separators=(",", ":"))

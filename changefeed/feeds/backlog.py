@@ -26,9 +26,9 @@ from changefeed.core.table_errors import TableError, about_table
 from changefeed.core.telemetry import log
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, MarkItem, items
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.lanes import Delivered, Lanes
+from changefeed.feeds.lanes import DeliveryForm, Lanes
 from changefeed.feeds.schema_policy import check_images
-from changefeed.feeds.sink_session import Outlet
+from changefeed.feeds.sink_session import SinkSession
 from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
 from changefeed.scan.barrier import Fence, ScanStopped
 from changefeed.spark.session import SparkEngine
@@ -45,7 +45,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class LogRange:
     """A range of the log without marks.
 
     Attributes:
@@ -67,26 +67,28 @@ class Progress:
 
     Attributes:
         rows: delivered by Spark, for good.
-        node_upto: where they are none: how far the node should go on by itself before it asks
+        moved: Spark has come to the end of a range, be it without a row that the feed takes.
+        node_upto: where it has not: how far the node should go on by itself before it asks
             again; None: as far as it likes.
     """
 
     rows: int = 0
+    moved: bool = False
     node_upto: Timestamp | None = None
 
 
 def waiting(
     log: LogAccess, bounds: Mapping[TableName, Timestamp], upto: Timestamp, slice_bytes: int
-) -> Waiting:
+) -> LogRange:
     """What can be delivered in lanes, from the log's index: up to the next mark, at most
     :data:`JOB_ROWS` rows."""
-    found = Waiting(max(bounds.values()))
+    found = LogRange(max(bounds.values()))
     rows, versions = 0, set[TableSchema]()
     for item in items(log, bounds, upto, slice_bytes):
         if isinstance(item, MarkItem):
             before = item.event.at.previous()
             if before <= min(bounds.values()):
-                return Waiting(before, mark=item.event.at)
+                return LogRange(before, mark=item.event.at)
             # Of another table there may be one before it: the range shrinks until there is none.
             shorter = waiting(log, bounds, before, slice_bytes)
             if shorter.mark is None and shorter.upto == before:
@@ -96,7 +98,7 @@ def waiting(
             rows += item.rows
             versions.add(item.schema)
         else:
-            found = Waiting(item.upto, rows, frozenset(versions))
+            found = LogRange(item.upto, rows, frozenset(versions))
             if rows >= JOB_ROWS:
                 break
     return found
@@ -112,6 +114,8 @@ def hindrance(feed: Feed, abilities: Capabilities | None) -> str:
         return "this sink keeps its order by one writer"
     if feed.query is not None:
         return "a CDC query runs in the node's session"
+    if feed.boundaries is not None:
+        return "transaction_metadata numbers the changes of all tables together"
     if feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE:
         return "delivery = 'exactly_once' is one writer's transaction"
     return ""
@@ -126,7 +130,7 @@ class Backlog:
         log: LogAccess,
         folder: Path,
         engine: SparkEngine,
-        outlet: Outlet,
+        sink_session: SinkSession,
         note: Callable[[str], None],
     ) -> None:
         """
@@ -135,14 +139,14 @@ class Backlog:
             log: the change log, as the node reads it.
             folder: its directory, which Spark's workers see, too.
             engine: Spark.
-            outlet: the feed's sinks.
+            sink_session: the feed's sinks.
             note: writes down for SHOW what runs as a job.
         """
         self.name = name
         self._log = log
         self._folder = folder
         self._engine = engine
-        self._outlet = outlet
+        self._sink_session = sink_session
         self._note = note
         self._refused_upto = Timestamp.ZERO
         self._told_missing = False
@@ -182,7 +186,7 @@ class Backlog:
             # Behind the mark there may be a range that is worth a job.
             return Progress(node_upto=found.mark)
         try:
-            return Progress(self._run(feed, dict(bounds), found, lanes, choice, interrupted))
+            return self._run(feed, dict(bounds), found, lanes, choice, interrupted)
         except ChangefeedError as error:
             if error.scope is not Scope.TABLE:
                 raise
@@ -202,11 +206,11 @@ class Backlog:
         self,
         feed: Feed,
         bounds: dict[TableName, Timestamp],
-        found: Waiting,
+        found: LogRange,
         lanes: int,
         choice: EngineChoice,
         interrupted: Callable[[], bool],
-    ) -> int:
+    ) -> Progress:
         number, upto = next(_numbers), found.upto
         group = f"changefeed {self.name} backlog {number}"
         fence = Fence()
@@ -223,8 +227,8 @@ class Backlog:
                 versions={schema: _delivered(feed, schema) for schema in found.versions},
                 feed=self.name,
                 epoch=Epoch(number, upto),
-                context=self._outlet.context(here=False),
-                sink=self._outlet.made_anew(),
+                context=self._sink_session.context(here=False),
+                sink=self._sink_session.new_sink(),
                 ticket=fence.ticket(self._engine.address(), here=self._engine.local),
             )
             with self._cancelled_when(interrupted, group) as cancelled:
@@ -234,14 +238,14 @@ class Backlog:
                     )
                 except ChangefeedError:
                     if cancelled.is_set():
-                        return 0
+                        return Progress()
                     raise
         except ScanStopped as stopped:
             raise AssertionError("the fence of a backlog is closed by its own thread") from stopped
         finally:
             fence.close()
         fault_point(Point.RUNNER_AFTER_COMMIT)
-        return _settle(feed, bounds, upto, done)
+        return Progress(_settle(feed, bounds, upto, done), moved=True)
 
     @contextmanager
     def _cancelled_when(
@@ -266,14 +270,14 @@ class Backlog:
             watching.join()
 
 
-def _delivered(feed: Feed, schema: TableSchema) -> Delivered:
+def _delivered(feed: Feed, schema: TableSchema) -> DeliveryForm:
     table = schema.table
     try:
         feed.recognise(schema)
         if not feed.tables[table].scan_wanted:
             check_images(schema, feed.options)
         with about_table(table):
-            return Delivered(
+            return DeliveryForm(
                 feed.messages(schema), feed.row_plan(schema).schema, feed.target(table)
             )
     except ChangefeedError as error:

@@ -6,28 +6,31 @@ Resolved is emitted only after the progress it states was saved, so it can never
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.faults import Point, fault_point
+from changefeed.core.timings import Timings
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.sink_session import Outlet
+from changefeed.feeds.sink_session import SinkSession
 from changefeed.options import MIN_CHECKPOINT_FREQUENCY, RESOLVED
-
-#: Progress of a feed that delivers is saved about this often (seconds).
-SAVE_SECONDS = 1.0
-#: Progress of a feed that only watches time pass is saved this often.
-SAVE_IDLE_SECONDS = 2.0
 
 
 class Checkpoint:
     """Saves the progress of one feed and emits its resolved timestamps."""
 
-    def __init__(self, outlet: Outlet, joining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        sink_session: SinkSession,
+        joining: Callable[[], bool],
+        clock: Clock | None = None,
+        timings: Timings | None = None,
+    ) -> None:
         """``joining``: a statement has given the feed a table that it does not know yet."""
-        self._outlet = outlet
+        self._sink_session = sink_session
         self._joining = joining
+        self._clock = clock or SystemClock()
+        self._timings = timings or Timings()
         self._wanted = threading.Event()
         self._saved_at = 0.0
         self._resolved_at = 0.0
@@ -44,9 +47,9 @@ class Checkpoint:
 
     def turn(self, feed: Feed, *, moved: bool) -> None:
         """Save and resolve if it is time to."""
-        now = time.monotonic()
-        often = min(SAVE_SECONDS, feed.options[MIN_CHECKPOINT_FREQUENCY])
-        every = often if moved or feed.changed else SAVE_IDLE_SECONDS
+        now = self._clock.monotonic()
+        often = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
+        every = often if moved or feed.changed else self._timings.save_idle
         resolve = self._resolve_due(feed, now)
         if not (resolve or self._wanted.is_set() or now - self._saved_at >= every):
             return
@@ -60,7 +63,7 @@ class Checkpoint:
     def last(self, feed: Feed) -> None:
         """Save, and emit resolved if the feed has it: the feed ends."""
         feed.save()
-        if feed.options[RESOLVED] is not None and self._outlet.resolves:
+        if feed.options[RESOLVED] is not None and self._sink_session.resolves:
             self._resolve(feed)
 
     def _resolve_due(self, feed: Feed, now: float) -> bool:
@@ -68,7 +71,7 @@ class Checkpoint:
         if every is None or now - self._resolved_at < every:
             return False
         high = self._reached(feed)
-        return high is not None and high != self._resolved and self._outlet.resolves
+        return high is not None and high != self._resolved and self._sink_session.resolves
 
     def _resolve(self, feed: Feed) -> None:
         high = self._reached(feed)
@@ -78,9 +81,9 @@ class Checkpoint:
         # added it has answered is above all that was resolved without it.
         if self._joining():
             return
-        self._outlet.resolved(high)
+        self._sink_session.resolved(high)
         self._resolved = high
-        self._resolved_at = time.monotonic()
+        self._resolved_at = self._clock.monotonic()
 
     def _reached(self, feed: Feed) -> Timestamp | None:
-        return feed.resolved(by_topic=self._outlet.resolves_by_topic)
+        return feed.resolved(by_topic=self._sink_session.resolves_by_topic)

@@ -3,7 +3,7 @@
     slice of the log -> per table, in log order -> chunks of bounded size, and marks
 
 A :class:`Chunk` is rows of one table and schema version; a :class:`MarkItem` is a TRUNCATE or
-schema change between two of them; a :class:`Turn` says that everything up to a timestamp was
+schema change between two of them; a :class:`Watermark` says that everything up to a timestamp was
 handed out. Chunks are lazy: only what is about to be encoded is in memory.
 """
 
@@ -21,14 +21,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError
-from changefeed.log import Piece, Slice
+from changefeed.log import LogPiece, Slice
 
-#: Rows of one slice. A transaction larger than this is one slice, in several chunks.
-SLICE_ROWS = 200_000
 SLICE_BYTES = 48 << 20
-#: Rows of one chunk: what is encoded and written in one go.
-CHUNK_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +39,11 @@ class Chunk:
     """
 
     schema: TableSchema
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LogPiece, ...]
     after: Timestamp
     upto: Timestamp
-    number: int = 0
-    removed: tuple[Truncate, ...] = ()
+    number: int
+    removed: tuple[Truncate, ...]
 
     @property
     def rows(self) -> int:
@@ -60,8 +57,7 @@ class Chunk:
 
     def load(self) -> pa.Table:
         """The rows in memory."""
-        tables = [p.load() for p in self.pieces]
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        table = pa.concat_tables(p.load() for p in self.pieces)
         for event in self.removed:
             same = pc.and_(
                 pc.equal(table["wall"], event.at.wall), pc.equal(table["logical"], event.at.logical)
@@ -101,14 +97,24 @@ class MarkItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Watermark:
     """Everything of ``tables`` up to ``upto`` was handed out."""
 
     tables: tuple[TableName, ...]
     upto: Timestamp
 
 
-Item = Chunk | MarkItem | Turn
+@dataclass(frozen=True, slots=True)
+class SliceStart:
+    """The chunks of every table that is counted, from where a slice begins (exclusive) to
+    ``upto``; what is handed out next is among them."""
+
+    chunks: tuple[Chunk, ...]
+    after: Timestamp
+    upto: Timestamp
+
+
+Item = Chunk | MarkItem | Watermark | SliceStart
 
 
 def items(
@@ -116,25 +122,49 @@ def items(
     bounds: Mapping[TableName, Timestamp],
     upto: Timestamp,
     max_bytes: int = SLICE_BYTES,
+    counted: Mapping[TableName, Timestamp] | None = None,
+    sizes: Sizes | None = None,
 ) -> Iterator[Item]:
     """What the feed has to deliver, from its tables' ``bounds`` (exclusive) to ``upto``.
+
+    ``counted``: each slice begins with a :class:`SliceStart` that has these tables too, each above
+    its own timestamp at most.
 
     Raises:
         TableError: the log does not go back to this table's bound, but to that of others.
         ChangefeedError: CF3002 it goes back to no table's, CF3001.
     """
+    sizes = sizes or Sizes()
     names = tuple(bounds)
     at = dict(bounds)
     while True:
         try:
-            found = log.slice(at, upto, max_rows=SLICE_ROWS, max_bytes=max_bytes)
+            end = upto
+            if counted is not None:
+                wide = _wide(at, counted)
+                whole = log.slice(wide, upto, max_rows=sizes.slice_rows, max_bytes=max_bytes)
+                chunks = tuple(
+                    c for c in _cut(whole, wide, sizes.chunk_rows) if isinstance(c, Chunk)
+                )
+                yield SliceStart(chunks, min(at.values()), whole.upto)
+                end = whole.upto
+            found = log.slice(at, end, max_rows=sizes.slice_rows, max_bytes=max_bytes)
         except ChangefeedError as error:
             raise _blamed(error, at, log.oldest) from error
-        yield from _cut(found, at)
-        yield Turn(names, found.upto)
+        yield from _cut(found, at, sizes.chunk_rows)
+        yield Watermark(names, found.upto)
         at = {name: max(bound, found.upto) for name, bound in at.items()}
         if found.upto >= upto:
             return
+
+
+def _wide(
+    at: Mapping[TableName, Timestamp], counted: Mapping[TableName, Timestamp]
+) -> dict[TableName, Timestamp]:
+    """Where the rows of every table begin that share a transaction with one above ``at``."""
+    least = min(at.values())
+    wide = {name: max(least, since) for name, since in counted.items()}
+    return wide | {name: min(bound, wide.get(name, bound)) for name, bound in at.items()}
 
 
 def _blamed(
@@ -147,12 +177,13 @@ def _blamed(
     return TableError(behind[0], error)
 
 
-def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
-    """The events of a slice (table by table, in log order), neighbours joined to chunks."""
+def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -> Iterator[Item]:
+    """The events of a slice (table by table, in log order), neighbours joined to chunks of at most
+    ``chunk_rows`` rows, or one piece of the log."""
     numbers: Counter[TableName] = Counter()
     after = dict(bounds)
     truncations = [mark for mark in found.marks if isinstance(mark, Truncate)]
-    run: list[Piece] = []
+    run: list[LogPiece] = []
     begun: dict[TableName, None] = {}
 
     def chunk() -> Chunk:
@@ -168,10 +199,10 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
         )
 
     for event in found.events:
-        if run and not (isinstance(event, Piece) and _joins(run, event)):
+        if run and not (isinstance(event, LogPiece) and _joins(run, event, chunk_rows)):
             yield chunk()
             run = []
-        if isinstance(event, Piece):
+        if isinstance(event, LogPiece):
             begun[event.schema.table] = None
             run.append(event)
         else:
@@ -187,12 +218,12 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp]) -> Iterator[Item]:
         yield chunk()
 
 
-def _removes(event: Truncate, run: list[Piece]) -> bool:
+def _removes(event: Truncate, run: list[LogPiece]) -> bool:
     """The truncation is of the run's table and may be of a transaction that wrote its rows."""
     same = event.schema.table == run[0].schema.table
     return same and run[-1].last >= event.at and run[0].first_seq < event.seq
 
 
-def _joins(run: list[Piece], piece: Piece) -> bool:
+def _joins(run: list[LogPiece], piece: LogPiece, chunk_rows: int) -> bool:
     same = piece.schema == run[0].schema
-    return same and sum(p.rows for p in run) + piece.rows <= CHUNK_ROWS
+    return same and sum(p.rows for p in run) + piece.rows <= chunk_rows

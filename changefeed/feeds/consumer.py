@@ -6,11 +6,11 @@ from changefeed.catalog.model import TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.scan_coordinator import Scanning
+from changefeed.feeds.scan_coordinator import ScanCoordinator
 
 
 def follow_consumer(
-    feed: Feed, consumed: Timestamp | None, scanning: Scanning, oldest: Timestamp
+    feed: Feed, consumed: Timestamp | None, scanning: ScanCoordinator, oldest: Timestamp
 ) -> None:
     """Move the feed's tables to where the consumer is.
 

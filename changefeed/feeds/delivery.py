@@ -1,14 +1,14 @@
 """Changes on their way: log -> chunks -> messages -> sink, one range at a time.
 
-Encoding of the next chunk runs in a second thread while the sink takes the present one, so
-that on a backlog both work at once.
+On a backlog the next chunk is encoded in a second thread while the sink takes the present one. A
+few rows are encoded where they are: to hand them over and back would cost more than to encode them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,24 +19,40 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.shapes import Envelope
+from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, about_table
 from changefeed.encoding.encode import encode_messages
-from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, Turn, items
+from changefeed.encoding.transactions import (
+    TransactionOrders,
+    boundary_messages,
+    boundary_shape,
+)
+from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, SliceStart, Watermark, items
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.message_cache import SharedMessages
+from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.schema_policy import check_images
-from changefeed.feeds.sink_session import Outlet
-from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
+from changefeed.feeds.sink_session import SinkSession
+from changefeed.options import DELIVERY, ENVELOPE, MAX_MEMORY, SCHEMAS_ENABLE, Guarantee
 from sinks.base import Batch, Epoch, Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class EncodedChunk:
     """A chunk as the sink takes it: finished messages, or typed rows of ``schema``."""
 
     chunk: Chunk
     schema: TableSchema
     rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkWithBoundaries:
+    """A watermark, and the begin and the end of every transaction above ``after`` up to it."""
+
+    watermark: Watermark
+    after: Timestamp
+    messages: pa.Table
 
 
 class Round:
@@ -47,8 +63,10 @@ class Round:
         self.receipts: list[Receipt] = []
         self.rows = 0
         self.counts: dict[TableName, tuple[int, int]] = {}
-        #: The last turn of which everything is written.
-        self.turn: Turn | None = None
+        #: The begin and the end of the transactions up to there are written.
+        self.boundaries = Timestamp.ZERO
+        #: The last one up to which everything is written.
+        self.watermark: Watermark | None = None
 
     def add(self, table: TableName, receipt: Receipt) -> None:
         """Count a written batch."""
@@ -65,14 +83,21 @@ class Delivery:
         self,
         name: str,
         log: LogAccess,
-        shared: SharedMessages,
-        outlet: Outlet,
+        shared: MessageCache,
+        sink_session: SinkSession,
+        sizes: Sizes | None = None,
     ) -> None:
         self.name = name
+        self._sizes = sizes or Sizes()
         self._log = log
         self._shared = shared
-        self._outlet = outlet
+        self._sink_session = sink_session
         self._number = 0
+        #: The changes of the slice at hand, numbered; of whoever prepares items.
+        self._orders = TransactionOrders()
+        self._after = Timestamp.ZERO
+        #: The begin and the end of every transaction up to there are durable.
+        self._told = Timestamp.ZERO
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"encode-{name}")
 
     def deliver(
@@ -92,7 +117,7 @@ class Delivery:
         very instant is then among its rows, with the same timestamp, and where nothing may come
         twice only the deletes are told here.
 
-        A turn is committed when the round has the sink's ``round_rows``, at the end, and when
+        A slice is committed when the round has the sink's ``round_rows``, at the end, and when
         ``interrupted`` says that there is something else to do, which also ends the delivery.
         Returns the rows delivered.
 
@@ -100,28 +125,39 @@ class Delivery:
             TableError: one table cannot go on; nothing after the last commit counts.
             ChangefeedError: the source or the sink failed.
         """
+        # A feed that was moved back tells again what it delivers again.
+        done = [t.done_upto for t in feed.tables.values() if t.done_upto is not None]
+        self._told = min(self._told, max(done, default=Timestamp.ZERO))
         # Asked here, in the feed's thread: the sink is opened by it.
-        typed = self._outlet.takes_rows
-        source = items(self._log, bounds, upto, _slice_bytes(feed))
+        typed = self._sink_session.takes_rows
+        source = items(self._log, bounds, upto, _slice_bytes(feed), feed.counted(), self._sizes)
         once = feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and not typed
         told_by_scan = upto if scanned and once else None
         total = 0
         settled = False
         current = self._round(upto)
-        ahead = self._ahead.submit(self._next, feed, source, typed, told_by_scan)
+        ahead: Future[Item | EncodedChunk | WatermarkWithBoundaries | None] | None = None
+
+        def prepare() -> Item | EncodedChunk | WatermarkWithBoundaries | None:
+            return self._next(feed, source, typed, told_by_scan)
+
         try:
-            while (item := ahead.result()) is not None:
-                ended = isinstance(item, Turn) and item.upto >= upto
-                if not ended:
-                    ahead = self._ahead.submit(self._next, feed, source, typed, told_by_scan)
-                if isinstance(item, Made):
+            while (item := ahead.result() if ahead is not None else prepare()) is not None:
+                if isinstance(item, WatermarkWithBoundaries):
+                    self._write_boundaries(feed, item, current)
+                    item = item.watermark
+                ended = isinstance(item, Watermark) and item.upto >= upto
+                if isinstance(item, EncodedChunk):
                     total += item.rows.num_rows
+                many = total >= self._sizes.ahead_rows and not ended
+                ahead = self._ahead.submit(prepare) if many else None
+                if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
                 elif isinstance(item, MarkItem):
                     current = self._mark(feed, item, current, on_schema_change)
-                elif isinstance(item, Turn):
-                    current.turn = item
-                    full = current.rows >= self._outlet.round_rows
+                elif isinstance(item, Watermark):
+                    current.watermark = item
+                    full = current.rows >= self._sink_session.round_rows
                     if ended or full or not current.rows or interrupted():
                         self._commit(feed, current)
                         current = self._round(upto)
@@ -131,10 +167,10 @@ class Delivery:
             settled = True
         finally:
             # The generator must have come to rest before its owner goes on or gives up.
-            if not ahead.cancel():
+            if ahead is not None and not ahead.cancel():
                 ahead.exception()
             if not settled:
-                self._outlet.abort(current.epoch, current.receipts)
+                self._sink_session.abort(current.epoch, current.receipts)
         return total
 
     def close(self) -> None:
@@ -147,9 +183,14 @@ class Delivery:
 
     def _next(
         self, feed: Feed, source: Iterator[Item], typed: bool, told_by_scan: Timestamp | None
-    ) -> Item | Made | None:
-        """The next item, as the sink takes it; runs in the encoding thread."""
+    ) -> Item | EncodedChunk | WatermarkWithBoundaries | None:
+        """The next item, as the sink takes it; on a backlog in the encoding thread."""
         item = next(source, None)
+        if isinstance(item, SliceStart):
+            self._number_changes(feed, item)
+            return item
+        if isinstance(item, Watermark) and feed.boundaries is not None:
+            return self._boundaries(feed, item)
         if not isinstance(item, Chunk):
             return item
         try:
@@ -160,11 +201,11 @@ class Delivery:
                 if typed:
                     plan = feed.row_plan(item.schema)
                     rows = feed.rows(item.schema, item.load())
-                    return Made(item, plan.schema, plan.rows(rows))
+                    return EncodedChunk(item, plan.schema, plan.rows(rows))
                 messages = self._encode(feed, item)
                 if told_by_scan is not None:
                     messages = _but_written_at(messages, told_by_scan)
-                return Made(item, feed.row_plan(item.schema).schema, messages)
+                return EncodedChunk(item, feed.row_plan(item.schema).schema, messages)
         except ChangefeedError as error:
             if error.scope is Scope.TABLE:
                 raise TableError(item.schema.table, error) from error
@@ -176,19 +217,65 @@ class Delivery:
         def compute() -> pa.Table:
             rows = feed.rows(chunk.schema, chunk.load())
             # What the log knows of its columns says nothing of a query's.
-            return encode_messages(rows, plan, chunk.clean if feed.query is None else None)
+            clean = chunk.clean if feed.query is None else None
+            return encode_messages(rows, plan, clean, orders=self._orders)
 
+        if plan.transactions:
+            # The numbers depend on the other tables of the feed.
+            return compute()
         # The rows themselves too: compaction between two reads cuts a slice in other places.
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)
         key = (plan.fingerprint, chunk.after, chunk.upto, chunk.number, *rows)
         return self._shared.get(key, compute)
 
-    def _write(self, feed: Feed, item: Made, current: Round) -> None:
+    def _number_changes(self, feed: Feed, opening: SliceStart) -> None:
+        """Number the changes of a slice in their transactions, of all tables that are counted."""
+        self._orders, self._after = TransactionOrders(), opening.after
+        for chunk in opening.chunks:
+            with about_table(chunk.schema.table):
+                self._orders.add(chunk.schema.table, feed.numbered(chunk.schema, chunk.load()))
+        self._orders.number()
+
+    def _boundaries(self, feed: Feed, watermark: Watermark) -> WatermarkWithBoundaries:
+        """The begin and the end of the transactions up to the watermark, unless they are told.
+
+        The end of a transaction says how many changes it has in all tables of the feed, also in one
+        that is behind, because it has failed.
+        """
+        since = max(self._after, self._told)
+        ended = [t for t in self._orders.transactions if since < t.at <= watermark.upto]
+        messages = boundary_messages(
+            ended,
+            debezium=feed.options[ENVELOPE] is Envelope.DEBEZIUM,
+            schemas_enabled=feed.options[SCHEMAS_ENABLE],
+        )
+        return WatermarkWithBoundaries(watermark, since, messages)
+
+    def _write_boundaries(self, feed: Feed, item: WatermarkWithBoundaries, current: Round) -> None:
+        """After the changes: who has read the end of a transaction can have all of it."""
+        if not item.messages.num_rows or feed.boundaries is None:
+            return
+        batch = Batch(
+            feed=self.name,
+            epoch=current.epoch,
+            partition=len(current.receipts),
+            target=feed.boundaries,
+            schema=boundary_shape(feed.job.source),
+            rows=item.messages,
+            frontier=item.after,
+        )
+        try:
+            current.receipts.append(self._sink_session.write(batch))
+        except TableError as failed:
+            raise failed.error from failed  # there is no table to take out
+        current.boundaries = item.watermark.upto
+
+    def _write(self, feed: Feed, item: EncodedChunk, current: Round) -> None:
         if not item.rows.num_rows:
             return
         table = item.schema.table
         with about_table(table):
-            receipt = self._outlet.write(
+            receipt = self._sink_session.write(
                 Batch(
                     feed=self.name,
                     epoch=current.epoch,
@@ -202,15 +289,22 @@ class Delivery:
         current.add(table, receipt)
 
     def _commit(self, feed: Feed, current: Round, mark: MarkItem | None = None) -> None:
-        """Make the round durable; then the tables have come to the last turn, or to the mark."""
-        written = {table: _reached(feed, table, current.turn, mark) for table in current.counts}
+        """Make the round durable; then the tables have come to the watermark, or to the mark."""
+        if feed.boundaries is not None:
+            # Who is beyond its transactions' ends before these are told leaves them untold: a
+            # table goes from watermark to watermark then, and what is beyond one may come again.
+            mark = None
+        written = {
+            table: _reached(feed, table, current.watermark, mark) for table in current.counts
+        }
         upto = min(written.values(), default=current.epoch.upto)
-        epoch = replace(current.epoch, upto=upto)
-        self._outlet.commit(epoch, current.receipts, current.counts, written)
+        epoch = Epoch(current.epoch.number, upto)
+        self._sink_session.commit(epoch, current.receipts, current.counts, written)
+        self._told = max(self._told, current.boundaries)
         for table, (rows, size) in current.counts.items():
             feed.count(table, rows, size)
-        if current.turn is not None:
-            feed.advance(current.turn.tables, current.turn.upto)
+        if current.watermark is not None:
+            feed.advance(current.watermark.tables, current.watermark.upto)
         for table, reached in written.items():
             feed.advance([table], reached)
 
@@ -232,7 +326,7 @@ class Delivery:
         if isinstance(item.event, Truncate):
             self._commit(feed, current, item)
             with about_table(item.table):
-                self._outlet.truncate(item.event)
+                self._sink_session.truncate(item.event)
             return self._round(current.epoch.upto)
         try:
             with about_table(item.table):
@@ -242,7 +336,7 @@ class Delivery:
             self._commit(feed, current, item)
             current.receipts.clear()
             raise
-        if not self._outlet.evolves:
+        if not self._sink_session.evolves:
             return current
         self._commit(feed, current, item)
         self._evolve(item)
@@ -269,7 +363,7 @@ class Delivery:
         if isinstance(item.event, SchemaChange):
             try:
                 with about_table(item.table):
-                    self._outlet.evolve(item.event)
+                    self._sink_session.evolve(item.event)
             except ChangefeedError as error:
                 if error.scope is Scope.TABLE:
                     raise TableError(item.table, error) from error
@@ -282,11 +376,13 @@ def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
     return messages.filter(pc.invert(pc.and_(there, pc.not_equal(messages["op"], "d"))))
 
 
-def _reached(feed: Feed, table: TableName, turn: Turn | None, mark: MarkItem | None) -> Timestamp:
+def _reached(
+    feed: Feed, table: TableName, watermark: Watermark | None, mark: MarkItem | None
+) -> Timestamp:
     """How far a table is delivered once everything written of it is durable."""
     places = [feed.tables[table].done_upto or Timestamp.ZERO]
-    if turn is not None:
-        places.append(turn.upto)
+    if watermark is not None:
+        places.append(watermark.upto)
     if mark is not None and table in mark.complete:
         places.append(mark.upto)
     if mark is not None and table == mark.table:

@@ -14,20 +14,28 @@ from changefeed.catalog import Catalog, Lease
 from changefeed.catalog.model import Job, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.core.shapes import Envelope
-from changefeed.encoding.compile import NOWHERE, message_plan, origin_of
-from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
+from changefeed.encoding.plan import MessagePlan, Origin
 from changefeed.encoding.registered import feed_schemas
+from changefeed.encoding.select import wanted_rows
+from changefeed.encoding.transactions import boundary_table
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.feeds.feed_query import FeedQuery
-from changefeed.options import ENGINE, ENVELOPE, RESOLVED, Options
+from changefeed.options import (
+    ENGINE,
+    RESOLVED,
+    TRANSACTION_METADATA,
+    TRANSACTION_TOPIC,
+    Options,
+)
 from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.host import scan_place
+from changefeed.sources.registry import open_source
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
-from sinks.registry import capabilities, scheme_of
+from sinks.registry import capabilities, scheme_of, topic_namer
 
 
 class Feed:
@@ -56,12 +64,23 @@ class Feed:
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
-        named = self.options[ENVELOPE] is Envelope.DEBEZIUM
-        self._origin = origin_of(catalog.connection(job.source).uri) if named else NOWHERE
+        self._origin = self._named_origin()
+        #: Where the begin and the end of transactions go; None where they are not told.
+        self.boundaries: Target | None = None
+        if self.options[TRANSACTION_METADATA]:
+            name = self.options[TRANSACTION_TOPIC]
+            topic = topic_namer(uri, self.options)(name) if uri else name
+            self.boundaries = Target(boundary_table(job.source), topic)
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
         #: The feed's CDC query; None of a feed of whole tables.
         self.query = FeedQuery.of(catalog, job, sessions)
+
+    def _named_origin(self) -> Origin:
+        if not names_origin(self.options):
+            return NOWHERE
+        uri = self._catalog.connection(self.job.source).uri
+        return origin_of(uri, open_source(self.job.source, uri).database)
 
     @property
     def needs_spark(self) -> bool:
@@ -162,7 +181,7 @@ class Feed:
         return SinkContext(
             feed=self.job.name,
             job_id=self.job.id,
-            targets=self.targets(),
+            targets=self.targets() + ((self.boundaries,) if self.boundaries else ()),
             options=self.options,
             node=node_id,
             resolved=self.options[RESOLVED] is not None,
@@ -176,6 +195,33 @@ class Feed:
             if self.abilities is not None and self.abilities.state_database
             else "",
         )
+
+    def counted(self) -> dict[TableName, Timestamp] | None:
+        """The tables whose changes are numbered in their transactions, each with the scan that has
+        what came before; None where changes are not numbered.
+
+        One that failed is counted too: it goes on one day, and the numbers of the others must not
+        depend on it. One of which nothing was delivered yet begins with a scan.
+        """
+        if self.boundaries is None:
+            return None
+        return {
+            name: table.scan_at or Timestamp.ZERO
+            for name, table in self.tables.items()
+            if table.scan_at is not None or table.done_upto is not None
+        }
+
+    def numbered(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+        """The rows of the log that become messages, for counting.
+
+        Of a table that cannot be delivered as it is now, which its delivery will say, all.
+        """
+        try:
+            return wanted_rows(self.rows(schema, rows), self.plan(schema))
+        except ChangefeedError as error:
+            if error.scope is not Scope.TABLE:
+                raise
+            return rows.filter(rows["last"])
 
     # -- how far it is --------------------------------------------------------------------
 
@@ -262,7 +308,7 @@ class Feed:
 
         A table that is owed a backfill is as it was before the schema change (``scan_at``
         until the backfill is done), however far its changes were delivered. One whose scan is
-        not finished is nowhere, though changes of it may be out (the scan began anew).
+        not finished is nowhere, though changes of it may be out (the scan began again).
         """
         if self.in_state(TableState.SCANNING):
             return None

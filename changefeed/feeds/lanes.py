@@ -23,9 +23,9 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
-from changefeed.feeds.chunks import Chunk, MarkItem, Turn, items
+from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
 from changefeed.log import LogReader
-from changefeed.scan.admission import Ticket
+from changefeed.scan.admission import AdmissionTicket
 from changefeed.spark.tasks import Done
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, require_durable
 
@@ -61,8 +61,6 @@ def lane_of(rows: pa.Table, schema: TableSchema, lanes: int) -> npt.NDArray[np.i
 
 
 def _hashed(column: pa.Array) -> _Hash:
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
     if pa.types.is_string(column.type):
         return _of_texts(column)
     numbers = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
@@ -89,7 +87,7 @@ def _of_texts(column: pa.Array) -> _Hash:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveryForm:
     """How the rows of one version of a table are delivered.
 
     Attributes:
@@ -123,12 +121,12 @@ class Lanes:
     bounds: Mapping[TableName, Timestamp]
     upto: Timestamp
     slice_bytes: int
-    versions: Mapping[TableSchema, Delivered]
+    versions: Mapping[TableSchema, DeliveryForm]
     feed: str
     epoch: Epoch
     context: SinkContext
     sink: Sink
-    ticket: Ticket
+    ticket: AdmissionTicket
 
     def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[Done]:
         """Deliver lane ``number`` durably; what it delivered of each table, in ``bounds``' order.
@@ -156,11 +154,11 @@ class Lanes:
                     raise ChangefeedError(
                         "CF9001", f"the change log has a mark of {item.table} inside a lane's range"
                     )
-                if isinstance(item, Turn):
-                    if receipts:
-                        require_durable(self.sink.commit(self.epoch, receipts))
-                        receipts.clear()
-                        tell(*_sums(done))
+                if isinstance(item, Watermark) and receipts:
+                    require_durable(self.sink.commit(self.epoch, receipts))
+                    receipts.clear()
+                    tell(*_sums(done))
+                if not isinstance(item, Chunk):
                     continue
                 receipt = self._write(item, number, len(receipts))
                 if receipt is not None:

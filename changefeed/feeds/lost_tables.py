@@ -1,15 +1,15 @@
 """Tables that are not at the source any more leave their feed.
 
 Everything they had is delivered first. One that came by a SCHEMA or DATABASE target goes quietly
-(another table of its name joins anew, with a scan); one that the feed names fails alone.
+(another table of its name joins as a new one, with a scan); one that the feed names fails alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from changefeed.capture.source_runtime import SourceKeeper
-from changefeed.capture.table_identity import Lost
+from changefeed.capture.source_runtime import SourceRuntime
+from changefeed.capture.table_identity import LostTable
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.schema import TableName
@@ -17,15 +17,15 @@ from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 
 
-class Leaving:
+class TableDeparture:
     """Sees lost tables of one feed out. Used by the feed's thread only."""
 
     def __init__(
-        self, catalog: Catalog, keeper: SourceKeeper, dropped: Callable[[TableName], None]
+        self, catalog: Catalog, source_runtime: SourceRuntime, dropped: Callable[[TableName], None]
     ) -> None:
         """``dropped``: tells the feed's sink that a table is gone at the source."""
         self._catalog = catalog
-        self._keeper = keeper
+        self._source_runtime = source_runtime
         self._dropped = dropped
 
     def turn(self, feed: Feed) -> None:
@@ -35,20 +35,20 @@ class Leaving:
             TableError: one that the feed names is lost.
         """
         for table in list(feed.tables.values()):
-            lost = self._keeper.lost(table.table, table.table_id)
+            lost = self._source_runtime.lost(table.table, table.table_id)
             if lost is not None and self._settled(table, lost):
                 self._leave(feed, table, lost)
 
-    def _settled(self, table: TableProgress, lost: Lost) -> bool:
+    def _settled(self, table: TableProgress, lost: LostTable) -> bool:
         """Nothing more of the table will be delivered."""
         if table.state is TableState.FAILED:
             return table.joined  # one that is named waits for RESUME
         if table.state is not TableState.RUNNING or table.done_upto is None or table.scan_wanted:
             return True  # its scan would find no table, or another one
-        end = self._keeper.place_of(lost)
+        end = self._source_runtime.place_of(lost)
         return end is not None and table.done_upto >= end
 
-    def _leave(self, feed: Feed, table: TableProgress, lost: Lost) -> None:
+    def _leave(self, feed: Feed, table: TableProgress, lost: LostTable) -> None:
         if lost.dropped:
             self._dropped(table.table)
         if not table.joined:

@@ -17,7 +17,7 @@ import pyarrow as pa
 DEFAULT_BYTES = 64 << 20
 
 
-class SharedMessages:
+class MessageCache:
     """A small cache of message tables with in-flight sharing. Thread-safe."""
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:

@@ -5,39 +5,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.options import INITIAL_SCAN, InitialScan
-from changefeed.scan.thread import Scan
+from changefeed.options import CURSOR, INITIAL_SCAN, DebeziumOffset, InitialScan
+from changefeed.scan.thread import SnapshotScan
 
 JOIN_SECONDS = 30.0
 
 
-class Scanning:
+class ScanCoordinator:
     """Starts scans, follows them, and places tables that need none. One feed, one thread."""
 
     def __init__(
         self,
         catalog: Catalog,
-        keeper: SourceKeeper,
+        source_runtime: SourceRuntime,
         stopping: threading.Event,
-        start: Callable[[list[TableProgress]], Scan],
+        start: Callable[[list[TableProgress]], SnapshotScan],
         resolved: Callable[[], Timestamp | None] = lambda: None,
     ) -> None:
         """``resolved``: what consumers were told last."""
         self._resolved = resolved
         self._catalog = catalog
-        self._keeper = keeper
+        self._source_runtime = source_runtime
         self._stopping = stopping
         self._start = start
-        self._scan: Scan | None = None
+        self._scan: SnapshotScan | None = None
         #: Tables of the scan whose end is in their progress: what they are owed from then on is
         #: another scan's, however long this one goes on with its other tables.
         self._taken: set[TableName] = set()
@@ -49,6 +50,11 @@ class Scanning:
     def owes(self, feed: Feed) -> bool:
         """Some table's scan is not delivered yet."""
         return bool(_owed(feed))
+
+    @property
+    def delivers(self) -> bool:
+        """Rows of the scan that runs are durable in the sink."""
+        return self._scan is not None and self._scan.delivered
 
     def holds(self, table: TableProgress) -> bool:
         """A backfill of this table runs: its changes must not pass :attr:`at`."""
@@ -91,7 +97,8 @@ class Scanning:
             feed.update(table.table, state=TableState.SCANNING)
         broken = table.done_upto is None and table.scan_at is not None
         if broken and feed.options[INITIAL_SCAN] is not InitialScan.ONLY:
-            # Rows as of then may be out: what was deleted since is told by the changes alone.
+            # The interrupted scan may already have delivered rows as of that timestamp; only
+            # the change stream reveals deletes since.
             table = feed.update(table.table, done_upto=table.scan_at)
         if table.rescan_owed:
             self._skip_gap(feed, table)
@@ -100,7 +107,7 @@ class Scanning:
         """The log does not go back to where a table stands, and its RESCAN says to go on: the
         changes in between are not delivered, what they did shows in the rows of the scan."""
         done = table.done_upto
-        oldest = self._keeper.oldest
+        oldest = self._source_runtime.oldest
         if done is None or done >= oldest:
             return
         feed.update(table.table, done_upto=None, scan_at=None)
@@ -138,14 +145,14 @@ class Scanning:
         scan, self._scan = self._scan, None
         if scan is not None:
             scan.stop()
-            # Whatever else the thread still does, it delivers nothing any more.
+            # Whatever the thread still does, it delivers nothing more.
             scan.fence.close()
             # Before it knows its timestamp it may wait long for its snapshot: until the
             # transactions open at the source end.
             if scan.at is not None:
                 scan.join(JOIN_SECONDS)
 
-    def _save_place(self, feed: Feed, scan: Scan) -> None:
+    def _save_place(self, feed: Feed, scan: SnapshotScan) -> None:
         for name, table in scan.tables.items():
             now = feed.tables.get(name)
             owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
@@ -158,7 +165,7 @@ class Scanning:
             scan.placed.set()
 
     def _follow_table(
-        self, feed: Feed, scan: Scan, name: TableName, show: Callable[[], None]
+        self, feed: Feed, scan: SnapshotScan, name: TableName, show: Callable[[], None]
     ) -> None:
         table = scan.tables[name]
         now = feed.tables.get(name)
@@ -202,20 +209,35 @@ class Scanning:
         if table.done_upto is not None:
             at = table.done_upto
         elif cursor is not None and table.start is None:
-            self._keeper.wait_captured([table.table], self._stopping)
+            self._source_runtime.wait_captured([table.table], self._stopping)
             self._check_cursor(table.table, cursor)
             at = cursor
         else:
-            self._keeper.wait_captured([table.table], self._stopping)
-            position = table.start or self._keeper.source.current_position()
-            at = self._keeper.wait_position(position, self._stopping)
+            self._source_runtime.wait_captured([table.table], self._stopping)
+            position = table.start or self._source_runtime.source.current_position()
+            at = self._source_runtime.wait_position(position, self._stopping)
+            if isinstance(feed.options[CURSOR], DebeziumOffset):
+                self._check_offset(table.table, position, at)
             # What was resolved meanwhile was committed before the statement answered.
             at = max(at, self._resolved() or at)
         feed.update(table.table, state=TableState.RUNNING, done_upto=at)
 
+    def _check_offset(self, table: TableName, position: Position, at: Timestamp) -> None:
+        """The log has what the connector did not deliver."""
+        if not self._source_runtime.has(position):
+            raise TableError(
+                table,
+                ChangefeedError(
+                    "CF3002",
+                    f"the connector's offset is before the change log of {table}",
+                    hint="DROP the feed and make it without cursor, for an initial scan.",
+                ),
+            )
+        self._check_cursor(table, at)
+
     def _check_cursor(self, table: TableName, cursor: Timestamp) -> None:
-        since = self._catalog.captured(self._keeper.name).get(table)
-        oldest = self._keeper.oldest
+        since = self._catalog.captured(self._source_runtime.name).get(table)
+        oldest = self._source_runtime.oldest
         begin = oldest if since is None else max(since, oldest)
         if cursor < begin:
             raise TableError(

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.sizes import Sizes
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.sink_session import Outlet
+from changefeed.feeds.sink_session import SinkSession
+from changefeed.options import HISTORY, History
 from changefeed.spark.session import SparkEngine
 from sinks.base import Target
 
@@ -27,18 +29,20 @@ class FeedScanHost:
     Attributes:
         feed: the job with its options, tables and plans.
         catalog: the state.
-        keeper: the source.
+        source_runtime: the source.
         engine: Spark.
         sinks: the feed's sink objects.
         resolved: the last resolved timestamp that consumers got, if any.
+        sizes: how much is done in one go.
     """
 
     feed: Feed
     catalog: Catalog
-    keeper: SourceKeeper
+    source_runtime: SourceRuntime
     engine: SparkEngine
-    sinks: Outlet
+    sinks: SinkSession
     resolved: Callable[[], Timestamp | None]
+    sizes: Sizes
 
     @property
     def name(self) -> str:
@@ -57,6 +61,11 @@ class FeedScanHost:
         return max((at for at in known if at is not None), default=None)
 
     @property
+    def history(self) -> History:
+        """What the feed's tables keep of the past."""
+        return self.feed.options[HISTORY]
+
+    @property
     def asked_engine(self) -> EngineOption:
         """Where the feed, or else the node, wants scans to run."""
         return self.feed.asked_engine(self.engine.preferred)
@@ -72,7 +81,7 @@ class FeedScanHost:
 
     def wake(self) -> None:
         """Let the feed's thread look at the scan."""
-        self.keeper.wake()
+        self.source_runtime.wake()
 
     def recognise(self, schema: TableSchema) -> None:
         """Raise CF2106 unless the table is the one that the feed began with."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from changefeed.catalog import Catalog
@@ -21,8 +22,7 @@ from changefeed.core.shapes import Envelope, Format
 from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log
-from changefeed.encoding.plan import mark_payload
-from changefeed.encoding.protobuf.schema import mark as protobuf_mark
+from changefeed.encoding.formats import FORMATS
 from changefeed.feeds.feed import Feed
 from changefeed.options import DELIVERY, ENVELOPE, FORMAT, SCHEMAS_ENABLE, Guarantee
 from changefeed.spark.session import SparkEngine
@@ -37,7 +37,7 @@ from sinks.base import (
 from sinks.registry import open_sink
 
 
-class Outlet:
+class SinkSession:
     """The sinks of one feed. The scan thread uses :meth:`for_scan` only."""
 
     def __init__(
@@ -57,8 +57,18 @@ class Outlet:
         self._layout = StateLayout(Path(catalog.directory))
         self._sink: Sink | None = None
         self._scan_sink: Sink | None = None
+        #: The sink object that is being opened, which may wait for its server.
+        self._opening: Sink | None = None
+        self._interrupted = False
 
-    def made_anew(self) -> Sink:
+    def interrupt(self) -> None:
+        """The feed is to end: no sink waits long for a server that is away. From any thread."""
+        self._interrupted = True
+        for sink in (self._opening, self._sink, self._scan_sink):
+            if sink is not None:
+                sink.interrupt()
+
+    def new_sink(self) -> Sink:
         """Another sink object of the feed, not opened."""
         if self._given is not None:
             return self._given
@@ -81,7 +91,7 @@ class Outlet:
 
     def _prepared(self, *, scan: bool) -> Sink:
         """A sink object with what its first ``open`` may rely on: Spark's packs, empty scratch."""
-        sink = self.made_anew()
+        sink = self.new_sink()
         if self._given is None:
             packs = sink.capabilities.spark_packs
             if packs:
@@ -94,24 +104,26 @@ class Outlet:
         if feed is not None:
             self._feed = feed
         if self._sink is None:
-            sink = self._prepared(scan=False)
+            sink = self._opening = self._prepared(scan=False)
+            if self._interrupted:
+                sink.interrupt()
             sink.open(self.context())
             if self.keeps(sink):
                 # What was committed before a crash, whether we have heard of it or not. A scan
                 # that has to be ended at the sink is repeated: it may not have been.
                 self._feed.take_places(sink.progress(), scans=not sink.capabilities.ends_scans)
-            self._sink = sink
+            self._sink, self._opening = sink, None
         elif feed is not None:
             self._sink.open(self.context())
         return self._sink
 
-    def for_scan(self) -> Sink:
-        """The scan thread's own opened sink."""
+    def for_scan(self, unfinished: Mapping[TableName, Timestamp]) -> Sink:
+        """The scan thread's own opened sink; see :attr:`sinks.base.SinkContext.unfinished`."""
         if self._given is not None:
             return self.open()
         if self._scan_sink is None:
             self._scan_sink = self._prepared(scan=True)
-        self._scan_sink.open(self.context(scan=True))
+        self._scan_sink.open(replace(self.context(scan=True), unfinished=unfinished))
         return self._scan_sink
 
     # -- what the sink can do ---------------------------------------------------------------
@@ -214,7 +226,8 @@ class Outlet:
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
         """The table an error of ``commit`` is about: the only one, or the one of its target."""
-        if error.scope is not Scope.TABLE:
+        boundaries = self._feed.boundaries
+        if error.scope is not Scope.TABLE or (boundaries and error.target == boundaries.topic):
             return None
         if len(tables) == 1:
             return next(iter(tables))
@@ -262,10 +275,9 @@ class Outlet:
 
     def _payload(self, member: str, at: Timestamp, table: TableName | None = None) -> bytes:
         envelope = Envelope(self._feed.options[ENVELOPE].value)
-        if self._feed.options[FORMAT] is Format.PROTOBUF:
-            return protobuf_mark(envelope, member, at, table)
         schemas = self._feed.options[SCHEMAS_ENABLE]
-        return mark_payload(envelope, member, at, table, schemas_enabled=schemas)
+        written = FORMATS[Format(self._feed.options[FORMAT].value)]
+        return written.mark(envelope, member, at, table, schemas_enabled=schemas)
 
     def _payloads(
         self, member: str, at: Timestamp, topics: Sequence[str], table: TableName | None = None

@@ -54,14 +54,14 @@ from __future__ import annotations
 from changefeed.log.reader import LogReader
 from changefeed.log.retention import Upkeep
 from changefeed.log.settings import LogSettings
-from changefeed.log.slice import Piece, Slice
+from changefeed.log.slice import LogPiece, Slice
 from changefeed.log.writer import LogWriter
 
 __all__ = [
     "LogReader",
     "LogSettings",
     "LogWriter",
-    "Piece",
+    "LogPiece",
     "Slice",
     "Upkeep",
 ]

@@ -22,7 +22,7 @@ import pyarrow as pa
 from changefeed.core import faults
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName
-from changefeed.log.draft import COMMIT_GROUP, Draft, commit_batch
+from changefeed.log.draft import COMMIT_GROUP, FrameBuilder, commit_batch
 from changefeed.log.frame import (
     NEW,
     OLD,
@@ -36,7 +36,7 @@ from changefeed.log.frame import (
     UnitReader,
 )
 from changefeed.log.journal import FIRST_FRAME, journal_name
-from changefeed.log.ledger import Sealed, sync_directory
+from changefeed.log.ledger import SealedJournal, sync_directory
 from changefeed.log.live import LiveJournal
 from changefeed.log.rows import Measure
 from changefeed.log.segment import SegmentWriter, group_size
@@ -51,7 +51,9 @@ _INLINE_BYTES: Final = 2 * 1024 * 1024
 _INLINE_ROWS: Final = 16_384
 
 
-def plan(sealed: tuple[Sealed, ...], settings: LogSettings) -> tuple[Sealed, ...] | None:
+def plan(
+    sealed: tuple[SealedJournal, ...], settings: LogSettings
+) -> tuple[SealedJournal, ...] | None:
     """The next neighbours to merge, or None.
 
     A merged journal spans at most an eighth of ``gc_ttl``, because retention drops it whole.
@@ -63,10 +65,10 @@ def plan(sealed: tuple[Sealed, ...], settings: LogSettings) -> tuple[Sealed, ...
     return None
 
 
-def _fitting(run: list[Sealed], settings: LogSettings) -> Iterator[list[Sealed]]:
+def _fitting(run: list[SealedJournal], settings: LogSettings) -> Iterator[list[SealedJournal]]:
     """Parts of a run of neighbours that stay within the limits of a merge."""
     span = int(settings.gc_ttl * 1e9 / 8)
-    part: list[Sealed] = []
+    part: list[SealedJournal] = []
     for item in run:
         size = sum(s.length for s in part) + item.length
         wide = bool(part) and item.upto[0] - part[0].after[0] > span
@@ -79,11 +81,17 @@ def _fitting(run: list[Sealed], settings: LogSettings) -> Iterator[list[Sealed]]
         yield part
 
 
+def _latest(run: tuple[SealedJournal, ...]) -> int | None:
+    """From when the age of a merged journal counts: as that of its youngest part."""
+    known = [item.since for item in run if item.since is not None]
+    return max(known) if len(known) == len(run) else None
+
+
 class Merge:
     """One merge: reads sealed journals, writes one. The ledger is the caller's business."""
 
     def __init__(
-        self, root: Path, number: int, run: tuple[Sealed, ...], settings: LogSettings
+        self, root: Path, number: int, run: tuple[SealedJournal, ...], settings: LogSettings
     ) -> None:
         self._root = root
         self._run = run
@@ -94,9 +102,9 @@ class Merge:
         self._made: list[str] = []
         self._kept: list[tuple[str, int]] = []
         self._journal: LiveJournal | None = None
-        self._draft: Draft | None = None
+        self._draft: FrameBuilder | None = None
 
-    def run(self) -> Sealed:
+    def run(self) -> SealedJournal:
         """Write the merged journal; durable on return.
 
         Raises:
@@ -112,7 +120,7 @@ class Merge:
         self._finish_frame(last=True)
         made = self._journal.seal(first.after, last.frontier)
         self._journal.close()
-        return Sealed(
+        return SealedJournal(
             number=made.number,
             after=made.after,
             frontier=made.frontier,
@@ -120,6 +128,7 @@ class Merge:
             rows=sum(s.rows for s in self._run),
             segments=(*self._kept, *made.segments),
             level=max(s.level for s in self._run) + 1,
+            since=_latest(self._run),
         )
 
     def discard(self) -> None:
@@ -133,7 +142,7 @@ class Merge:
         for name in self._made:
             (self._root / name).unlink(missing_ok=True)
 
-    def _units(self, sealed: Sealed) -> Iterator[Unit]:
+    def _units(self, sealed: SealedJournal) -> Iterator[Unit]:
         reader = UnitReader(sealed.number, sealed.after, self._shapes)
         file = self._store.journal(sealed.number)
         return reader.units(file.frames(FIRST_FRAME, sealed.length))
@@ -259,13 +268,13 @@ class Merge:
 
     # ------------------------------------------------------------------------------- frames
 
-    def _frame(self) -> Draft:
+    def _frame(self) -> FrameBuilder:
         """The frame that is being filled."""
         if self._draft is not None and self._draft.body_length >= _FRAME_BYTES:
             self._finish_frame(last=False)
         if self._draft is None:
             journal = self._live()
-            self._draft = Draft(
+            self._draft = FrameBuilder(
                 self._root, journal.number, journal.tally.ordinal, journal.declared, self._settings
             )
         return self._draft

@@ -21,10 +21,12 @@ from changefeed.log.store import Store
 
 #: Exclusive lower bound of each table a feed reads.
 Bounds = Mapping[TableName, Stamp]
+#: Behind every timestamp.
+_NEVER: Stamp = (np.iinfo(np.int64).max, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunPart:
     """Rows ``[start, stop)`` of a run."""
 
     run: Run
@@ -40,12 +42,12 @@ class Part:
     def bytes(self) -> int:
         """Their share of the run's size."""
         m = self.run.measure
-        return m.bytes if self.rows == m.rows else m.bytes * self.rows // m.rows
+        return m.bytes * self.rows // m.rows
 
 
 def select(
     unit: Unit, bounds: Bounds, upto: Stamp, store: Store
-) -> Iterator[tuple[TableName, Part | Mark]]:
+) -> Iterator[tuple[TableName, RunPart | Mark]]:
     """Rows and marks of the tables above their bounds and at or below ``upto``.
 
     In log order within a table.
@@ -61,7 +63,7 @@ def select(
                 yield name, taken
 
 
-def _take(entry: Entry, after: Stamp, upto: Stamp, store: Store) -> Part | Mark | None:
+def _take(entry: Entry, after: Stamp, upto: Stamp, store: Store) -> RunPart | Mark | None:
     if not isinstance(entry, Run):
         return entry if after < stamp_of(entry.at) <= upto else None
     m = entry.measure
@@ -74,40 +76,44 @@ def _take(entry: Entry, after: Stamp, upto: Stamp, store: Store) -> Part | Mark 
             start = rows_upto(wall, logical, after)
         if m.last > upto:
             stop = rows_upto(wall, logical, upto)
-    return Part(entry, start, stop) if start < stop else None
+    return RunPart(entry, start, stop) if start < stop else None
 
 
-def last_fitting(parts: list[Part], max_rows: int, max_bytes: int, store: Store) -> Stamp:
-    """The last timestamp at which a slice of ``parts`` may end.
+def last_fitting(parts: list[RunPart], max_rows: int, max_bytes: int, store: Store) -> Stamp:
+    """The last timestamp at which a slice of ``parts``, which are too many, may end.
 
     Everything up to it fits the limits; or, when already the first transaction does not, it is
     the timestamp of that transaction alone.
     """
-    loaded: list[Part] = []
-    fence: Stamp | None = None
+    loaded: list[RunPart] = []
+    limit = _NEVER
     rows = size = 0
-    for part in sorted(parts, key=lambda p: p.run.measure.first):
+    for first, part in sorted(((_first(p, store), p) for p in parts), key=lambda found: found[0]):
         if rows > max_rows or size > max_bytes:
             # What is not loaded starts here: no end beyond it is proven to fit.
-            fence = part.run.measure.first
+            limit = first
             break
         loaded.append(part)
         rows += part.rows
         size += part.bytes
     wall, logical, weight = _columns(loaded, store)
     fitting = min(max_rows, int(np.searchsorted(np.cumsum(weight), max_bytes, side="right")))
-    limit = (int(wall[fitting]), int(logical[fitting])) if fitting < len(wall) else fence
-    if limit is None:
-        return int(wall[-1]), int(logical[-1])
-    if fence is not None:
-        limit = min(limit, fence)
+    if fitting < len(wall):
+        limit = min(limit, (int(wall[fitting]), int(logical[fitting])))
     count = rows_upto(wall, logical, (limit[0], limit[1] - 1))
     at = max(count - 1, 0)
     return int(wall[at]), int(logical[at])
 
 
+def _first(part: RunPart, store: Store) -> Stamp:
+    if not part.start:
+        return part.run.measure.first
+    wall, logical = stamps(store.stamps(part.run))
+    return int(wall[part.start]), int(logical[part.start])
+
+
 def _columns(
-    parts: list[Part], store: Store
+    parts: list[RunPart], store: Store
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
     """Timestamps and sizes of the rows, in the order of the timestamps."""
     columns: list[tuple[Any, Any, Any]] = []

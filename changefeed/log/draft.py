@@ -23,7 +23,7 @@ from changefeed.log.frame import (
     stamp_of,
 )
 from changefeed.log.journal import Frame, encode_frame, segment_name
-from changefeed.log.rows import Measure, Shape, Stamp, measure, pack
+from changefeed.log.rows import Measure, SchemaShape, Stamp, measure, pack
 from changefeed.log.segment import SegmentWriter, group_size
 from changefeed.log.settings import LogSettings
 
@@ -34,18 +34,18 @@ _FEW_COMMITS: Final = 16
 COMMIT_GROUP: Final = 65_536
 
 
-class Declared:
+class DeclaredSchemas:
     """The schemas a journal file has declared, and their numbers in it."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[tuple[TableName, int], tuple[int, Shape]] = {}
+        self._known: dict[tuple[TableName, int], tuple[int, SchemaShape]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, schema: TableSchema) -> tuple[int, Shape] | None:
+    def get(self, schema: TableSchema) -> tuple[int, SchemaShape] | None:
         """Number and shape of a schema declared before.
 
         Raises:
@@ -56,14 +56,14 @@ class Declared:
             raise ValueError(f"version {schema.version} of {schema.table} had another shape before")
         return found
 
-    def add(self, number: int, shape: Shape) -> None:
+    def add(self, number: int, shape: SchemaShape) -> None:
         """Remember a declaration."""
         self._known[shape.schema.table, shape.schema.version] = (number, shape)
 
     def replay(self, frame: Frame) -> None:
         """Remember what a frame of this file declares."""
         for number, version, text in frame.header.get("s", ()):
-            self.add(number, Shape(TableSchema.from_json(text, version)))
+            self.add(number, SchemaShape(TableSchema.from_json(text, version)))
 
     def cut(self, size: int) -> None:
         """Forget all but the first ``size`` declarations."""
@@ -71,16 +71,21 @@ class Declared:
             del self._known[key]
 
 
-class Draft:
+class FrameBuilder:
     """One frame in the making."""
 
     def __init__(
-        self, root: Path, number: int, ordinal: int, declared: Declared, settings: LogSettings
+        self,
+        root: Path,
+        number: int,
+        ordinal: int,
+        declared: DeclaredSchemas,
+        settings: LogSettings,
     ) -> None:
         self.rows = 0
         self.events = 0
         self.segments: list[tuple[str, int]] = []
-        self.new: list[tuple[int, Shape]] = []
+        self.new: list[tuple[int, SchemaShape]] = []
         self.first: Stamp | None = None
         self.last: Stamp | None = None
         #: By table: timestamp and sequence number that later rows must be above.
@@ -142,7 +147,7 @@ class Draft:
         return place
 
     def _write_segment(
-        self, number: int, shape: Shape, parts: list[pa.RecordBatch], measures: list[Measure]
+        self, number: int, shape: SchemaShape, parts: list[pa.RecordBatch], measures: list[Measure]
     ) -> None:
         writer = self.open_segment(shape)
         try:
@@ -153,7 +158,7 @@ class Draft:
             writer.discard()
             raise
 
-    def open_segment(self, shape: Shape) -> SegmentWriter:
+    def open_segment(self, shape: SchemaShape) -> SegmentWriter:
         """A new Parquet file that belongs to this journal."""
         writer = SegmentWriter(self._root, segment_name(self._number, self._ordinal), shape)
         self._ordinal += 1
@@ -191,11 +196,11 @@ class Draft:
             ["s", old, new, mark.at.wall, mark.at.logical, mark.seq, rewritten, side]
         )
 
-    def declare(self, schema: TableSchema) -> tuple[int, Shape]:
+    def declare(self, schema: TableSchema) -> tuple[int, SchemaShape]:
         """Number and shape of a schema, declared in this frame when it is new to the file."""
         known = self._declared.get(schema)
         if known is None:
-            known = (len(self._declared) + 1, Shape(schema))
+            known = (len(self._declared) + 1, SchemaShape(schema))
             self._declared.add(*known)
             self.new.append(known)
         return known
@@ -257,10 +262,10 @@ class Draft:
             (self._root / name).unlink(missing_ok=True)
 
 
-_ADDERS: Final[dict[type, Callable[[Draft, Any], None]]] = {
-    ChangeBatch: Draft._batch,
-    Truncate: Draft._truncate,
-    SchemaChange: Draft._schema_change,
+_ADDERS: Final[dict[type, Callable[[FrameBuilder, Any], None]]] = {
+    ChangeBatch: FrameBuilder._batch,
+    Truncate: FrameBuilder._truncate,
+    SchemaChange: FrameBuilder._schema_change,
 }
 
 

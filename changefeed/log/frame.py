@@ -38,7 +38,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import Frontier, Position, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.journal import Frame
-from changefeed.log.rows import Extent, Measure, Shape, Stamp
+from changefeed.log.rows import Extent, Measure, SchemaShape, Stamp
 
 COMMIT_SCHEMA: Final = pa.schema(
     [
@@ -68,7 +68,7 @@ class RowGroup:
 class Run:
     """Stored rows of one table and schema version, in log order."""
 
-    shape: Shape
+    shape: SchemaShape
     where: Extent | RowGroup
     measure: Measure
 
@@ -158,7 +158,7 @@ def decode_frontier(fields: list[Any]) -> Frontier:
 
 
 #: Schemas by (version, text), shared by all files a reader has open.
-ShapeCache = dict[tuple[int, str], Shape]
+ShapeCache = dict[tuple[int, str], SchemaShape]
 
 
 class UnitReader:
@@ -169,7 +169,7 @@ class UnitReader:
     def __init__(self, file: int, after: Stamp | None, cache: ShapeCache) -> None:
         self._file = file
         self._cache = cache
-        self._shapes: dict[int, Shape] = {}
+        self._shapes: dict[int, SchemaShape] = {}
         self._tables: dict[TableName, list[Entry]] = {}
         self._commits: list[CommitList | CommitExtent] = []
         #: Where the next unit begins; None until the first frame of a new log says it.
@@ -204,10 +204,10 @@ class UnitReader:
         self._tables, self._commits, self.after = {}, [], upto
         return unit
 
-    def _shape(self, version: int, text: str) -> Shape:
+    def _shape(self, version: int, text: str) -> SchemaShape:
         known = self._cache.get((version, text))
         if known is None:
-            known = Shape(TableSchema.from_json(text, version))
+            known = SchemaShape(TableSchema.from_json(text, version))
             self._cache[version, text] = known
         return known
 

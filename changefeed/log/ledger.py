@@ -7,7 +7,7 @@ sealed, merged or dropped: a few times an hour.
 ``HEAD`` (36 bytes, overwritten in place after each fsync of the journal) says how far the live
 journal is durable and complete. Readers look at nothing else while nothing happens, and
 see neither torn nor unsynced frames. It is a hint that may be old after a crash, never
-ahead: the writer publishes it anew when it opens the log.
+ahead: the writer publishes it again when it opens the log.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from changefeed.core import faults
+from changefeed.core.elapsed import ClockSample
 from changefeed.core.events import Frontier
 from changefeed.log.frame import decode_frontier, encode_frontier
 from changefeed.log.journal import damaged
@@ -44,13 +45,15 @@ def sync_directory(root: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedJournal:
     """A journal that will not change: the range it covers and the files it is made of.
 
     Attributes:
         length: end of its last frame.
         segments: Parquet files its frames name, with their sizes.
         level: 0 as written, n + 1 made by compaction of level n (1 for fresh journals).
+        since: the log's time (:class:`LogTime`) from which its age counts; None until upkeep has
+            seen it.
     """
 
     number: int
@@ -60,6 +63,7 @@ class Sealed:
     rows: int
     segments: tuple[tuple[str, int], ...] = ()
     level: int = 0
+    since: int | None = None
 
     @property
     def upto(self) -> Stamp:
@@ -73,8 +77,26 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
+class LogTime:
+    """The time that ages in a log are counted by: it goes on as time is measured, and does not
+    leap with the clocks of this machine or of the source.
+
+    Attributes:
+        at: ns; about the wall clock's, as long as nobody sets that.
+        read: what the machine's clocks said then.
+    """
+
+    at: int
+    read: ClockSample
+
+    def on(self, read: ClockSample) -> LogTime:
+        """The log's time when the clocks say ``read``."""
+        return LogTime(self.at + read.since(self.read), read)
+
+
+@dataclass(frozen=True, slots=True)
 class Garbage:
-    """A file that no new reader needs, since ``since`` (wall ns)."""
+    """A file that no new reader needs, since ``since`` (the log's time)."""
 
     name: str
     size: int
@@ -83,14 +105,18 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The state of a log directory. A change is a new object, written whole."""
+    """The state of a log directory. A change is a new object, written whole.
+
+    ``time`` is the log's as of some upkeep of late; None before the first.
+    """
 
     generation: int
     next: int
     live: int
     base: Frontier | None = None
-    sealed: tuple[Sealed, ...] = ()
+    sealed: tuple[SealedJournal, ...] = ()
     garbage: tuple[Garbage, ...] = field(default=())
+    time: LogTime | None = None
 
     def changed(self, **fields: Any) -> Ledger:
         """The next generation."""
@@ -119,10 +145,12 @@ class Ledger:
                         "length": s.length,
                         "rows": s.rows,
                         "segments": s.segments,
+                        "since": s.since,
                     }
                     for s in self.sealed
                 ],
                 "garbage": [[g.name, g.size, g.since] for g in self.garbage],
+                "time": _time_json(self.time),
             }
         )
 
@@ -144,13 +172,14 @@ class Ledger:
                 base=decode_frontier(data["base"]) if data["base"] else None,
                 sealed=tuple(_sealed(s) for s in data["sealed"]),
                 garbage=tuple(Garbage(*g) for g in data["garbage"]),
+                time=_time(data.get("time")),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(LEDGER_NAME, "not a ledger") from error
 
 
-def _sealed(data: dict[str, Any]) -> Sealed:
-    return Sealed(
+def _sealed(data: dict[str, Any]) -> SealedJournal:
+    return SealedJournal(
         number=data["number"],
         level=data["level"],
         after=(data["after"][0], data["after"][1]),
@@ -158,7 +187,22 @@ def _sealed(data: dict[str, Any]) -> Sealed:
         length=data["length"],
         rows=data["rows"],
         segments=tuple((name, size) for name, size in data["segments"]),
+        since=data.get("since"),
     )
+
+
+def _time_json(found: LogTime | None) -> list[Any] | None:
+    if found is None:
+        return None
+    return [found.at, found.read.boot, found.read.ticks, found.read.wall]
+
+
+def _time(data: list[Any] | None) -> LogTime | None:
+    """The inverse; ledgers of version 0.1 have none."""
+    if data is None:
+        return None
+    at, boot, ticks, wall = data
+    return LogTime(at, ClockSample(boot, ticks, wall))
 
 
 def read_ledger(root: Path) -> Ledger | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier
-from changefeed.log.draft import Declared, Draft
+from changefeed.log.draft import DeclaredSchemas, FrameBuilder
 from changefeed.log.frame import UnitReader, frame_extents, frame_segments
 from changefeed.log.journal import (
     FIRST_FRAME,
@@ -20,7 +20,7 @@ from changefeed.log.journal import (
     file_header,
     journal_name,
 )
-from changefeed.log.ledger import Sealed, sync_directory
+from changefeed.log.ledger import SealedJournal, sync_directory
 from changefeed.log.rows import Stamp, check
 
 #: Flushes data and the file's size, not its times; not every system has it.
@@ -49,12 +49,12 @@ class LiveJournal:
         self.frontier: Frontier | None = None
         #: Where a new log begins, if its first frame says so: a frontier without events.
         self.origin: Frontier | None = None
-        self.declared = Declared()
+        self.declared = DeclaredSchemas()
         self.segments: list[tuple[str, int]] = []
         self.tally = Tally()
         #: As of the last frame with a frontier.
         self.complete = Tally()
-        #: Wall ns when maintenance first saw events here.
+        #: The log's time when upkeep first saw events here.
         self.since: int | None = None
         self.sync = sync
         self._root = root
@@ -88,7 +88,7 @@ class LiveJournal:
         """A large transaction is only partly here."""
         return self.tally.end != self.complete.end
 
-    def append(self, draft: Draft, parts: list[bytes], frontier: Frontier | None) -> None:
+    def append(self, draft: FrameBuilder, parts: list[bytes], frontier: Frontier | None) -> None:
         """Write a frame and make it durable.
 
         Raises:
@@ -155,9 +155,9 @@ class LiveJournal:
         self.declared.cut(self.complete.declared)
         self.tally = self.complete
 
-    def seal(self, after: Stamp, frontier: Frontier) -> Sealed:
+    def seal(self, after: Stamp, frontier: Frontier) -> SealedJournal:
         """What the ledger says of this file once it is closed."""
-        return Sealed(
+        return SealedJournal(
             number=self.number,
             after=after,
             frontier=frontier,

@@ -15,7 +15,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
-from changefeed.log.cut import Part, last_fitting, select
+from changefeed.log.cut import RunPart, last_fitting, select
 from changefeed.log.frame import (
     Run,
     ShapeCache,
@@ -28,7 +28,7 @@ from changefeed.log.frame import (
 from changefeed.log.journal import FIRST_FRAME, damaged
 from changefeed.log.ledger import HEAD_NAME, HEAD_SIZE, Head, Ledger, read_ledger
 from changefeed.log.rows import Stamp
-from changefeed.log.slice import Assembly, Piece, Slice, load_parts
+from changefeed.log.slice import Assembly, LogPiece, Slice, load_parts
 from changefeed.log.store import Store
 
 T = TypeVar("T")
@@ -316,7 +316,7 @@ class LogReader:
                 break
             end = min(unit.upto, goal)
             taken = list(select(unit, bounds, end, self._store))
-            parts = [t for _, t in taken if isinstance(t, Part)]
+            parts = [t for _, t in taken if isinstance(t, RunPart)]
             more, larger = sum(p.rows for p in parts), sum(p.bytes for p in parts)
             if parts and (rows + more > max_rows or size + larger > max_bytes):
                 if rows:
@@ -330,7 +330,7 @@ class LogReader:
             rows, size, reached = rows + more, size + larger, end
         return goal
 
-    def find(self, piece: Piece) -> pa.Table:
+    def find(self, piece: LogPiece) -> pa.Table:
         """The rows of a piece whose file was merged into another since.
 
         Raises:
@@ -339,7 +339,7 @@ class LogReader:
         self.refresh()
         return self._retrying(lambda: self._find(piece))
 
-    def _find(self, piece: Piece) -> pa.Table:
+    def _find(self, piece: LogPiece) -> pa.Table:
         table, before = piece.schema.table, stamp_of(piece.first.previous())
         with self._lock:
             self._check_kept(before)
@@ -355,11 +355,11 @@ class LogReader:
             raise damaged(self.root.name, "rows are gone", table=table, rows=piece.rows)
         return rows
 
-    def _within(self, run: Run, piece: Piece) -> Part:
+    def _within(self, run: Run, piece: LogPiece) -> RunPart:
         seq = self._store.stamps(run).column("seq").to_numpy()
         start = int(seq.searchsorted(piece.first_seq, side="left"))
         stop = int(seq.searchsorted(piece.last_seq, side="right"))
-        return Part(run, start, stop)
+        return RunPart(run, start, stop)
 
     # ---------------------------------------------------------------------------- positions
 
@@ -404,7 +404,7 @@ class LogReader:
         self.close()
 
 
-def _overlaps(run: Run, piece: Piece) -> bool:
+def _overlaps(run: Run, piece: LogPiece) -> bool:
     m = run.measure
     return (
         run.schema.version == piece.schema.version

@@ -32,7 +32,7 @@ _SCAN_WITH_RE: Final = 4096
 _DIRTY = re.compile(rb'[\x00-\x1f"\\]')
 
 
-class Shape:
+class SchemaShape:
     """A schema with what is derived from it once: hashing a schema for a cache would cost more
     than a small append."""
 
@@ -99,7 +99,7 @@ class Measure:
     superseded: bool
 
 
-def measure(shape: Shape, rows: pa.RecordBatch) -> Measure:
+def measure(shape: SchemaShape, rows: pa.RecordBatch) -> Measure:
     """Look at a batch once, at append.
 
     Raises:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from changefeed.core import faults
 from changefeed.log.frame import RowGroup
 from changefeed.log.journal import damaged
-from changefeed.log.rows import Measure, Shape
+from changefeed.log.rows import Measure, SchemaShape
 from changefeed.log.settings import LogSettings
 
 
@@ -30,7 +30,7 @@ def group_size(rows: int, size: int, settings: LogSettings) -> int:
 class SegmentWriter:
     """Writes one segment row group by row group. Not complete until :meth:`close` returns."""
 
-    def __init__(self, root: Path, name: str, shape: Shape) -> None:
+    def __init__(self, root: Path, name: str, shape: SchemaShape) -> None:
         """Create the file.
 
         Raises:
@@ -81,7 +81,7 @@ class SegmentWriter:
         self._path.unlink(missing_ok=True)
 
 
-def read_group(root: Path, group: RowGroup, shape: Shape) -> pa.Table:
+def read_group(root: Path, group: RowGroup, shape: SchemaShape) -> pa.Table:
     """The rows of one row group.
 
     Raises:

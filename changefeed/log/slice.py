@@ -12,7 +12,7 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.log.cut import Part
+from changefeed.log.cut import RunPart
 from changefeed.log.frame import Mark, RowGroup
 from changefeed.log.settings import LogSettings
 from changefeed.log.store import Store
@@ -23,13 +23,13 @@ _LIMITS = LogSettings()
 class Finder(Protocol):
     """Finds the rows of a piece again after compaction has moved them."""
 
-    def find(self, piece: Piece) -> pa.Table:
+    def find(self, piece: LogPiece) -> pa.Table:
         """The rows of ``piece``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """Rows of one table and schema version: at most 128k rows and 64 MB.
 
     Rows in a Parquet segment have ``path`` and ``row_group``; any reader of Parquet finds them
@@ -60,7 +60,7 @@ class Piece:
     path: Path | None
     row_group: int | None
     whole: bool
-    _parts: tuple[Part, ...] = field(repr=False)
+    _parts: tuple[RunPart, ...] = field(repr=False)
     _store: Store = field(repr=False, compare=False)
     _finder: Finder = field(repr=False, compare=False)
 
@@ -76,7 +76,7 @@ class Piece:
             return self._finder.find(self)
 
 
-def load_parts(parts: Iterable[Part], store: Store) -> pa.Table:
+def load_parts(parts: Iterable[RunPart], store: Store) -> pa.Table:
     """The rows of parts of one shape, in one chunk; raises as :meth:`Store.rows`."""
     tables = [store.rows(p.run).slice(p.start, p.rows) for p in parts]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
@@ -93,12 +93,12 @@ class Slice:
     """
 
     upto: Timestamp
-    events: tuple[Piece | Mark, ...] = ()
+    events: tuple[LogPiece | Mark, ...] = ()
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[LogPiece]:
         """The rows."""
-        return [e for e in self.events if isinstance(e, Piece)]
+        return [e for e in self.events if isinstance(e, LogPiece)]
 
     @property
     def marks(self) -> list[Mark]:
@@ -123,28 +123,28 @@ class Assembly:
     def __init__(self, store: Store, finder: Finder) -> None:
         self._store = store
         self._finder = finder
-        self._tables: dict[TableName, list[Part | Mark]] = {}
+        self._tables: dict[TableName, list[RunPart | Mark]] = {}
 
-    def add(self, table: TableName, taken: Part | Mark) -> None:
+    def add(self, table: TableName, taken: RunPart | Mark) -> None:
         """Take the next part or mark of a table."""
         self._tables.setdefault(table, []).append(taken)
 
-    def events(self) -> Iterator[Piece | Mark]:
+    def events(self) -> Iterator[LogPiece | Mark]:
         """The pieces and marks, table by table."""
         for entries in self._tables.values():
-            held: list[Part] = []
+            held: list[RunPart] = []
             for entry in entries:
-                if held and not (isinstance(entry, Part) and _joins(held, entry)):
+                if held and not (isinstance(entry, RunPart) and _joins(held, entry)):
                     yield self._piece(held)
                     held = []
-                if isinstance(entry, Part):
+                if isinstance(entry, RunPart):
                     held.append(entry)
                 else:
                     yield entry
             if held:
                 yield self._piece(held)
 
-    def _piece(self, parts: list[Part]) -> Piece:
+    def _piece(self, parts: list[RunPart]) -> LogPiece:
         first, last = parts[0], parts[-1]
         shape = first.run.shape
         clean = first.run.measure.clean
@@ -153,7 +153,7 @@ class Assembly:
         where = first.run.where
         parquet = isinstance(where, RowGroup)
         start, end = self._edge(first, first.start), self._edge(last, last.stop - 1)
-        return Piece(
+        return LogPiece(
             schema=shape.schema,
             rows=sum(p.rows for p in parts),
             bytes=sum(p.bytes for p in parts),
@@ -171,7 +171,7 @@ class Assembly:
             _finder=self._finder,
         )
 
-    def _edge(self, part: Part, row: int) -> tuple[Timestamp, int]:
+    def _edge(self, part: RunPart, row: int) -> tuple[Timestamp, int]:
         """Timestamp and sequence number of one row; from the index where it has them."""
         m = part.run.measure
         if row == 0:
@@ -183,7 +183,7 @@ class Assembly:
         return Timestamp(wall, logical), seq
 
 
-def _joins(held: list[Part], part: Part) -> bool:
+def _joins(held: list[RunPart], part: RunPart) -> bool:
     """May this part be in one piece with those before it?"""
     run = held[0].run
     if isinstance(run.where, RowGroup) or isinstance(part.run.where, RowGroup):

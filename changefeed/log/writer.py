@@ -25,12 +25,14 @@ from typing import Any, Final
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
+from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
 from changefeed.log.compaction import Merge, plan
-from changefeed.log.draft import Draft
+from changefeed.log.draft import FrameBuilder
 from changefeed.log.frame import stamp_of
+from changefeed.log.growth import Growth
 from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
 from changefeed.log.ledger import (
     HEAD_NAME,
@@ -38,17 +40,21 @@ from changefeed.log.ledger import (
     Garbage,
     Head,
     Ledger,
-    Sealed,
+    LogTime,
+    SealedJournal,
     read_ledger,
     sync_directory,
     write_ledger,
 )
 from changefeed.log.live import LiveJournal
-from changefeed.log.retention import Upkeep, expendable, swept
+from changefeed.log.retention import Upkeep, dated, expendable, swept
 from changefeed.log.rows import Stamp
 from changefeed.log.settings import LogSettings
 
 LOCK_NAME: Final = "LOCK"
+
+#: How old the log's time in the ledger may become, ns. After a crash the rest is measured again.
+_SAVE_TIME: Final = 600 * 10**9
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -76,17 +82,21 @@ class LogWriter:
         self._upkeep_lock = threading.Lock()
         self._broken: str | None = None
         self._used = 0
+        self._growth = Growth()
+        self._appended = 0
         self._fences: dict[TableName, tuple[Stamp, int]] = {}
         root.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _lock(root)
         try:
             with self._writing():
                 self._ledger = read_ledger(root) or self._begin()
+                self._saved_time = self._ledger.time
                 self._live = self._recover_live()
                 self._remove_orphans()
                 self._head_fd = os.open(root / HEAD_NAME, os.O_RDWR | os.O_CREAT, 0o640)
                 self._next = self._ledger.next
                 self._count()
+                self._measure()
                 self._publish()
         except BaseException:
             os.close(self._lock_fd)
@@ -156,11 +166,14 @@ class LogWriter:
             self._append(flush)
             if flush.frontier is not None:
                 self._fences = {}
+                self._growth.reach(stamp_of(flush.frontier.at), self._appended)
                 self._publish()
 
     def _append(self, flush: Flush) -> None:
         live = self._live
-        draft = Draft(self.root, live.number, live.tally.ordinal, live.declared, self.settings)
+        draft = FrameBuilder(
+            self.root, live.number, live.tally.ordinal, live.declared, self.settings
+        )
         draft.fences.update(self._fences)
         try:
             for event in flush.events:
@@ -178,14 +191,16 @@ class LogWriter:
             draft.discard()
             raise
         live.after = live.after or after
-        self._used += sum(map(len, parts)) + sum(size for _, size in draft.segments)
+        size = sum(map(len, parts)) + sum(size for _, size in draft.segments)
+        self._used += size
+        self._appended += size
         self._fences = draft.fences
         try:
             faults.fault_point(faults.Point.LOG_APPEND_SYNCED)
         except OSError as error:
             raise self._break(error) from error
 
-    def _first_after(self, draft: Draft, frontier: Frontier | None) -> Stamp | None:
+    def _first_after(self, draft: FrameBuilder, frontier: Frontier | None) -> Stamp | None:
         """For the first frame of a new log: above which timestamp the log has everything."""
         if self._live.after is not None:
             return None
@@ -195,7 +210,7 @@ class LogWriter:
             raise ValueError("a flush without frontier must have events")
         return stamp_of(frontier.at)
 
-    def _check_order(self, draft: Draft, flush: Flush) -> None:
+    def _check_order(self, draft: FrameBuilder, flush: Flush) -> None:
         """Log order is timestamp order: everything that cuts and merges relies on it."""
         before = self.frontier
         if before is not None:
@@ -217,6 +232,7 @@ class LogWriter:
             self._check_usable()
             self._live.cut()
             self._fences = {}
+            self._appended = self._growth.total
             self._count()
 
     def _live_is_full(self) -> bool:
@@ -266,6 +282,7 @@ class LogWriter:
                 self._break(error)
             raise
         self._ledger = changed
+        self._saved_time = changed.time
         self._count()
 
     def _publish(self) -> None:
@@ -350,6 +367,20 @@ class LogWriter:
             + self._live.bytes
         )
 
+    def _measure(self) -> None:
+        """Find out what an earlier writer left: whole journals, for nobody noted more."""
+        for sealed in self._ledger.sealed:
+            self._appended += sealed.bytes
+            self._growth.reach(sealed.upto, self._appended)
+        self._appended += self._live.bytes
+        if self._live.frontier is not None:
+            self._growth.reach(stamp_of(self._live.frontier.at), self._appended)
+
+    def above(self, at: Timestamp) -> int:
+        """About how many bytes hold what is above ``at``, unfinished transactions left out."""
+        with self._lock:
+            return self._growth.above(stamp_of(at))
+
     # ------------------------------------------------------------------------------- upkeep
 
     @property
@@ -359,13 +390,13 @@ class LogWriter:
         first = ledger.sealed[0].after if ledger.sealed else self._live.after
         return Timestamp(*first) if first else Timestamp.MAX
 
-    def maintain(self, now: Timestamp, keep_from: Timestamp | None = None) -> Upkeep:
+    def maintain(self, read: ClockSample, keep_from: Timestamp | None = None) -> Upkeep:
         """Roll by age, drop old history, merge small files, remove replaced ones.
 
         Call it every few seconds to minutes, from any thread.
 
         Args:
-            now: wall time; ages are counted to it.
+            read: the machine's clocks now.
             keep_from: the least progress of all feeds that may go on; None when there is none.
                 History above it is kept past ``gc_ttl`` and past ``keep_bytes``, but not past
                 ``max_age``.
@@ -375,6 +406,7 @@ class LogWriter:
         """
         with self._upkeep_lock, self._writing():
             self._check_usable()
+            now = self._tell_time(read)
             try:
                 rolled = self._roll_if_due(now)
             except ChangefeedError as error:
@@ -385,7 +417,25 @@ class LogWriter:
             removed = self._sweep(now)
             merged = self._compact(now)
             removed += self._sweep(now)
+            self._save_time()
         return Upkeep(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
+
+    def _tell_time(self, read: ClockSample) -> int:
+        """The log's time; what was sealed since the last upkeep gets its date."""
+        with self._lock:
+            before = self._ledger.time
+            time = LogTime(read.wall, read) if before is None else before.on(read)
+            sealed = dated(self._ledger.sealed, last=before.at if before else None, now=time.at)
+            self._ledger = replace(self._ledger, sealed=sealed, time=time)
+            return time.at
+
+    def _save_time(self) -> None:
+        """Make the log's time durable where no other change of the ledger has done so for long."""
+        with self._lock:
+            saved, time = self._saved_time, self._ledger.time
+            if time is not None and (saved is None or time.at - saved.at >= _SAVE_TIME):
+                self._commit()
+                self._publish()
 
     def roll(self) -> bool:
         """Close the live journal now, if it holds a complete flush and no unfinished one."""
@@ -396,19 +446,19 @@ class LogWriter:
             self._roll()
             return True
 
-    def _roll_if_due(self, now: Timestamp) -> bool:
+    def _roll_if_due(self, now: int) -> bool:
         with self._lock:
             live = self._live
             if not live.complete.events:
                 return False
             if live.since is None:
-                live.since = now.wall
-            age = (now.wall - live.since) / 1e9
+                live.since = now
+            age = (now - live.since) / 1e9
             # Without room the live journal must become something retention can drop.
             due = age >= self.settings.roll_age or not self.room()
             return self.roll() if due else False
 
-    def _retain(self, now: Timestamp, keep_from: Timestamp | None) -> int:
+    def _retain(self, now: int, keep_from: Timestamp | None) -> int:
         """Drop the oldest journals; how many."""
         with self._lock:
             count = expendable(
@@ -427,6 +477,7 @@ class LogWriter:
                 sealed=kept,
                 garbage=(*self._ledger.garbage, *_garbage(gone, kept, since=0)),
             )
+            self._growth.forget(gone[-1].upto)
             self._publish()
             return count
 
@@ -440,7 +491,7 @@ class LogWriter:
             excess = max(excess, settings.roll_bytes, used // 10)
         return excess
 
-    def _compact(self, now: Timestamp) -> int:
+    def _compact(self, now: int) -> int:
         """Merge runs of neighbours until there are none to merge; how many went in."""
         merged = 0
         while run := plan(self._ledger.sealed, self.settings):
@@ -450,7 +501,7 @@ class LogWriter:
             merged += len(run)
         return merged
 
-    def _merge(self, run: tuple[Sealed, ...], now: Timestamp) -> None:
+    def _merge(self, run: tuple[SealedJournal, ...], now: int) -> None:
         faults.fault_point(faults.Point.LOG_COMPACT_BEGIN)
         merge = Merge(self.root, self._take_number(), run, self.settings)
         try:
@@ -460,7 +511,7 @@ class LogWriter:
                 at = self._ledger.sealed.index(run[0])
                 rest = self._ledger.sealed
                 sealed = (*rest[:at], made, *rest[at + len(run) :])
-                garbage = _garbage(run, sealed, since=now.wall)
+                garbage = _garbage(run, sealed, since=now)
                 self._commit(sealed=sealed, garbage=(*self._ledger.garbage, *garbage))
                 self._publish()
         except BaseException:
@@ -469,7 +520,7 @@ class LogWriter:
             raise
         faults.fault_point(faults.Point.LOG_COMPACT_DONE)
 
-    def _sweep(self, now: Timestamp) -> int:
+    def _sweep(self, now: int) -> int:
         """Remove files that nobody needs any more; how many bytes."""
         with self._lock:
             garbage = self._ledger.garbage
@@ -529,7 +580,7 @@ def _check_file(root: Path, name: str, length: int) -> None:
 
 
 def _garbage(
-    gone: tuple[Sealed, ...], kept: tuple[Sealed, ...], *, since: int
+    gone: tuple[SealedJournal, ...], kept: tuple[SealedJournal, ...], *, since: int
 ) -> tuple[Garbage, ...]:
     """The files of ``gone`` that none of ``kept`` uses."""
     used = {name for s in kept for name, _ in s.segments}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from changefeed.capture.source_runtime import CAPTURE_SECONDS, SourceKeeper
+from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog.model import Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow
 from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
-from changefeed.node.timings import LEASE_SECONDS, LOOP_SECONDS, PULSE_SECONDS
 from changefeed.plan.stages import FeedPlan
 from sinks.base import ClientSink
 from sinks.registry import open_sink
@@ -28,7 +26,7 @@ class SinklessFeeds:
         self,
         services: FeedServices,
         *,
-        keeper: Callable[[str], SourceKeeper],
+        source_runtime: Callable[[str], SourceRuntime],
         covered: Callable[[Job], bool],
         register: Callable[[Job, FeedRunner | None], None],
         wake: Callable[[], None],
@@ -38,7 +36,7 @@ class SinklessFeeds:
         """
         Args:
             services: what the feeds of the node share.
-            keeper: the source of a name.
+            source_runtime: the source of a name.
             covered: whether the source sends the tables of a job.
             register: shows the node's loop the runner of a job, or that it is over.
             wake: the node's loop looks at the jobs now.
@@ -47,7 +45,9 @@ class SinklessFeeds:
         """
         self._services = services
         self._catalog = services.catalog
-        self._keeper = keeper
+        self._clock = services.clock
+        self._timings = services.timings
+        self._source_runtime = source_runtime
         self._covered = covered
         self._register = register
         self._wake = wake
@@ -67,15 +67,15 @@ class SinklessFeeds:
         sink = cast("ClientSink", open_sink("sinkless://"))
         runner: FeedRunner | None = None
         try:
-            lease = self._catalog.acquire_lease(job.id, self._services.node_id, LEASE_SECONDS)
+            lease = self._catalog.acquire_lease(job.id, self._services.node_id, self._timings.lease)
             if lease is None:
                 raise ChangefeedError("CF6003", "another node took the feed")
             self._wake()
             self._await_source(job)
-            keeper = self._keeper(job.source)
-            if keeper.error is not None:
-                keeper.retry()
-            runner = FeedRunner(job, lease, self._services, keeper, sink)
+            source_runtime = self._source_runtime(job.source)
+            if source_runtime.error is not None:
+                source_runtime.retry()
+            runner = FeedRunner(job, lease, self._services, source_runtime, sink)
             # Before the loop sees it: a runner that is not alive gives its lease back.
             runner.start()
             self._register(job, runner)
@@ -103,21 +103,21 @@ class SinklessFeeds:
                 or tables.items() <= self._catalog.captured_table_ids(job.source).items()
             )
 
-        deadline = time.monotonic() + CAPTURE_SECONDS
+        deadline = self._clock.monotonic() + self._timings.begin
         while not ready():
             now = self._catalog.job(job.id)
             if now.status is Status.FAILED:
                 raise ChangefeedError(
                     now.error_code or "CF2003", now.error or now.reason, hint=now.hint or ""
                 )
-            if time.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
                     "CF2101",
                     f"capture from {job.source!r} did not begin",
                     detail=self._catalog.source_state(job.source).error
                     or "no node of this state took it up",
                 )
-            self._stopping.wait(LOOP_SECONDS / 2)
+            self._clock.wait(self._stopping, self._timings.node_loop / 2)
 
     def _delivered(self, sink: ClientSink, runner: FeedRunner) -> Iterator[ClientRow]:
         if not self._keeps_leases():
@@ -134,9 +134,9 @@ class SinklessFeeds:
             raise ChangefeedError("CF6004", f'the stream of "{job.name}" was cut off: {job.reason}')
 
     def _keep_lease(self, runner: FeedRunner) -> None:
-        while runner.is_alive() and not self._stopping.wait(PULSE_SECONDS):
+        while runner.is_alive() and not self._clock.wait(self._stopping, self._timings.pulse):
             try:
-                if not runner.renew_lease(LEASE_SECONDS):
+                if not runner.renew_lease(self._timings.lease):
                     runner.request_stop()
                     return
             except ChangefeedError as error:

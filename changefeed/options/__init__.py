@@ -14,10 +14,11 @@ from changefeed.core.shapes import (
     Envelope,
     Format,
 )
+from changefeed.options.cursor import DebeziumOffset
 from changefeed.options.masking import hide_masked, mask_statement
 from changefeed.options.options import (
+    OptionReader,
     Options,
-    Reading,
     SinkAbilities,
     alter_options,
     parse_add_options,
@@ -55,6 +56,7 @@ from changefeed.options.table import (
     KAFKA_SINK_CONFIG,
     KEY_COLUMN,
     KEY_IN_VALUE,
+    MAX_DISK,
     MAX_MEMORY,
     MIN_CHECKPOINT_FREQUENCY,
     MVCC_TIMESTAMP,
@@ -72,7 +74,10 @@ from changefeed.options.table import (
     SCHEMAS_ENABLE,
     SEQUENCE_COLUMN,
     TOPIC_IN_VALUE,
+    TRANSACTION_METADATA,
+    TRANSACTION_TOPIC,
     UNORDERED,
+    UNSENT_VALUES,
     UPDATED,
     Compression,
     ExistingTarget,
@@ -92,6 +97,7 @@ from changefeed.options.table import (
 from changefeed.options.types import parse_size
 
 __all__ = [
+    "DebeziumOffset",
     "AVRO_SCHEMA_PREFIX",
     "CONFLUENT_SCHEMA_REGISTRY",
     "alter_options",
@@ -133,6 +139,7 @@ __all__ = [
     "hide_masked",
     "mask_statement",
     "parse_size",
+    "MAX_DISK",
     "MAX_MEMORY",
     "MIN_CHECKPOINT_FREQUENCY",
     "MVCC_TIMESTAMP",
@@ -150,7 +157,7 @@ __all__ = [
     "parse_add_options",
     "parse_options",
     "PARTITION_BY",
-    "Reading",
+    "OptionReader",
     "redact_option",
     "REDACTED",
     "RELATIONS",
@@ -166,6 +173,9 @@ __all__ = [
     "SinkAbilities",
     "to_span",
     "TOPIC_IN_VALUE",
+    "TRANSACTION_METADATA",
+    "TRANSACTION_TOPIC",
     "UNORDERED",
+    "UNSENT_VALUES",
     "UPDATED",
 ]

@@ -60,7 +60,7 @@ def mask_statement(text: str) -> str:
 
     Takes time in proportion to the length of the text.
     """
-    return _Masking(text).run()
+    return _Masker(text).run()
 
 
 def hide_masked(error: ChangefeedError, text: str, shown: str) -> ChangefeedError:
@@ -87,7 +87,7 @@ def _without(message: str, word: str) -> str:
     return pattern.sub("a value that is not shown", message)
 
 
-class _Masking:
+class _Masker:
     """One pass over a statement, piece by piece."""
 
     def __init__(self, text: str) -> None:

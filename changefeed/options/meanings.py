@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from changefeed.core.formats import TRAITS
+
 #: Option -> value -> what it means.
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "envelope": {
@@ -17,13 +19,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "diff": "wrapped, with the row before the change",
         "none": "the same as row",
     },
-    "format": {
-        "json": "JSON, exact to the digit",
-        "avro": "Avro, with a schema registry or in files",
-        "protobuf": "a protobuf message type for each table",
-        "csv": "rows only, of an initial scan",
-        "parquet": "columnar files",
-    },
+    "format": {str(name): traits.meaning for name, traits in TRAITS.items()},
     "initial_scan": {
         "yes": "the rows that are there first, then changes",
         "no": "changes only",

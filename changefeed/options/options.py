@@ -6,11 +6,12 @@ relations in :mod:`changefeed.options.relations`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
-from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Span, raise_all
+from changefeed.core.formats import TRAITS
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.options.masking import mask_statement
 from changefeed.options.relations import RELATIONS
@@ -41,7 +42,7 @@ from changefeed.options.table import (
     SchemaChangePolicy,
     redact_option,
 )
-from changefeed.options.types import Moment, OptionType, Takes, shown_moment
+from changefeed.options.types import OptionType, Takes
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -119,11 +120,15 @@ class Options(Mapping[str, Any]):
                 values[INITIAL_SCAN.name] = InitialScan.NO
             if INITIAL_SCAN_ONLY.name in raw:
                 values[INITIAL_SCAN.name] = InitialScan.ONLY
-        has_place = values[ENVELOPE.name] in (
-            Envelope.WRAPPED,
-            Envelope.BARE,
-            Envelope.ENRICHED,
-        ) and values[FORMAT.name] in (Format.JSON, Format.AVRO, Format.PROTOBUF)
+        has_place = (
+            values[ENVELOPE.name]
+            in (
+                Envelope.WRAPPED,
+                Envelope.BARE,
+                Envelope.ENRICHED,
+            )
+            and not TRAITS[Format(str(values[FORMAT.name]))].row_alone
+        )
         if abilities is not None and abilities.key_in_value and has_place:
             values[KEY_IN_VALUE.name] = True
         if abilities is not None and abilities.topic_in_value and has_place:
@@ -179,7 +184,7 @@ class Options(Mapping[str, Any]):
         Raises:
             ChangefeedError: CF1203 or CF1204, for a table that another version wrote.
         """
-        reading = Reading(SystemClock(), "", sink=abilities, stored=True)
+        reading = OptionReader(SystemClock(), "", sink=abilities, stored=True)
         for name, text in stored.items():
             if abilities is None and name not in OPTIONS:
                 reading.raw[name] = reading.values[name] = text
@@ -202,8 +207,8 @@ class Options(Mapping[str, Any]):
 
 def _shown(name: str, text: str) -> str:
     row = OPTIONS.get(name)
-    if row is not None and isinstance(row.type, Moment) and text:
-        return shown_moment(text)
+    if row is not None and text and not row.secret:
+        text = row.type.shown(text)
     return redact_option(name, text)
 
 
@@ -230,7 +235,7 @@ _NOTES = (_rare_checkpoints, _events_without_policy)
 Takers = Callable[[Feature], Sequence[str]]
 
 
-class Reading:
+class OptionReader:
     """Names and texts become typed values; problems are collected, not raised."""
 
     def __init__(
@@ -242,8 +247,10 @@ class Reading:
         sink: SinkAbilities | None = None,
         takers: Takers | None = None,
         stored: bool = False,
+        beside: Collection[str] = (),
     ) -> None:
         self.clock = clock
+        self.beside = beside
         self.sink = sink
         self.rows = _known(sink)
         self.takers = takers
@@ -297,8 +304,7 @@ class Reading:
         if row.type.takes is Takes.VALUE and not text.strip():
             self.problem("CF1204", f'option "{name}" requires a value', span)
             return
-        past = self.stored and isinstance(row.type, Moment)
-        reader: OptionType[object] = Moment() if past else row.type
+        reader: OptionType[object] = row.type.again() if self.stored else row.type
         try:
             typed = reader.read(name, text, self.clock)
         except ValueError as error:
@@ -308,7 +314,8 @@ class Reading:
         self.raw[name] = row.type.stored(text, typed)
 
     def suggest(self, name: str) -> str:
-        near = did_you_mean(name, rows_of(self.sink)) or did_you_mean(name, self.rows)
+        fitting = [*rows_of(self.sink), *self.beside]
+        near = did_you_mean(name, fitting) or did_you_mean(name, self.rows)
         sink = f" of a {self.scheme} sink" if self.scheme else ""
         listed = f"\\h CREATE CHANGEFEED lists the options{sink}."
         return f'did you mean "{near}"? {listed}' if near else listed
@@ -331,6 +338,7 @@ def parse_options(
     takers: Takers | None = None,
     text: str = "",
     clock: Clock | None = None,
+    beside: Collection[str] = (),
 ) -> Options:
     """Check the options of a statement and type them.
 
@@ -341,18 +349,26 @@ def parse_options(
         takers: the schemes of the sinks with a feature, for the errors.
         text: the statement, for the errors.
         clock: what intervals count from.
+        beside: options that stood in the same list and are read elsewhere, to suggest them.
 
     Raises:
         ChangefeedError: every problem at once: CF1203 unknown, CF1204 value, CF1205 relations,
             CF1206 the sink cannot.
     """
-    reading = Reading(clock or SystemClock(), text, scheme=scheme, sink=capabilities, takers=takers)
+    reading = OptionReader(
+        clock or SystemClock(),
+        text,
+        scheme=scheme,
+        sink=capabilities,
+        takers=takers,
+        beside=beside,
+    )
     for node in options:
         reading.take_node(node)
     return _finish(reading)
 
 
-def _finish(reading: Reading) -> Options:
+def _finish(reading: OptionReader) -> Options:
     result = Options(reading.raw, reading.values, reading.sink)
     _check_sink(result, reading, reading.sink)
     _check_relations(result, reading)
@@ -366,7 +382,7 @@ def _place(problem: ChangefeedError) -> int:
     return problem.span.start if problem.span else -1
 
 
-def _check_sink(options: Options, reading: Reading, sink: SinkAbilities | None) -> None:
+def _check_sink(options: Options, reading: OptionReader, sink: SinkAbilities | None) -> None:
     if sink is None:
         return
     for name in reading.raw:
@@ -401,7 +417,7 @@ def _check_sink(options: Options, reading: Reading, sink: SinkAbilities | None) 
 
 
 def _refuse(
-    reading: Reading,
+    reading: OptionReader,
     name: str,
     what: str,
     feature: Feature | None = None,
@@ -423,7 +439,7 @@ _IMPLIED_BY = {
 }
 
 
-def _check_relations(options: Options, reading: Reading) -> None:
+def _check_relations(options: Options, reading: OptionReader) -> None:
     for relation in RELATIONS:
         if not relation.broken(options):
             continue
@@ -436,12 +452,13 @@ def _check_relations(options: Options, reading: Reading) -> None:
         reading.problem("CF1205", message, span, detail=relation.because)
 
 
-def _check_times(options: Options, reading: Reading) -> None:
+def _check_times(options: Options, reading: OptionReader) -> None:
     """CockroachDB compares with the statement's time: the cursor, or now without one."""
     end = options[END_TIME]
     if end is None or END_TIME.name not in reading.spans:
         return
-    start = options[CURSOR] or reading.clock.now()
+    cursor = options[CURSOR]
+    start = cursor if isinstance(cursor, Timestamp) else reading.clock.now()
     if end < start:
         reading.problem(
             "CF1205",
@@ -450,7 +467,7 @@ def _check_times(options: Options, reading: Reading) -> None:
         )
 
 
-def _check_compression(options: Options, reading: Reading) -> None:
+def _check_compression(options: Options, reading: OptionReader) -> None:
     if COMPRESSION.name in options.given and options[KAFKA_SINK_CONFIG].compression:
         reading.problem(
             "CF1205",
@@ -480,7 +497,9 @@ def alter_options(
         ChangefeedError: CF1205 for an option that ALTER may not change, else as
             :func:`parse_options`.
     """
-    reading = Reading(clock or SystemClock(), text, scheme=scheme, sink=capabilities, takers=takers)
+    reading = OptionReader(
+        clock or SystemClock(), text, scheme=scheme, sink=capabilities, takers=takers
+    )
     for node in changes:
         if _may_alter(node.name, node.span, "alter", reading):
             reading.take_node(node)
@@ -499,7 +518,7 @@ def alter_options(
     return _finish(reading)
 
 
-def _may_alter(name: str, span: nodes.Span | None, verb: str, reading: Reading) -> bool:
+def _may_alter(name: str, span: nodes.Span | None, verb: str, reading: OptionReader) -> bool:
     row = reading.rows.get(name)
     if name == "sink":
         hint = "a feed keeps a sink: ALTER CHANGEFEED ... INTO 'uri' moves it"
@@ -525,7 +544,7 @@ def parse_add_options(options: Sequence[nodes.Option], *, text: str = "") -> Ini
         ChangefeedError: another option, or a wrong value.
     """
     allowed = {INITIAL_SCAN.name, NO_INITIAL_SCAN.name, INITIAL_SCAN_ONLY.name}
-    reading = Reading(SystemClock(), text)
+    reading = OptionReader(SystemClock(), text)
     for node in options:
         if node.name in OPTIONS and node.name not in allowed:
             hint = "ADD takes initial_scan only; SET changes the feed's options"

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.formats import TRAITS, formats_with
+from changefeed.core.shapes import Deletes, Envelope, Unsent
 from changefeed.options.table import (
     AVRO_SCHEMA_PREFIX,
     CONFLUENT_SCHEMA_REGISTRY,
     DELETES,
+    DELIVERY,
     DIFF,
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
     END_TIME,
@@ -26,8 +28,12 @@ from changefeed.options.table import (
     RESOLVED,
     SCHEMAS_ENABLE,
     TOPIC_IN_VALUE,
+    TRANSACTION_METADATA,
+    TRANSACTION_TOPIC,
     UNORDERED,
+    UNSENT_VALUES,
     UPDATED,
+    Guarantee,
     InitialScan,
     OptionRow,
 )
@@ -134,6 +140,8 @@ def ONLY_WITH(
 _W, _R, _B, _E = Envelope.WRAPPED, Envelope.ROW, Envelope.BARE, Envelope.ENRICHED
 _C, _D = Envelope.CHANGED, Envelope.DEBEZIUM
 _NO_PLACE = "the other envelopes have no place for it"
+_TEXT = formats_with(lambda traits: traits.text)
+_SCHEMAS = formats_with(lambda traits: traits.schemas)
 _ONE_SCAN = "a scan alone has one timestamp and no changes"
 
 REQUIRES(
@@ -169,10 +177,10 @@ ONLY_WITH(UPDATED, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to h
 ONLY_WITH(MVCC_TIMESTAMP, ENVELOPE, _W, _R, _B, _E, _C, because="there is no value to hold it")
 ONLY_WITH(ENRICHED_PROPERTIES, ENVELOPE, _E, because=_NO_PLACE)
 ONLY_WITH(SCHEMAS_ENABLE, ENVELOPE, _D, because="the other envelopes are not Kafka Connect's")
-ONLY_WITH(SCHEMAS_ENABLE, FORMAT, Format.JSON, because="the registry has the schemas of the others")
+ONLY_WITH(SCHEMAS_ENABLE, FORMAT, *_TEXT, because="the registry has the schemas of the others")
 EXCLUDES(
     Term(ENVELOPE, (_D,)),
-    Term(FORMAT, (Format.PROTOBUF, Format.PARQUET, Format.CSV)),
+    Term(FORMAT, formats_with(lambda traits: not traits.debezium)),
     message="{first} is incompatible with {second}",
     because="Debezium's messages are written as JSON or Avro",
 )
@@ -184,55 +192,84 @@ EXCLUDES(
 ONLY_WITH(
     ENCODE_JSON_VALUE_NULL_AS_OBJECT,
     FORMAT,
-    Format.JSON,
+    *_TEXT,
     because="the other formats hold json as text",
 )
+for _never, _because in dict.fromkeys((TRAITS[f].never, TRAITS[f].because) for f in _SCHEMAS):
+    EXCLUDES(
+        Term(FORMAT, tuple(f for f in _SCHEMAS if TRAITS[f].never == _never)),
+        Term(ENVELOPE, _never),
+        message="{first} is incompatible with {second}",
+        because=_because,
+    )
+ONLY_WITH(
+    TRANSACTION_METADATA,
+    ENVELOPE,
+    *(_W, _R, _B, _E, _C, _D),
+    message="{first} is incompatible with envelope=key_only",
+    because="there is no value to hold it",
+)
+ONLY_WITH(
+    TRANSACTION_METADATA,
+    FORMAT,
+    *_TEXT,
+    because="the schemas of the other formats have no place for it",
+)
 EXCLUDES(
-    Term(FORMAT, (Format.AVRO, Format.PROTOBUF)),
-    Term(ENVELOPE, (Envelope.CHANGED,)),
+    Term(INITIAL_SCAN, (InitialScan.ONLY,)),
+    TRANSACTION_METADATA,
+    because="a scan alone is of no transaction",
+)
+EXCLUDES(
+    TRANSACTION_METADATA,
+    Term(DELIVERY, (Guarantee.EXACTLY_ONCE,)),
     message="{first} is incompatible with {second}",
+    because="the progress that the target keeps is that of tables, and the begin and the end of a "
+    "transaction are of none",
+)
+REQUIRES(TRANSACTION_TOPIC, TRANSACTION_METADATA, because="nothing else is sent to that topic")
+_OMIT = Term(UNSENT_VALUES, (Unsent.OMIT,))
+ONLY_WITH(
+    _OMIT,
+    FORMAT,
+    *_TEXT,
     because="a record has all its fields: one left out could not be told from NULL",
+)
+EXCLUDES(
+    _OMIT,
+    Term(ENVELOPE, (_D,)),
+    message="{first} is incompatible with {second}",
+    because="Debezium's messages have all columns, and a placeholder of their own",
 )
 _NO_SCHEMA = "the other formats have no schema"
 for _schemas in (CONFLUENT_SCHEMA_REGISTRY, AVRO_SCHEMA_PREFIX):
     ONLY_WITH(
         _schemas,
         FORMAT,
-        Format.AVRO,
-        Format.PROTOBUF,
-        message="{first} is only usable with format=avro or format=protobuf",
+        *_SCHEMAS,
+        message="{first} is only usable with " + " or ".join(f"format={f}" for f in _SCHEMAS),
         because=_NO_SCHEMA,
     )
-EXCLUDES(
-    Term(FORMAT, (Format.PARQUET,)),
-    Term(ENVELOPE, (Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),
-    message="{first} is incompatible with {second}",
-    because="a row of a Parquet file is the row with columns of our own beside it",
-)
-for _other in (KEY_IN_VALUE, TOPIC_IN_VALUE):
+for _format in formats_with(lambda traits: traits.row_alone):
+    _traits = TRAITS[_format]
+    if _traits.line:
+        ONLY_WITH(
+            Term(FORMAT, (_format,)),
+            INITIAL_SCAN,
+            InitialScan.ONLY,
+            message=f"format={_format} is only usable with initial_scan_only",
+            because=f"a line of {_format} cannot say that a row was changed or deleted",
+        )
     EXCLUDES(
-        Term(FORMAT, (Format.PARQUET,)),
-        _other,
+        Term(FORMAT, (_format,)),
+        Term(ENVELOPE, _traits.never),
         message="{first} is incompatible with {second}",
-        because="the key's columns are in the row, and a file is of one topic",
+        because=_traits.because,
     )
-ONLY_WITH(
-    Term(FORMAT, (Format.CSV,)),
-    INITIAL_SCAN,
-    InitialScan.ONLY,
-    message="format=csv is only usable with initial_scan_only",
-    because="a line of csv cannot say that a row was changed or deleted",
-)
-EXCLUDES(
-    Term(FORMAT, (Format.CSV,)),
-    Term(ENVELOPE, (Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED)),
-    message="{first} is incompatible with {second}",
-    because="a line of csv is the row and nothing else",
-)
-for _other in (KEY_IN_VALUE, TOPIC_IN_VALUE):
-    EXCLUDES(
-        Term(FORMAT, (Format.CSV,)),
-        _other,
-        message="{first} is incompatible with {second}",
-        because="a line of csv is the row and nothing else",
-    )
+    for _other in (KEY_IN_VALUE, TOPIC_IN_VALUE):
+        EXCLUDES(
+            Term(FORMAT, (_format,)),
+            _other,
+            message="{first} is incompatible with {second}",
+            because=_traits.row_alone,
+        )

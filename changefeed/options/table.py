@@ -15,8 +15,9 @@ from changefeed.core import uri
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.secret_names import is_secret
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
 from changefeed.options import sink_config
+from changefeed.options.cursor import Cursor, DebeziumOffset
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
 from changefeed.options.types import (
     FOREVER,
@@ -104,6 +105,7 @@ class Feature(StrEnum):
 
     SCHEMA_REGISTRY = "a schema registry"
     MESSAGE_HEADERS = "headers of messages"
+    TRANSACTIONS = "messages of transactions"
     EXTRA_HEADERS = "headers that all messages or requests get"
     KAFKA_PRODUCER = "a Kafka producer"
     WEBHOOK_REQUESTS = "requests to a webhook"
@@ -339,6 +341,38 @@ SCHEMAS_ENABLE = option(
     "JsonConverter writes it.",
     example="schemas_enable",
 )
+TRANSACTION_METADATA = option(
+    "transaction_metadata",
+    Flag(),
+    False,
+    group="Message",
+    summary="Every message of a change says which transaction made it and its place there, and the "
+    "begin and the end of each transaction are messages of a topic of their own.",
+    example="transaction_metadata",
+    feature=Feature.TRANSACTIONS,
+)
+TRANSACTION_TOPIC = option(
+    "transaction_topic",
+    Text(),
+    "transaction",
+    group="Message",
+    summary="The topic that gets the begin and the end of transactions; topic_prefix stands before "
+    "it.",
+    example="transaction_topic = 'shop_transactions'",
+    shown="transaction",
+    feature=Feature.TRANSACTIONS,
+)
+UNSENT_VALUES = option(
+    "unsent_values",
+    Choice(Unsent),
+    Unsent.MARK,
+    group="Message",
+    summary="What a message has in the place of a large value that an update did not touch and "
+    "that the source did not send: with mark a placeholder, with omit nothing (its member is left "
+    "out); fail stops the table.",
+    example="unsent_values = 'omit'",
+    shown="mark",
+)
 ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
     "encode_json_value_null_as_object",
     Flag(),
@@ -423,11 +457,12 @@ MIN_CHECKPOINT_FREQUENCY = option(
 )
 CURSOR = option(
     "cursor",
-    Moment(past=True),
-    cast("Timestamp | None", None),
+    Cursor(),
+    cast("Timestamp | DebeziumOffset | None", None),
     group="Time and scan",
     summary="Starts after this instant, without an initial scan: an HLC timestamp, ns since 1970, "
-    "a date and time, or a negative interval.",
+    "a date and time, or a negative interval; or, with debezium:{..}, where the connector with "
+    "this offset stopped.",
     example="cursor = '-10m'",
     shown="now",
     alterable=False,
@@ -718,6 +753,17 @@ MAX_MEMORY = option(
     group="Sink and resources",
     summary="The most memory the feed's buffers take.",
     example="max_memory = '256MiB'",
+    shown="the node's budget",
+)
+MAX_DISK = option(
+    "max_disk",
+    Size(),
+    cast("int | None", None),
+    group="Sink and resources",
+    summary="The most change log that the feed may have left to deliver. Beyond it nothing is read "
+    "from the source, for any feed, until this one has delivered half of it. It does not apply "
+    "while the feed scans.",
+    example="max_disk = '20GiB'",
     shown="the node's budget",
 )
 

@@ -10,11 +10,11 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from fractions import Fraction
 from math import inf
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, Self, TypeVar
 
 from changefeed.core.clock import Clock, Timestamp
 
@@ -102,6 +102,14 @@ class OptionType(Protocol[T_co]):
 
     def stored(self, text: str, value: object) -> str:
         """What the job table keeps: ``text`` unless its meaning depends on now."""
+        ...
+
+    def again(self) -> OptionType[T_co]:
+        """Reads what the job table keeps."""
+        ...
+
+    def shown(self, text: str) -> str:
+        """What the job table keeps, for people."""
         ...
 
 
@@ -201,15 +209,21 @@ def _problem(name: str, error: ValueError) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class _AsWritten:
+class _Verbatim:
     """What the job table keeps is what the user wrote."""
 
     def stored(self, text: str, value: object) -> str:
         return text
 
+    def again(self) -> Self:
+        return self
+
+    def shown(self, text: str) -> str:
+        return text
+
 
 @dataclass(frozen=True, slots=True)
-class Flag(_AsWritten):
+class Flag(_Verbatim):
     """The name alone."""
 
     kind: str = "flag"
@@ -221,7 +235,7 @@ class Flag(_AsWritten):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_AsWritten):
+class Text(_Verbatim):
     """Any text, up to ``limit`` bytes of UTF-8."""
 
     kind: str = "string"
@@ -236,7 +250,7 @@ class Text(_AsWritten):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(_AsWritten, Generic[E]):
+class Choice(_Verbatim, Generic[E]):
     """One of the members of ``enum``, or another spelling of one; case does not matter."""
 
     enum: type[E]
@@ -276,7 +290,7 @@ def one_of(values: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Some(_AsWritten):
+class Some(_Verbatim):
     """A comma-separated set of words out of ``values``."""
 
     values: tuple[str, ...]
@@ -292,7 +306,7 @@ class Some(_AsWritten):
 
 
 @dataclass(frozen=True, slots=True)
-class Duration(_AsWritten):
+class Duration(_Verbatim):
     """Seconds. ``empty`` is what the name alone means, ``words`` are values with a name."""
 
     zero: bool = False
@@ -333,7 +347,7 @@ FOREVER = ("forever", inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Size(_AsWritten):
+class Size(_Verbatim):
     """Bytes, more than none."""
 
     kind: str = "size"
@@ -373,9 +387,17 @@ class Moment:
         """The instant itself: an interval would mean another one tomorrow."""
         return str(value)
 
+    def again(self) -> Moment:
+        """A clock that was set back makes no instant invalid that was taken."""
+        return replace(self, past=False)
+
+    def shown(self, text: str) -> str:
+        """See :class:`OptionType`."""
+        return shown_moment(text)
+
 
 @dataclass(frozen=True, slots=True)
-class Json(_AsWritten, Generic[T]):
+class Json(_Verbatim, Generic[T]):
     """A JSON object that ``build`` checks and types."""
 
     build: Callable[[Mapping[str, object]], T]

@@ -28,7 +28,7 @@ from changefeed.options import (
     to_span,
 )
 from changefeed.plan.build import (
-    Surroundings,
+    PlanContext,
     check_range,
     check_table,
     definite,
@@ -41,10 +41,10 @@ from changefeed.plan.build import (
     table_notices,
     table_stages,
 )
-from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink, job_options
+from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import clashes, topics_of
-from changefeed.plan.targets import Found, matching, parse_targets, target_text
+from changefeed.plan.targets import ResolvedTarget, matching, parse_targets, target_text
 from changefeed.sources.base import Source, Watch
 from grammar import nodes
 from sinks import registry
@@ -71,7 +71,7 @@ class AlterPlan:
     notices: tuple[str, ...] = ()
 
 
-def plan_alter(statement: nodes.AlterChangefeed, job: Job, around: Surroundings) -> AlterPlan:
+def plan_alter(statement: nodes.AlterChangefeed, job: Job, around: PlanContext) -> AlterPlan:
     """The plan of a statement; changes nothing.
 
     Raises:
@@ -92,7 +92,7 @@ def plan_alter(statement: nodes.AlterChangefeed, job: Job, around: Surroundings)
 class _Alteration:
     """The feed as it changes, action by action."""
 
-    def __init__(self, statement: nodes.AlterChangefeed, job: Job, around: Surroundings) -> None:
+    def __init__(self, statement: nodes.AlterChangefeed, job: Job, around: PlanContext) -> None:
         self.statement = statement
         self.job = job
         self.around = around
@@ -185,7 +185,7 @@ class _Alteration:
 
     # -- sink and options -----------------------------------------------------------------
 
-    def _sink(self, old: Sinking) -> Sinking:
+    def _sink(self, old: ResolvedSink) -> ResolvedSink:
         sink = old
         for action in self.statement.actions:
             if isinstance(action, nodes.AlterInto):
@@ -201,7 +201,7 @@ class _Alteration:
                     )
         return sink
 
-    def _options(self, current: Options, sink: Sinking) -> Options | None:
+    def _options(self, current: Options, sink: ResolvedSink) -> Options | None:
         sets = [
             o for a in self.statement.actions if isinstance(a, nodes.AlterSet) for o in a.options
         ]
@@ -223,7 +223,7 @@ class _Alteration:
             self.problems.append(error)
             return None
 
-    def _topics(self, sink: Sinking, options: Options) -> dict[TableName, str]:
+    def _topics(self, sink: ResolvedSink, options: Options) -> dict[TableName, str]:
         """Topics of the tables that stay, for a sink URI with other prefixes."""
         named = {
             target.name.parts[-2:]: target.topic
@@ -234,7 +234,7 @@ class _Alteration:
         new = topics_of(wanted, sink, options, self.source.database)
         return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
 
-    def _check_moved(self, sink: Sinking, options: Options) -> None:
+    def _check_moved(self, sink: ResolvedSink, options: Options) -> None:
         """The tables that stay get targets of their own at the new place."""
         new = self._topics(sink, options)
         topics = {t: new.get(t, progress.topic) for t, progress in self.tables.items()}
@@ -253,7 +253,7 @@ class _Alteration:
 
     # -- tables ---------------------------------------------------------------------------
 
-    def _change_tables(self, sink: Sinking, options: Options) -> None:
+    def _change_tables(self, sink: ResolvedSink, options: Options) -> None:
         for action in self.statement.actions:
             if isinstance(action, nodes.AlterAdd):
                 self._add(action, sink, options)
@@ -261,7 +261,7 @@ class _Alteration:
                 for target in action.targets:
                     self._drop(target)
 
-    def _add(self, action: nodes.AlterAdd, sink: Sinking, options: Options) -> None:
+    def _add(self, action: nodes.AlterAdd, sink: ResolvedSink, options: Options) -> None:
         scan = parse_add_options(action.options, text=self.around.text)
         if scan is InitialScan.ONLY and options[INITIAL_SCAN] is not InitialScan.ONLY:
             self._problem(
@@ -273,7 +273,7 @@ class _Alteration:
             return
         found, problems = find_tables(action.targets, self.source, diff=options.needs_before)
         self.problems += problems
-        fresh: list[Found] = []
+        fresh: list[ResolvedTarget] = []
         for place in found:
             if place.schema.table in self.tables:
                 if not place.joined:
@@ -305,7 +305,7 @@ class _Alteration:
     def _check_targets(
         self,
         added: Sequence[TableStage],
-        sink: Sinking,
+        sink: ResolvedSink,
         options: Options,
         spans: Mapping[TableName, nodes.Span | None],
     ) -> None:
@@ -320,7 +320,7 @@ class _Alteration:
             problem.span = to_span(spans.get(table))
             self.problems.append(problem)
 
-    def _check_source(self, fresh: Sequence[Found], *, diff: bool) -> None:
+    def _check_source(self, fresh: Sequence[ResolvedTarget], *, diff: bool) -> None:
         watches = [
             Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
             for f in fresh
@@ -463,7 +463,7 @@ class _Alteration:
             return 0
         return present if present != known.table_id else 0
 
-    def _rescan_notices(self, sink: Sinking) -> list[str]:
+    def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
         """What a consumer of messages cannot be told."""
         if not self.rescans or not registry.appends(sink.scheme):
             return []

@@ -17,15 +17,20 @@ from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.core.shapes import Envelope
 from changefeed.core.uri import sink_location
-from changefeed.encoding.compile import NOWHERE, origin_of, source_members, table_messages
+from changefeed.encoding.compile import (
+    NOWHERE,
+    names_origin,
+    origin_of,
+    source_members,
+    table_messages,
+)
 from changefeed.options import (
     CURSOR,
-    ENVELOPE,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
     KEY_COLUMN,
+    DebeziumOffset,
     InitialScan,
     Options,
     parse_options,
@@ -33,11 +38,11 @@ from changefeed.options import (
 )
 from changefeed.plan.names import choose_source
 from changefeed.plan.queries import key_problems, query_notices, query_options, query_problems
-from changefeed.plan.sink_resolution import Probe, Sinking, check_sink, find_sink
+from changefeed.plan.sink_resolution import Probe, ResolvedSink, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
 from changefeed.plan.target_names import clashes, sharing, topics_of
 from changefeed.plan.targets import (
-    Found,
+    ResolvedTarget,
     look_up,
     parse_targets,
     qualified,
@@ -45,7 +50,7 @@ from changefeed.plan.targets import (
     wishes,
 )
 from changefeed.query.model import CompiledQuery
-from changefeed.sources.base import Attachment, KeyRange, Source, TableInfo, Watch
+from changefeed.sources.base import Attachment, Handover, KeyRange, Source, TableInfo, Watch
 from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
 from grammar.printer import to_sql
@@ -58,16 +63,20 @@ T = TypeVar("T")
 OpenSource = Callable[[str, str], Source]
 #: Source name -> what the change log goes back to; None where there is no log.
 LogOldest = Callable[[str], Timestamp | None]
+#: Whether the change log of a source has every change of a table, which it has since the
+#: timestamp (None: it has none), that committed after the position.
+LogHas = Callable[[str, Position, Timestamp | None], bool]
 #: A query over a table of this shape, checked by Spark.
 CompileQuery = Callable[[TableSchema, nodes.Query], CompiledQuery]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PlanContext:
     """What planning looks at: the state, the session's USE, the clock, how to open a source,
     and how to look at the target: for VALIDATE in every respect (``probe``), for CREATE and ALTER
     only whose the targets are (``guard``), as far as the target answers. ``compile_query`` checks
-    CDC queries; None where there is no Spark."""
+    CDC queries; None where there is no Spark. ``given`` is the connection to read, which need not
+    be in the state yet."""
 
     catalog: Catalog
     clock: Clock
@@ -75,12 +84,14 @@ class Surroundings:
     session_source: str | None = None
     open_source: OpenSource = open_registered
     log_oldest: LogOldest = lambda source: None
+    log_has: LogHas = lambda source, position, since: False
     probe: Probe | None = None
     guard: Probe | None = None
     compile_query: CompileQuery | None = None
+    given: Connection | None = None
 
 
-def plan_create(statement: nodes.CreateChangefeed, around: Surroundings) -> FeedPlan:
+def plan_create(statement: nodes.CreateChangefeed, around: PlanContext) -> FeedPlan:
     """The plan of a statement.
 
     Raises:
@@ -94,7 +105,7 @@ def plan_create(statement: nodes.CreateChangefeed, around: Surroundings) -> Feed
 
 
 def check_create(
-    statement: nodes.CreateChangefeed, around: Surroundings
+    statement: nodes.CreateChangefeed, around: PlanContext
 ) -> tuple[FeedPlan | None, list[ChangefeedError]]:
     """The plan, if there can be one, and every problem, each tied to the statement's text."""
     planner = Planner(statement, around)
@@ -115,7 +126,7 @@ def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
 class Planner:
     """One planning; collects problems in :attr:`problems`."""
 
-    def __init__(self, statement: nodes.CreateChangefeed, around: Surroundings) -> None:
+    def __init__(self, statement: nodes.CreateChangefeed, around: PlanContext) -> None:
         self.statement = statement
         self.around = around
         self.catalog = around.catalog
@@ -154,7 +165,11 @@ class Planner:
             return None
 
     def _probe(
-        self, sink: Sinking | None, options: Options | None, found: Sequence[Found], database: str
+        self,
+        sink: ResolvedSink | None,
+        options: Options | None,
+        found: Sequence[ResolvedTarget],
+        database: str,
     ) -> None:
         """Look at the target itself, unless it is plain already that it cannot be used."""
         if sink is None or options is None or check_sink(sink, options):
@@ -182,6 +197,8 @@ class Planner:
 
     def _connection(self) -> Connection:
         statement = self.statement
+        if self.around.given is not None:
+            return self.around.given
         return choose_source(
             self.catalog,
             statement.targets,
@@ -190,13 +207,13 @@ class Planner:
             self.around.session_source,
         )
 
-    def _sink(self) -> Sinking:
+    def _sink(self) -> ResolvedSink:
         literal = self.statement.sink
         if literal is None:
             return find_sink(self.catalog, None, None)
         return find_sink(self.catalog, literal.text, to_span(literal.span))
 
-    def _right_options(self, sink: Sinking | None) -> Options | None:
+    def _right_options(self, sink: ResolvedSink | None) -> Options | None:
         """What is left of the options without those that are wrong."""
         right: list[nodes.Option] = []
         found: Options | None = None
@@ -209,10 +226,10 @@ class Planner:
             right = tried
         return found
 
-    def _options(self, sink: Sinking | None) -> Options:
+    def _options(self, sink: ResolvedSink | None) -> Options:
         return self._parsed(self.statement.options, sink)
 
-    def _parsed(self, written: Sequence[nodes.Option], sink: Sinking | None) -> Options:
+    def _parsed(self, written: Sequence[nodes.Option], sink: ResolvedSink | None) -> Options:
         return parse_options(
             [*written, *query_options(self.statement.query, written, sink)],
             scheme=sink.scheme if sink else "",
@@ -226,8 +243,8 @@ class Planner:
         return self.around.open_source(connection.name, connection.uri)
 
     def _found(
-        self, source: Source, held: Attachment, options: Options | None, sink: Sinking | None
-    ) -> list[Found]:
+        self, source: Source, held: Attachment, options: Options | None, sink: ResolvedSink | None
+    ) -> list[ResolvedTarget]:
         """The tables, after every check the source makes of itself and of them."""
         diff = bool(options and options.needs_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
@@ -245,8 +262,8 @@ class Planner:
         return found
 
     def _with_query(
-        self, found: list[Found], options: Options | None, sink: Sinking | None
-    ) -> list[Found]:
+        self, found: list[ResolvedTarget], options: Options | None, sink: ResolvedSink | None
+    ) -> list[ResolvedTarget]:
         """The table with its query, where Spark can read it; else problems."""
         query, compiler = self.statement.query, self.around.compile_query
         if query is None or not found:
@@ -270,15 +287,19 @@ class Planner:
         connection: Connection,
         held: Attachment,
         source: Source,
-        sink: Sinking,
+        sink: ResolvedSink,
         options: Options,
-        found: list[Found],
+        found: list[ResolvedTarget],
     ) -> FeedPlan:
-        scan = options[INITIAL_SCAN]
-        start = None
-        if scan is InitialScan.NO and options[CURSOR] is None:
+        scan, cursor = options[INITIAL_SCAN], options[CURSOR]
+        start, handover = None, None
+        if scan is InitialScan.NO and cursor is None:
             start = source.current_position()
-        self._check_cursor(options, connection.name, found)
+        if isinstance(cursor, DebeziumOffset):
+            handover = self._attempt(lambda: self._handover(cursor, source, options, found))
+            start = handover.position if handover else None
+        elif cursor is not None:
+            self._check_cursor(cursor, options, connection.name, found)
         tables = table_stages(found, source, sink, options, scan=scan, start=start)
         targets = tuple(
             dict.fromkeys(target_text(t) for t in definite(self.statement.targets, found, source))
@@ -289,8 +310,9 @@ class Planner:
             first = tables[0]
             schema = first.schema if first.query is None else first.query.schema
             shape = None if first.query is None else first.query.shape
-            named = options[ENVELOPE] is Envelope.DEBEZIUM
-            origin = origin_of(connection.uri) if named else NOWHERE
+            origin = NOWHERE
+            if names_origin(options):
+                origin = origin_of(connection.uri, source.database)
             messages = table_messages(options, first.progress, schema, members, shape, origin)
         return FeedPlan(
             name=self.statement.name,
@@ -318,8 +340,10 @@ class Planner:
                 self.statement.name, targets, connection.name, sink.written, options
             ),
             messages=messages,
+            memo=handover.memo or None if handover else None,
             notices=(
                 *options.notes,
+                *(handover.notices if handover else ()),
                 *table_notices(tables, sink),
                 *query_notices(tables, sink),
                 *sharing_notices(tables, sink, self.catalog),
@@ -327,22 +351,52 @@ class Planner:
             ),
         )
 
-    def _check_cursor(self, options: Options, source: str, found: Sequence[Found]) -> None:
-        """A cursor needs a log that goes back to it; a scan of the past is not to be had."""
-        cursor = options[CURSOR]
-        if cursor is None:
-            return
-        span = next((to_span(o.span) for o in self.statement.options if o.name == "cursor"), None)
+    def _handover(
+        self,
+        cursor: DebeziumOffset,
+        source: Source,
+        options: Options,
+        found: Sequence[ResolvedTarget],
+    ) -> Handover | None:
+        """Where the connector stopped, if the log has it or can begin there; else problems."""
+        span = self._cursor_span()
         if options[INITIAL_SCAN] is not InitialScan.NO:
-            self.problems.append(
-                ChangefeedError(
-                    "CF1303",
-                    f"initial_scan='{options[INITIAL_SCAN]}' cannot be had with cursor",
-                    detail="the source cannot be read as it was at an instant in the past",
-                    hint="leave out one of the two.",
-                    span=span,
+            self.problems.append(_no_scan_of_the_past(options, span))
+            return None
+        state = self.catalog.source_state(source.name)
+        fresh = not state.memo and not state.identity
+        tables = [f.schema.table for f in found]
+        try:
+            handover = source.handover(cursor.fields, tables, fresh=fresh)
+        except ChangefeedError as error:
+            for problem in error.problems if isinstance(error, Problems) else [error]:
+                problem.span = problem.span or span
+            raise
+        captured = self.catalog.captured(source.name)
+        for table in tables if not fresh else ():
+            if not self.around.log_has(source.name, handover.position, captured.get(table)):
+                self.problems.append(
+                    ChangefeedError(
+                        "CF3002",
+                        f"the change log of source {source.name!r} has not every change of {table} "
+                        "since the connector's offset",
+                        hint="leave cursor out for an initial scan; or stop the connector only "
+                        "when a feed of the table runs, and take the offset it has then.",
+                        span=span,
+                    )
                 )
-            )
+        return handover
+
+    def _cursor_span(self) -> Span | None:
+        return next((to_span(o.span) for o in self.statement.options if o.name == "cursor"), None)
+
+    def _check_cursor(
+        self, cursor: Timestamp, options: Options, source: str, found: Sequence[ResolvedTarget]
+    ) -> None:
+        """A cursor needs a log that goes back to it; a scan of the past is not to be had."""
+        span = self._cursor_span()
+        if options[INITIAL_SCAN] is not InitialScan.NO:
+            self.problems.append(_no_scan_of_the_past(options, span))
             return
         captured = self.catalog.captured(source)
         oldest = self.around.log_oldest(source) or Timestamp.ZERO
@@ -361,11 +415,21 @@ class Planner:
                 )
 
 
+def _no_scan_of_the_past(options: Options, span: Span | None) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1303",
+        f"initial_scan='{options[INITIAL_SCAN]}' cannot be combined with cursor",
+        detail="the source cannot be read as it was at an instant in the past",
+        hint="leave out one of the two.",
+        span=span,
+    )
+
+
 def look_at_targets(
-    around: Surroundings,
-    sink: Sinking,
+    around: PlanContext,
+    sink: ResolvedSink,
     options: Options,
-    found: Sequence[Found],
+    found: Sequence[ResolvedTarget],
     topics: Mapping[TableName, str],
 ) -> tuple[list[ChangefeedError], list[str]]:
     """What the target itself says against the feed, and what was not looked at."""
@@ -379,7 +443,7 @@ def look_at_targets(
     return [problem for problem in problems if problem.code is Code.TARGET_NOT_OURS], []
 
 
-def _shape(place: Found) -> TableSchema:
+def _shape(place: ResolvedTarget) -> TableSchema:
     """What a feed delivers of a table: its key and the columns that the statement names."""
     whole, named = place.delivered, getattr(place.target, "columns", ())
     if not named:
@@ -397,7 +461,7 @@ def _shape(place: Found) -> TableSchema:
 
 def find_tables(
     targets: Sequence[nodes.Target], source: Source, *, diff: bool
-) -> tuple[list[Found], list[ChangefeedError]]:
+) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
     """The tables that targets mean now, and what is wrong with the targets."""
     asked, problems = wishes(targets, source, diff=diff)
     found, missing = look_up(asked, source)
@@ -405,9 +469,9 @@ def find_tables(
 
 
 def table_stages(
-    found: Sequence[Found],
+    found: Sequence[ResolvedTarget],
     source: Source,
-    sink: Sinking,
+    sink: ResolvedSink,
     options: Options,
     *,
     scan: InitialScan,
@@ -493,7 +557,7 @@ def check_table(
     return problems
 
 
-def check_range(place: Found, source: Source) -> list[ChangefeedError]:
+def check_range(place: ResolvedTarget, source: Source) -> list[ChangefeedError]:
     """Whether a row can be in the range of keys that the target names."""
     own = place.target
     if not isinstance(own, nodes.TableTarget):
@@ -528,14 +592,14 @@ def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedE
 
 
 def definite(
-    targets: Sequence[nodes.Target], found: Sequence[Found], source: Source
+    targets: Sequence[nodes.Target], found: Sequence[ResolvedTarget], source: Source
 ) -> list[nodes.Target]:
     """The targets with names that mean the same in every session."""
     tables = {id(f.target): f.schema.table for f in found if not f.joined}
     return [qualified(target, source.name, tables.get(id(target))) for target in targets]
 
 
-def table_notices(tables: Sequence[TableStage], sink: Sinking) -> list[str]:
+def table_notices(tables: Sequence[TableStage], sink: ResolvedSink) -> list[str]:
     """What is allowed but deserves a word."""
     notices = [
         f"table {t.shown} has no primary key: all its columns are the key of its messages"
@@ -555,7 +619,7 @@ def table_notices(tables: Sequence[TableStage], sink: Sinking) -> list[str]:
 
 
 def sharing_notices(
-    tables: Sequence[TableStage], sink: Sinking, catalog: Catalog, job: int = 0
+    tables: Sequence[TableStage], sink: ResolvedSink, catalog: Catalog, job: int = 0
 ) -> list[str]:
     """Other feeds that write to the same topics or into the same folder."""
     if not sink.capabilities.shared_topics:

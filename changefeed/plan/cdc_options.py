@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import raise_all
-from changefeed.options import Reading, to_span
+from changefeed.options import OptionReader, to_span
+from changefeed.plan.own_options import split_options
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -45,24 +46,18 @@ def parse_cdc_options(kind: str, options: Sequence[nodes.Option], *, text: str =
     Raises:
         ChangefeedError: as :func:`parse_options`.
     """
-    reading = Reading(SystemClock(), text)
-    own: dict[str, str] = {}
-    others = []
+    reading = OptionReader(SystemClock(), text)
     refused = {"topic", "index"} - {_CDC_TARGET[kind]}
     for node in options:
-        span = to_span(node.span)
         if node.name in refused:
-            reading.problem("CF1206", f"this sink is incompatible with option {node.name}", span)
-        elif node.name not in CDC_OPTIONS:
-            others.append(node)
-        elif node.name in own:
-            reading.problem("CF1205", f'option "{node.name}" specified multiple times', span)
-        elif node.value is None or not node.value.text.strip():
-            reading.problem("CF1204", f'option "{node.name}" requires a value', span)
-        else:
-            own[node.name] = node.value.text.strip()
-            if node.name == "record":
-                _check_record(node.value, reading)
+            text = f"this sink is incompatible with option {node.name}"
+            reading.problem("CF1206", text, to_span(node.span))
+    given, others = split_options(
+        [node for node in options if node.name not in refused], CDC_OPTIONS, reading
+    )
+    if "record" in given:
+        _check_record(given["record"], reading)
+    own = {name: value.text.strip() for name, value in given.items()}
     if "cluster_address" not in own and not reading.problems:
         reading.problem("CF1204", 'option "cluster_address" is needed', None)
     raise_all(reading.problems)
@@ -70,11 +65,11 @@ def parse_cdc_options(kind: str, options: Sequence[nodes.Option], *, text: str =
         own["cluster_address"].rpartition("://")[2].rstrip("/"),
         own.get(_CDC_TARGET[kind]),
         nodes.Record(own.get("record", "after").lower()),
-        tuple(others),
+        others,
     )
 
 
-def _check_record(value: nodes.Literal, reading: Reading) -> None:
+def _check_record(value: nodes.Literal, reading: OptionReader) -> None:
     known = CDC_OPTIONS["record"][0]
     if value.text.upper() not in known:
         near = did_you_mean(value.text, known)

@@ -30,7 +30,7 @@ CONNECTION, TABLE, QUERY, SINK, OPTION, STATEMENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StatementPart:
     """A part of the statement: what it is, how it is called, where it stands."""
 
     kind: str
@@ -44,7 +44,7 @@ def problem_rows(
     problems: Sequence[ChangefeedError],
     warnings: Sequence[str],
     text: str,
-    statement: nodes.CreateChangefeed | nodes.CreateCdc,
+    statement: nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc,
     source: str = "",
 ) -> list[Row]:
     """Errors in the order of the text, then warnings; ``ok`` when there is no error.
@@ -54,7 +54,7 @@ def problem_rows(
     """
     places = list(_places(statement))
     # Where FROM does not name it; it has no place in the text.
-    places.append(Place(CONNECTION, source, -1, -1))
+    places.append(StatementPart(CONNECTION, source, -1, -1))
     rows = [_row(problem, text, places) for problem in problems]
     notices = (*(plan.notices if plan else ()), *warnings)
     rows += [("warning", "", "", "", notice, "") for notice in notices]
@@ -66,13 +66,15 @@ def problem_rows(
     return rows
 
 
-def _row(problem: ChangefeedError, text: str, places: Sequence[Place]) -> Row:
+def _row(problem: ChangefeedError, text: str, places: Sequence[StatementPart]) -> Row:
     message = f"{problem.message} ({problem.detail})" if problem.detail else problem.message
     place, where = _where(problem, text, places)
     return ("error", problem.code.number, place, where, message, problem.hint)
 
 
-def _places(statement: nodes.CreateChangefeed | nodes.CreateCdc) -> Iterator[Place]:
+def _places(
+    statement: nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc,
+) -> Iterator[StatementPart]:
     """The parts that a problem can be about, the smaller before those around them.
 
     The URI of the sink is named without its secrets and parameters.
@@ -81,7 +83,7 @@ def _places(statement: nodes.CreateChangefeed | nodes.CreateCdc) -> Iterator[Pla
         first = option.span
         last = option.value.span if option.value is not None and option.value.span else first
         if first is not None and last is not None:
-            yield Place(OPTION, option.name, first.start, last.end)
+            yield StatementPart(OPTION, option.name, first.start, last.end)
     if isinstance(statement, nodes.CreateCdc):
         if statement.table.span is not None:
             yield _named(TABLE, ".".join(statement.table.parts), statement.table.span)
@@ -89,6 +91,13 @@ def _places(statement: nodes.CreateChangefeed | nodes.CreateCdc) -> Iterator[Pla
     if statement.sink is not None and statement.sink.span is not None:
         shown = sink_location(statement.sink.text).partition("?")[0]
         yield _named(SINK, shown, statement.sink.span)
+    if isinstance(statement, nodes.CreateDataset):
+        for column in (*statement.keys, *statement.ignored):
+            if column.span is not None:
+                yield _named(TABLE, column.text, column.span)
+        if statement.location.span is not None:
+            yield _named(TABLE, "", statement.location.span)
+        return
     if statement.source_span is not None:
         yield _named(CONNECTION, statement.source or "", statement.source_span)
     for target in statement.targets:
@@ -100,11 +109,11 @@ def _places(statement: nodes.CreateChangefeed | nodes.CreateCdc) -> Iterator[Pla
                 yield _named(TABLE, "", around)
 
 
-def _named(kind: str, name: str, span: nodes.Span) -> Place:
-    return Place(kind, name, span.start, span.end)
+def _named(kind: str, name: str, span: nodes.Span) -> StatementPart:
+    return StatementPart(kind, name, span.start, span.end)
 
 
-def _where(problem: ChangefeedError, text: str, places: Sequence[Place]) -> tuple[str, str]:
+def _where(problem: ChangefeedError, text: str, places: Sequence[StatementPart]) -> tuple[str, str]:
     """Which part of the statement, or of the system, the problem is about, and its name."""
     span = problem.span
     if span is not None and text:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from changefeed.core.formats import TRAITS
 from changefeed.core.schema import Column, Form
-from changefeed.core.shapes import Envelope, Format
-from changefeed.encoding.debezium.fields import Way, field_of
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.debezium.fields import Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import Leaf, Origin, Record, key_shape, value_shape
 
@@ -33,6 +34,7 @@ _VALUES = {
 }
 
 _WHEN = '"1536242855577149065.0000000000"'
+_TRANSACTION = f'{{"id": "571:{_WHEN[1:]}, "total_order": 1, "data_collection_order": 1}}'
 
 #: Rows with more columns are cut with dots: the shape is what matters.
 SHOWN_COLUMNS = 6
@@ -40,11 +42,11 @@ SHOWN_COLUMNS = 6
 
 def example(plan: MessagePlan) -> tuple[str, str]:
     """Key and value of an update."""
-    if plan.format is Format.CSV:
+    traits = TRAITS[plan.format]
+    if traits.line:
         return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
-    if plan.envelope is not Envelope.DEBEZIUM and plan.format is not Format.JSON:
-        flat = plan.format is Format.PARQUET
-        key = _key(plan) if flat else _members(plan, key_shape(plan))
+    if plan.envelope is not Envelope.DEBEZIUM and not traits.text:
+        key = _key(plan) if traits.row_alone else _members(plan, key_shape(plan))
         shape = value_shape(plan)
         return key, "" if shape is None else _members(plan, shape)
     return _key(plan), _SHAPES[plan.envelope](plan)
@@ -123,8 +125,13 @@ def _topic(plan: MessagePlan) -> dict[str, str]:
     return {"topic": f'"{plan.topic}"'} if plan.topic_in_value else {}
 
 
+def _transaction(plan: MessagePlan) -> dict[str, str]:
+    return {"transaction": _TRANSACTION} if plan.transactions else {}
+
+
 def _around(plan: MessagePlan) -> dict[str, str]:
-    members = {"after": _object(_columns(plan, plan.columns)), **_topic(plan)}
+    after = _object(_columns(plan, plan.columns))
+    members = {"after": after, **_topic(plan), **_transaction(plan)}
     if plan.shows_before:
         members["before"] = _object(_columns(plan, plan.before_columns))
     if plan.key_in_value:
@@ -145,27 +152,27 @@ def _enriched(plan: MessagePlan) -> str:
 
 #: Made-up values of Debezium's messages, by how they are made.
 _DEBEZIUM_VALUES = {
-    Way.LONG: "1",
-    Way.BYTES: '"AQ=="',
-    Way.BITS: '"AQ=="',
-    Way.BIT: "true",
-    Way.DIGITS: '"AQ=="',
-    Way.UNSCALED: '"AJY="',
-    Way.SCALED: '{"scale":2,"value":"AJY="}',
-    Way.DAYS: "19813",
-    Way.TIME: "3723000",
-    Way.MOMENT: "1711846923500",
-    Way.ZONED_TIME: '"01:02:03Z"',
-    Way.ZONED: '"2024-03-31T01:02:03.500000Z"',
-    Way.DURATION: "86400000000",
-    Way.CLOCK: "3723000000",
-    Way.ARRAY: "[]",
+    Conversion.LONG: "1",
+    Conversion.BYTES: '"AQ=="',
+    Conversion.BITS: '"AQ=="',
+    Conversion.BIT: "true",
+    Conversion.DIGITS: '"AQ=="',
+    Conversion.UNSCALED: '"AJY="',
+    Conversion.SCALED: '{"scale":2,"value":"AJY="}',
+    Conversion.DAYS: "19813",
+    Conversion.TIME: "3723000",
+    Conversion.MOMENT: "1711846923500",
+    Conversion.ZONED_TIME: '"01:02:03Z"',
+    Conversion.ZONED: '"2024-03-31T01:02:03.500000Z"',
+    Conversion.DURATION: "86400000000",
+    Conversion.CLOCK: "3723000000",
+    Conversion.ARRAY: "[]",
 }
 
 
 def _debezium_value(column: Column) -> str:
     field = field_of(column)
-    if field.way is Way.TEXT and column.logical == "json":
+    if field.way is Conversion.TEXT and column.logical == "json":
         return '"{}"'
     return _DEBEZIUM_VALUES.get(field.way) or _value(column)
 
@@ -176,7 +183,7 @@ def _debezium(plan: MessagePlan) -> str:
         "before": row if plan.shows_before else "null",
         "after": row,
         "source": "{...}",
-        "transaction": "null",
+        "transaction": _TRANSACTION if plan.transactions else "null",
         "op": '"u"',
         **dict.fromkeys(("ts_ms", "ts_us", "ts_ns"), "1536242855577149065"),
     }
@@ -189,11 +196,12 @@ def _flat(plan: MessagePlan, meta: dict[str, str]) -> str:
 
 
 def _row(plan: MessagePlan) -> str:
-    return _flat(plan, _times(plan) | _topic(plan))
+    return _flat(plan, _times(plan) | _topic(plan) | _transaction(plan))
 
 
 def _bare(plan: MessagePlan) -> str:
-    return _flat(plan, {"key": _key(plan)} | _times(plan) | _topic(plan))
+    meta = {"key": _key(plan)} | _times(plan) | _topic(plan)
+    return _flat(plan, meta | _transaction(plan))
 
 
 def _nothing(_plan: MessagePlan) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import traits_of
 from changefeed.core.schema import BeforeImage, TableSchema
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.options import DIFF, ENVELOPE, FORMAT, KEY_COLUMN, Options, to_span
-from changefeed.plan.sink_resolution import Sinking
+from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.query.model import CompiledQuery
 from grammar import nodes
 
@@ -29,7 +30,7 @@ class QueryTable(Protocol):
 
 
 def query_options(
-    query: nodes.Query | None, written: Sequence[nodes.Option], sink: Sinking | None
+    query: nodes.Query | None, written: Sequence[nodes.Option], sink: ResolvedSink | None
 ) -> list[nodes.Option]:
     """What a query's statement means without saying it: CockroachDB's envelope ``bare``."""
     if query is None or sink is None or sink.capabilities.takes_rows:
@@ -39,8 +40,9 @@ def query_options(
         return []
     envelopes = sink.capabilities.envelopes
     written_format = given.get(FORMAT.name)
-    csv = written_format is not None and getattr(written_format.value, "text", "") == Format.CSV
-    if csv or (envelopes and Envelope.BARE not in envelopes):
+    traits = traits_of(str(getattr(getattr(written_format, "value", None), "text", "")))
+    never = traits is not None and Envelope.BARE in traits.never
+    if never or (envelopes and Envelope.BARE not in envelopes):
         return []
     return [nodes.Option(ENVELOPE.name, nodes.Literal(Envelope.BARE.value))]
 
@@ -82,7 +84,7 @@ def query_problems(
 
 
 def key_problems(
-    compiled: CompiledQuery, sink: Sinking, span: nodes.Span | None
+    compiled: CompiledQuery, sink: ResolvedSink, span: nodes.Span | None
 ) -> list[ChangefeedError]:
     """A merged table needs the key of the source's table."""
     if not sink.capabilities.takes_rows or not compiled.hides_key:
@@ -109,7 +111,7 @@ def no_images(compiled: CompiledQuery) -> ChangefeedError:
     )
 
 
-def query_notices(tables: Sequence[QueryTable], sink: Sinking) -> Iterator[str]:
+def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[str]:
     """What a query does that its author may not expect."""
     for table in tables:
         query = table.query
@@ -144,7 +146,12 @@ def query_lines(query: CompiledQuery) -> Iterator[str]:
         yield "a row that stops satisfying the WHERE is deleted, one that begins to is inserted"
     elif query.filtered:
         yield "an update that does not satisfy the WHERE is a delete: the old row is not logged"
-    if query.sql is None:
+    for function in query.functions:
+        takes = "columns" if function.vectorized else "a row at a time"
+        yield f"{function.signature} is Python {function.reference}, called with {takes}"
+    if query.functions:
+        yield "evaluated by a Spark job: its Python workers call the functions"
+    elif query.sql is None:
         yield "evaluated by Arrow in the node: the query only chooses columns"
     else:
         yield "evaluated by Spark SQL: a small batch without a job, a large one by a job"

@@ -1,4 +1,4 @@
-"""The sink of a statement: as far as its URI tells, and for VALIDATE as far as it answers."""
+"""Resolves a statement's sink from its URI; VALIDATE also connects to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINKLESS = "sinkless"
 
 
 @dataclass(frozen=True, slots=True)
-class Sinking:
+class ResolvedSink:
     """A sink URI as ``written`` (None: sinkless) and ``real``, with ``external://`` resolved."""
 
     written: str | None = field(repr=False)
@@ -62,14 +62,14 @@ class Sinking:
         return None if self.written is None else registry.owner_of_targets(self.real, options)
 
 
-def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Sinking:
+def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> ResolvedSink:
     """The sink behind a URI.
 
     Raises:
         ChangefeedError: CF1201 no URI or unknown scheme, CF1101 unknown connection, CF5005.
     """
     if written is None:
-        return Sinking(None, f"{SINKLESS}://", SINKLESS, registry.capabilities(SINKLESS), span)
+        return ResolvedSink(None, f"{SINKLESS}://", SINKLESS, registry.capabilities(SINKLESS), span)
     try:
         if not written.strip():
             registry.scheme_of("")
@@ -77,13 +77,13 @@ def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Sinki
         scheme = registry.scheme_of(real)
         if scheme == SINKLESS:
             raise ChangefeedError("CF1201", f"unsupported sink: {SINKLESS}", hint="leave INTO out.")
-        return Sinking(written, real, scheme, registry.capabilities(scheme), span)
+        return ResolvedSink(written, real, scheme, registry.capabilities(scheme), span)
     except ChangefeedError as error:
         error.span = error.span or span
         raise
 
 
-def job_options(catalog: Catalog, job: Job) -> tuple[Sinking, Options]:
+def job_options(catalog: Catalog, job: Job) -> tuple[ResolvedSink, Options]:
     """The sink and the typed options of a stored job.
 
     Raises:
@@ -93,7 +93,7 @@ def job_options(catalog: Catalog, job: Job) -> tuple[Sinking, Options]:
     return sink, Options.from_dict(job.options, abilities=sink.capabilities)
 
 
-def check_sink(sink: Sinking, options: Options) -> list[ChangefeedError]:
+def check_sink(sink: ResolvedSink, options: Options) -> list[ChangefeedError]:
     """Every problem of the URI and its parameters that shows without connecting."""
     if sink.written is None:
         return []
@@ -118,14 +118,14 @@ def _identity(catalog: Catalog, source: str) -> str:
 
 #: Connects to the target of a feed of these tables and says what is wrong there, and what it could
 #: not look at.
-Probe = Callable[[Sinking, Options, Sequence[Target]], tuple[list[ChangefeedError], list[str]]]
+Probe = Callable[[ResolvedSink, Options, Sequence[Target]], tuple[list[ChangefeedError], list[str]]]
 
 
 def probe_of(catalog: Catalog) -> Probe:
     """Looks at the target itself, where the sink has a way; changes nothing there."""
 
     def probe(
-        sink: Sinking, options: Options, targets: Sequence[Target]
+        sink: ResolvedSink, options: Options, targets: Sequence[Target]
     ) -> tuple[list[ChangefeedError], list[str]]:
         if sink.written is None:
             return [], []

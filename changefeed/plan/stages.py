@@ -9,19 +9,19 @@ A stage tells its facts in :meth:`Stage.lines`; secrets are out of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from changefeed.catalog.model import JobSpec, TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption
 from changefeed.core.events import Position
+from changefeed.core.formats import TRAITS
 from changefeed.core.schema import TableSchema
-from changefeed.core.shapes import Format
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.protobuf.schema import key_proto, value_proto
 from changefeed.options import (
+    CURSOR,
     DELETES,
     DELIVERY,
     DIFF,
@@ -36,7 +36,9 @@ from changefeed.options import (
     RESOLVED,
     RETRY_FOR,
     SCHEMA_CHANGE_POLICY,
+    TRANSACTION_METADATA,
     UPDATED,
+    DebeziumOffset,
     Guarantee,
     InitialScan,
     Options,
@@ -122,7 +124,7 @@ class ScanStage:
     """The initial scan, or why there is none."""
 
     mode: InitialScan
-    cursor: Timestamp | None
+    cursor: Timestamp | DebeziumOffset | None
     rows: int
     bytes: int
     tables: int
@@ -131,6 +133,8 @@ class ScanStage:
     def lines(self) -> Iterator[str]:
         if self.mode is InitialScan.NO:
             start = f"the cursor {self.cursor}" if self.cursor else "this statement"
+            if isinstance(self.cursor, DebeziumOffset):
+                start = "what the Debezium connector delivered"
             yield f"none: the feed begins after {start}"
             return
         only = "; the feed ends after it" if self.mode is InitialScan.ONLY else ""
@@ -212,16 +216,19 @@ class EncodeStage:
             table = self.sample.schema.table
             message = f"{key} -> {value}" if key else value
             yield f"{table.schema}.{table.name}, for example: {message}"
-            if self.sample.format is Format.PROTOBUF:
-                yield from _types(self.sample)
+            yield from _types(self.sample)
 
 
 def _types(plan: MessagePlan) -> Iterator[str]:
     """The files a reader without a schema registry compiles."""
-    for part, text in (("key", key_proto(plan)), ("value", value_proto(plan))):
-        if text is not None:
-            yield f"{part}.proto:"
-            yield from (line for line in text.splitlines() if line)
+    if not TRAITS[plan.format].schemas:
+        return
+    # Arrow, which the encoding needs, is not loaded for a statement that has no use of it.
+    from changefeed.encoding.formats import FORMATS
+
+    for name, text in FORMATS[plan.format].types(plan):
+        yield f"{name}:"
+        yield from (line for line in text.splitlines() if line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +282,10 @@ class EngineStage:
         if can.takes_rows or once or not can.executor:
             yield f"driver: {_why_driver(can, once=once)}"
             return
-        what = "scans and backlogs" if can.lanes else "scans; changes are written by one writer"
+        lanes = can.lanes and not self.options[TRANSACTION_METADATA]
+        what = "scans and backlogs" if lanes else "scans; changes are written by one writer"
+        if can.lanes and not lanes:
+            what += ": transaction_metadata numbers those of all tables together"
         if asked is EngineOption.AUTO:
             yield f"auto: the faster by estimate, the node or a Spark job, for {what}"
         elif asked is EngineOption.SPARK:
@@ -336,6 +346,7 @@ class FeedPlan:
     start: Position | None
     statement: str
     messages: MessagePlan | None = None
+    memo: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
 
     @property
@@ -353,7 +364,7 @@ class FeedPlan:
             *self.tables,
             ScanStage(
                 scan,
-                self.options["cursor"],
+                self.options[CURSOR],
                 sum(t.rows_estimate for t in self.tables),
                 sum(t.bytes_estimate for t in self.tables),
                 len(self.tables),
@@ -374,6 +385,7 @@ class FeedPlan:
 
     def spec(self) -> JobSpec:
         """What the job table gets."""
+        cursor = self.options[CURSOR]
         return JobSpec(
             source=self.source.source,
             targets=self.targets,
@@ -382,7 +394,8 @@ class FeedPlan:
             sink_uri=self.sink.uri,
             options=self.options.to_dict(),
             statement=self.statement,
-            cursor=self.options["cursor"],
+            cursor=cursor if isinstance(cursor, Timestamp) else None,
+            memo=self.memo,
             end_time=self.options["end_time"],
             sinkless=self.sinkless,
         )

@@ -1,6 +1,6 @@
 """Which target each table of a feed gets, and which tables would share one.
 
-A sink with tables of its own (``Capabilities.owns_targets``) keeps one target a source table:
+A sink with tables of its own (``Capabilities.owns_targets``) keeps one target per source table:
 two tables that shared one would overwrite each other's rows. It says itself which names are one
 name there. Elsewhere (topics, files) tables may share a target, and get a notice at most.
 """
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from changefeed.catalog import Catalog, Job
-from changefeed.catalog.model import Status, Wanted
+from changefeed.catalog.model import DesiredStatus, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from changefeed.options import FULL_TABLE_NAME, Options
-from changefeed.plan.sink_resolution import Sinking
+from changefeed.plan.sink_resolution import ResolvedSink
 from sinks import registry
 from sinks.base import Sink
 
@@ -34,7 +34,7 @@ class Holder:
 
 
 def topics_of(
-    tables: Mapping[TableName, str | None], sink: Sinking, options: Options, database: str
+    tables: Mapping[TableName, str | None], sink: ResolvedSink, options: Options, database: str
 ) -> dict[TableName, str]:
     """The finished topic of each table; the value of ``tables`` is the name that AS gives it.
 
@@ -61,7 +61,7 @@ def topics_of(
 
 def clashes(
     topics: Mapping[TableName, str],
-    sink: Sinking,
+    sink: ResolvedSink,
     options: Options,
     *,
     held: Mapping[TableName, str],
@@ -128,21 +128,23 @@ def _refused(table: TableName, why: str) -> ChangefeedError:
     )
 
 
-def _of_others(sink: Sinking, catalog: Catalog, job: int) -> Iterable[tuple[TableName, str, str]]:
+def _of_others(
+    sink: ResolvedSink, catalog: Catalog, job: int
+) -> Iterable[tuple[TableName, str, str]]:
     """Tables, topics and names of the other feeds into the same place."""
     for other in sharing(sink, catalog, job):
         for progress in catalog.tables(other.id):
             yield progress.table, progress.topic, other.name
 
 
-def sharing(sink: Sinking, catalog: Catalog, job: int = 0) -> list[Job]:
+def sharing(sink: ResolvedSink, catalog: Catalog, job: int = 0) -> list[Job]:
     """The other feeds that write to the place of a sink."""
     if sink.written is None:
         return []
     place = registry.place_of(sink.real)
     found = []
     for other in catalog.jobs():
-        ended = other.status is Status.SUCCEEDED or other.wanted is Wanted.DROPPED
+        ended = other.status is Status.SUCCEEDED or other.wanted is DesiredStatus.DROPPED
         if other.id == job or ended or not other.sink_uri:
             continue
         try:

@@ -23,7 +23,7 @@ _WHOLE_SOURCE = (Code.SOURCE_UNREACHABLE, Code.SOURCE_REFUSED_LOGIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TableRequest:
     """A table that a statement asks for.
 
     ``joined``: it came by a pattern. ``fallback``: ``a.t`` may mean table t of source a.
@@ -36,7 +36,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedTarget:
     """A table that is there, and the query over it if there is one."""
 
     target: nodes.Target
@@ -109,13 +109,13 @@ def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) 
 
 def wishes(
     targets: Sequence[nodes.Target], source: Source, *, diff: bool
-) -> tuple[list[Wish], list[ChangefeedError]]:
+) -> tuple[list[TableRequest], list[ChangefeedError]]:
     """What is asked for, table by table; a name given twice is a problem.
 
     A table named by itself counts before a pattern that fits it too; of two patterns the
     first counts.
     """
-    found: list[Wish] = []
+    found: list[TableRequest] = []
     problems: list[ChangefeedError] = []
     for target in targets:
         if isinstance(target, nodes.TableTarget):
@@ -133,17 +133,17 @@ def wishes(
             problems.append(_matches_nothing(target))
         for name in names:
             watch = Watch(name.name, name.schema, diff, to_span(target.span))
-            found.append(Wish(target, watch, joined=True))
+            found.append(TableRequest(target, watch, joined=True))
     return found, problems
 
 
-def _table_wish(target: nodes.TableTarget, source: str, diff: bool) -> Wish:
+def _table_wish(target: nodes.TableTarget, source: str, diff: bool) -> TableRequest:
     parts = target.name.parts
     span = to_span(target.name.span or target.span)
     schema = parts[-2] if len(parts) > 1 else None
     watch = Watch(parts[-1], schema, diff, span)
     other = Watch(parts[-1], None, diff, span) if schema == source and len(parts) == 2 else None
-    return Wish(target, watch, fallback=other)
+    return TableRequest(target, watch, fallback=other)
 
 
 def _matches_nothing(target: nodes.SchemaTarget | nodes.DatabaseTarget) -> ChangefeedError:
@@ -155,9 +155,11 @@ def _matches_nothing(target: nodes.SchemaTarget | nodes.DatabaseTarget) -> Chang
     )
 
 
-def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[ChangefeedError]]:
+def look_up(
+    asked: Sequence[TableRequest], source: Source
+) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
     """The shapes of the tables asked for, each table once."""
-    found: dict[TableName, Found] = {}
+    found: dict[TableName, ResolvedTarget] = {}
     problems: list[ChangefeedError] = []
     # Tables named by themselves first: they win over patterns.
     for wish in sorted(asked, key=lambda wish: wish.joined):
@@ -172,14 +174,14 @@ def look_up(asked: Sequence[Wish], source: Source) -> tuple[list[Found], list[Ch
             continue
         known = found.get(schema.table)
         if known is None:
-            found[schema.table] = Found(wish.target, schema, wish.joined, part)
+            found[schema.table] = ResolvedTarget(wish.target, schema, wish.joined, part)
         elif not wish.joined:
             problems.append(_duplicate(schema.table, wish))
     order = {id(wish.target): place for place, wish in enumerate(asked)}
     return sorted(found.values(), key=lambda f: order[id(f.target)]), problems
 
 
-def _describe(wish: Wish, source: Source) -> TableSchema:
+def _describe(wish: TableRequest, source: Source) -> TableSchema:
     try:
         return source.describe(wish.watch.schema, wish.watch.name)
     except ChangefeedError as error:
@@ -188,14 +190,14 @@ def _describe(wish: Wish, source: Source) -> TableSchema:
     return source.describe(wish.fallback.schema, wish.fallback.name)
 
 
-def _partition(wish: Wish, schema: TableSchema, source: Source) -> PartitionInfo | None:
+def _partition(wish: TableRequest, schema: TableSchema, source: Source) -> PartitionInfo | None:
     name = wish.target.partition if isinstance(wish.target, nodes.TableTarget) else None
     if name is None:
         return None
     return source.partition(schema, name)
 
 
-def _duplicate(table: TableName, wish: Wish) -> ChangefeedError:
+def _duplicate(table: TableName, wish: TableRequest) -> ChangefeedError:
     name = table.name
     return ChangefeedError(
         "CF1302",

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
+from changefeed.query.functions import check_calls
 from changefeed.query.model import CompiledQuery, Output
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
@@ -26,7 +28,7 @@ from changefeed.query.written import (
     TIME,
     BatchSql,
     Constants,
-    Written,
+    SqlDraft,
     backticked,
 )
 from grammar import nodes
@@ -74,14 +76,15 @@ def compile_query(
     schema: TableSchema,
     query: nodes.Query,
     constants: Constants | None = None,
+    functions: Sequence[Function] = (),
 ) -> CompiledQuery:
-    """What a query is on a table of this shape.
+    """What a query is on a table of this shape; the session knows ``functions``.
 
     Raises:
         ChangefeedError: CF1101 a name does not exist, CF1303 something that a CDC query cannot
             have, CF1001 Spark cannot read it. Places are offsets into the statement.
     """
-    return _Compiler(session, schema, query, constants).compile()
+    return _Compiler(session, schema, query, constants, functions).compile()
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ class _Compiler:
         schema: TableSchema,
         query: nodes.Query,
         constants: Constants | None,
+        functions: Sequence[Function],
     ) -> None:
+        self._functions = functions
         self._session = session
         self._schema = schema
         self._query = query
@@ -165,7 +170,7 @@ class _Compiler:
 
     # -- Spark's analysis -------------------------------------------------------------------
 
-    def _analysed(self, written: Written) -> _Analysis:
+    def _analysed(self, written: SqlDraft) -> _Analysis:
         from pyspark.errors import PySparkException
 
         try:
@@ -183,6 +188,7 @@ class _Compiler:
         expressions = list(_sequence(plan.projectList()))
         for expression in expressions:
             self._refuse_volatile(expression)
+            check_calls(_tree(expression), self._functions)
         return _Analysis(columns, expressions)
 
     def _condition(self) -> list[Any]:
@@ -222,7 +228,7 @@ class _Compiler:
         tokens = [t for item in self._sql.items for t in item.tokens] + self._sql.where
         return next((span for token, span in tokens if token.text.lower() == name.lower()), None)
 
-    def _translated(self, failure: Any, written: Written) -> ChangefeedError:
+    def _translated(self, failure: Any, written: SqlDraft) -> ChangefeedError:
         condition = failure.getCondition() or ""
         parameters = failure.getMessageParameters() or {}
         span = None

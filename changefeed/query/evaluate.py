@@ -8,18 +8,21 @@ A small batch goes through the query's compiled function in the driver's JVM
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.query.compile import VIEW, compile_query
+from changefeed.query.functions import called, register
 from changefeed.query.model import CompiledQuery
 from changefeed.query.projection import Projection
-from changefeed.query.written import ROW, Constants
+from changefeed.query.written import ROW, Constants, backticked
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -50,8 +53,17 @@ class QuerySessions:
     own.
     """
 
-    def __init__(self, engine: SparkEngine) -> None:
+    def __init__(
+        self, engine: SparkEngine, functions: Callable[[], Sequence[Function]] = tuple
+    ) -> None:
+        """
+        Args:
+            engine: Spark.
+            functions: the Python functions that queries may call, asked for each query.
+        """
         self.engine = engine
+        self._functions = functions
+        self._registered: dict[str, Function] = {}
         self._lock = threading.Lock()
         self._made: tuple[SparkSession, SparkSession] | None = None
         self._projections: dict[CompiledQuery, tuple[SparkSession, Projection | None]] = {}
@@ -64,6 +76,7 @@ class QuerySessions:
                 for name, value in _SETTINGS.items():
                     session.conf.set(name, value)
                 self._made = plain, session
+                self._registered = {}
             return self._made[1]
 
     def projection(self, session: SparkSession, query: CompiledQuery) -> Projection | None:
@@ -82,8 +95,41 @@ class QuerySessions:
         Raises:
             ChangefeedError: see :func:`.compile.compile_query`; CF4002, CF4003 of Spark.
         """
+        names = called(query)
+        functions = tuple(f for f in self._functions() if f.name in names)
         with self.engine.use() as plain:
-            return compile_query(self.of(plain), schema, query, constants)
+            session = self.of(plain)
+            self._forget(session, names - {f.name for f in functions})
+            self.register(session, functions)
+            compiled = compile_query(session, schema, query, constants, functions)
+        return replace(compiled, functions=functions)
+
+    def _forget(self, session: SparkSession, names: set[str]) -> None:
+        """Functions that were dropped since are not known any more."""
+        with self._lock:
+            for name in names & self._registered.keys():
+                session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {backticked(name)}")
+                del self._registered[name]
+
+    def register(self, session: SparkSession, functions: Sequence[Function]) -> None:
+        """Make functions known to the session of queries.
+
+        Raises:
+            ChangefeedError: CF1102 Spark has a function of that name.
+        """
+        with self._lock:
+            for function in functions:
+                known = self._registered.get(function.name)
+                if known == function:
+                    continue
+                if known is None and session.catalog.functionExists(function.name):
+                    raise ChangefeedError(
+                        "CF1102",
+                        f"Spark SQL has a function {function.name}() of its own",
+                        hint="give yours another name: DROP FUNCTION, CREATE FUNCTION.",
+                    )
+                register(session, function)
+                self._registered[function.name] = function
 
 
 class Evaluator:
@@ -113,6 +159,7 @@ class Evaluator:
             raise AssertionError("nothing to evaluate")
         with self._sessions.engine.use() as plain:
             session = self._sessions.of(plain)
+            self._sessions.register(session, query.functions)
             if batch.nbytes <= self._direct_bytes:
                 projection = self._sessions.projection(session, query)
                 if projection is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from changefeed.catalog.rows import Function
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import QueryShape
 
@@ -44,6 +45,7 @@ class CompiledQuery:
         tells_change: an expression of the SELECT does.
         uses_prev: ``cdc_prev`` is read.
         where_inputs: columns of the table that the WHERE reads.
+        functions: Python functions that it calls.
     """
 
     text: str
@@ -59,6 +61,7 @@ class CompiledQuery:
     tells_change: bool
     uses_prev: bool
     where_inputs: tuple[int, ...]
+    functions: tuple[Function, ...] = ()
 
     @cached_property
     def shape(self) -> QueryShape:

@@ -34,29 +34,29 @@ from changefeed.encoding.types import (
     INFINITE_MICROS,
     MINUS_INFINITE_MICROS,
     Kind,
-    Typed,
+    ParametricKind,
     typed_logical,
 )
 
-_UNBOUNDED = Typed(Kind.DECIMAL, precision=38, scale=18, number=True)
+_UNBOUNDED = ParametricKind(Kind.DECIMAL, precision=38, scale=18, number=True)
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 # ------------------------------------------------------------------------------- into Spark
 
 
-def input_kind(column: Column) -> Typed:
+def input_kind(column: Column) -> ParametricKind:
     """The type that a column of the table has in a query."""
     if column.logical == "decimal":
         return _UNBOUNDED
     return _readable(typed_logical(column.logical))
 
 
-def _readable(kind: Typed) -> Typed:
+def _readable(kind: ParametricKind) -> ParametricKind:
     """Times of day have no type in Spark that a query can rely on; they stay text."""
     if kind.element is not None:
         element = _readable(kind.element)
         return replace(kind, element=element)
-    return Typed(Kind.STRING) if kind.kind is Kind.TIME else kind
+    return ParametricKind(Kind.STRING) if kind.kind is Kind.TIME else kind
 
 
 def input_type(column: Column) -> pa.DataType:

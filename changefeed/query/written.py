@@ -49,7 +49,7 @@ class Constants:
 
 
 @dataclass
-class Written:
+class SqlDraft:
     """SQL text that is being put together; remembers which token of the query stands where."""
 
     text: str = ""
@@ -135,9 +135,9 @@ class BatchSql:
 
     # -- texts ------------------------------------------------------------------------------
 
-    def select(self, view: str, items: Sequence[int] | None = None) -> Written:
+    def select(self, view: str, items: Sequence[int] | None = None) -> SqlDraft:
         """``SELECT items, row FROM view AS alias WHERE condition``; all items, or those given."""
-        out = Written("SELECT ")
+        out = SqlDraft("SELECT ")
         for number in range(len(self.items)) if items is None else items:
             self._add(out, self.items[number].tokens)
             out.add(", ")
@@ -148,14 +148,14 @@ class BatchSql:
             out.add(")")
         return out
 
-    def each(self, view: str, items: Sequence[tuple[int, str]]) -> Written:
+    def each(self, view: str, items: Sequence[tuple[int, str]]) -> SqlDraft:
         """A row for each row of the batch: whether it satisfies the WHERE (``__cf_keep``), and the
         items under these names, NULL where it does not.
 
         An expression is then never evaluated on a row that the WHERE leaves out.
         """
         alias = backticked(self.alias)
-        out = Written(f"SELECT `{ROW}`, `{KEEP}`")
+        out = SqlDraft(f"SELECT `{ROW}`, `{KEEP}`")
         for number, name in items:
             out.add(f", IF(`{KEEP}`, (")
             self._add(out, self._unnamed(number, name))
@@ -179,14 +179,14 @@ class BatchSql:
             return tokens[:-2]
         return tokens if tokens[-2][0].text == "." else tokens[:-1]
 
-    def condition(self, view: str) -> Written:
+    def condition(self, view: str) -> SqlDraft:
         """The WHERE alone: a table of it, to look at what it reads."""
-        out = Written("SELECT (")
+        out = SqlDraft("SELECT (")
         self._add(out, self.where)
         out.add(f") AS c FROM {view} AS {backticked(self.alias)}")
         return out
 
-    def _add(self, out: Written, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
+    def _add(self, out: SqlDraft, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
         place = 0
         while place < len(tokens):
             token, span = tokens[place]

@@ -10,7 +10,7 @@ column             type                 meaning
 ``_commit_timestamp``  timestamp (UTC)  the same moment, cut to microseconds
 ================== ==================== ======================================================
 
-A transaction shows what it did to each key as a whole: one change a key, however often it wrote
+A transaction shows what it did to each key as a whole: one change per key, however often it wrote
 it. A row that a scan read is an ``insert`` at the instant of the scan. ``update_preimage`` exists
 where the source sends whole old rows (``REPLICA IDENTITY FULL``); elsewhere a ``delete`` has the
 key columns alone. A large value that the source did not send and that is not known any more has the
@@ -33,8 +33,8 @@ from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_values import not_numbers, printed, single_floats, typed_values
-from changefeed.encoding.types import STRING, Kind, Typed, typed
-from changefeed.encoding.unsent import mark_unsent
+from changefeed.encoding.types import STRING, Kind, ParametricKind, typed
+from changefeed.encoding.unsent import settle_unsent
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
     "_change_type",
@@ -79,18 +79,18 @@ def change_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema([*fields, *_COMMIT_FIELDS])
 
 
-def _kind(column: Column) -> Typed:
+def _kind(column: Column) -> ParametricKind:
     return _plain(typed(column))
 
 
-def _plain(kind: Typed) -> Typed:
+def _plain(kind: ParametricKind) -> ParametricKind:
     """A time of day is text: not every reader has a type for it."""
     if kind.kind is Kind.TIME:
         return STRING
     return kind if kind.element is None else replace(kind, element=_plain(kind.element))
 
 
-def _arrow(kind: Typed) -> pa.DataType:
+def _arrow(kind: ParametricKind) -> pa.DataType:
     if kind.element is not None:
         return pa.list_(_arrow(kind.element))
     single = kind.kind is Kind.DOUBLE and kind.bits == 32
@@ -123,9 +123,9 @@ class ChangeRows:
         """
         rows = rows.combine_chunks()
         if not pc.all(rows["last"]).as_py():
-            # One change a key: the row that stays tells what the whole transaction did.
+            # One change per key: the row that stays tells what the whole transaction did.
             rows = rows.filter(rows["last"])
-        rows, _ = mark_unsent(rows, MessagePlan(schema=version, topic=version.table.name))
+        rows, _ = settle_unsent(rows, MessagePlan(schema=version, topic=version.table.name))
         order = _Order.of(rows, whole=version.before_image is BeforeImage.FULL)
         columns = [self._column(c, rows, version, order) for c in self.schema.columns]
         wall = order.repeated(_chunk(rows["wall"]))
@@ -241,13 +241,13 @@ def _fitted(values: pa.Array, column: Column, wanted: Column, target: pa.DataTyp
         ) from cause
 
 
-def _text(kind: Typed, values: pa.Array) -> pa.Array:
+def _text(kind: ParametricKind, values: pa.Array) -> pa.Array:
     if not pa.types.is_string(values.type):
         return values.cast(pa.string())
     return printed(kind, values)
 
 
-def _typed(kind: Typed, values: pa.Array, column: Column) -> pa.Array:
+def _typed(kind: ParametricKind, values: pa.Array, column: Column) -> pa.Array:
     if kind.kind in (Kind.BOOL, Kind.INT):
         return values
     if kind.kind is Kind.DOUBLE and kind.bits == 32:

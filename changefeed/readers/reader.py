@@ -16,13 +16,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from changefeed.api import Engine, Session
-from changefeed.catalog import Catalog, Job, Status, TableProgress, TableState, Wanted
+from changefeed.catalog import Catalog, DesiredStatus, Job, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.readers.table_log import OnTruncate, Range, Selection, Span, TableLog
-from sinks.base import ConsumerPlace, Pulled, ScanFiles
+from sinks.base import ConsumerPlace, LogConsumer, ScanFiles
 from sinks.registry import open_sink
 
 #: Files of a scan that make one range.
@@ -54,7 +54,7 @@ class Reader:
     catalog: Catalog
     name: str
     on_truncate: OnTruncate = OnTruncate.ERROR
-    _sink: Pulled | None = field(default=None, init=False, repr=False)
+    _sink: LogConsumer | None = field(default=None, init=False, repr=False)
     _log: TableLog | None = field(default=None, init=False, repr=False)
     _opened: bool = field(default=False, init=False, repr=False)
 
@@ -131,7 +131,7 @@ class Reader:
             ChangefeedError: CF1101 it was dropped; its own error where it has failed.
         """
         job = self.catalog.find_job(self.name)
-        if job is None or job.wanted is Wanted.DROPPED or job.status is Status.DROPPED:
+        if job is None or job.wanted is DesiredStatus.DROPPED or job.status is Status.DROPPED:
             raise ChangefeedError("CF1101", f'reader "{self.name}" was dropped')
         if job.status is Status.FAILED:
             raise ChangefeedError(
@@ -157,7 +157,7 @@ class Reader:
             )
         return tables[0]
 
-    def sink(self) -> Pulled:
+    def sink(self) -> LogConsumer:
         """The place that feed and reader share.
 
         Raises:
@@ -217,7 +217,7 @@ class Reader:
     def paused(self) -> bool:
         """A statement stopped it for now."""
         job = self.job()
-        return job.wanted is Wanted.PAUSED or job.status is Status.PAUSED
+        return job.wanted is DesiredStatus.PAUSED or job.status is Status.PAUSED
 
     def begun(self) -> Timestamp | None:
         """Where changes begin: the instant of the scan, or the place the feed was given; None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.schema import TableSchema
 from changefeed.readers.reader import Reader, Start
 from changefeed.readers.table_log import OnTruncate, Range
@@ -63,10 +62,13 @@ class Subscription:
     committed comes again.
     """
 
-    def __init__(self, reader: Reader, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, reader: Reader, max_rows: int = MAX_ROWS, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Subscribe with an open reader, which is closed with the subscription."""
         self._reader = reader
         self._max_rows = max_rows
+        self._clock = clock
         self._at = reader.place().committed
         self._committed = self._at
         self._idle_at = 0.0
@@ -100,14 +102,14 @@ class Subscription:
             ChangefeedError: the reader has failed or was dropped, or the log does not go back to
                 where it stands (CF3002).
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             part = self._look()
             if part is not None:
                 return part
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and self._clock.monotonic() >= deadline:
                 return None
-            time.sleep(POLL_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
 
     def _look(self) -> Changes | None:
         reader = self._reader
@@ -133,7 +135,7 @@ class Subscription:
 
     def _rest(self, upto: Timestamp) -> None:
         """Nothing was there up to ``upto``: the log need not keep it for us."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._at == self._committed and now - self._idle_at >= IDLE_SECONDS:
             self._idle_at = now
             self._reader.idle(upto)

@@ -16,8 +16,8 @@ import signal
 import socket
 import struct
 import threading
-import time
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.telemetry import log
 
@@ -31,7 +31,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 _HELLO_SECONDS = 10.0
 
 
-class Ticket:
+class AdmissionTicket:
     """A worker's way in; pickles. One delivery at a time in each process."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
@@ -69,16 +69,27 @@ class Ticket:
         return {**self.__dict__, "_held": None}
 
 
-class Gate:
+class WorkerAdmission:
     """The driver's side.
 
     Args:
         host: address the workers reach the driver at.
         here: workers run on this machine: one that does not end is killed.
+        grace: seconds it is given to end by itself.
+        clock: counts them.
     """
 
-    def __init__(self, host: str = "127.0.0.1", *, here: bool = True) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        here: bool = True,
+        grace: float = GRACE_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self._here = here
+        self._grace = grace
         self._secret = secrets.token_bytes(16)
         self._listener = socket.create_server((host, 0))
         self._port = int(self._listener.getsockname()[1])
@@ -88,9 +99,9 @@ class Gate:
         self._closed = False
         threading.Thread(target=self._serve, name="scan-gate", daemon=True).start()
 
-    def ticket(self) -> Ticket:
+    def ticket(self) -> AdmissionTicket:
         """For the workers."""
-        return Ticket(self._host, self._port, self._secret)
+        return AdmissionTicket(self._host, self._port, self._secret)
 
     @property
     def inside(self) -> tuple[int, ...]:
@@ -104,11 +115,11 @@ class Gate:
             if not self._closed:
                 self._closed = True
                 self._shut()
-            kill_at = time.monotonic() + GRACE_SECONDS
+            kill_at = self._clock.monotonic() + self._grace
             while self._inside:
-                if self._here and time.monotonic() >= kill_at:
+                if self._here and self._clock.monotonic() >= kill_at:
                     self._kill()
-                if not self._changed.wait(GRACE_SECONDS if self._inside else 0):
+                if not self._clock.wait(self._changed, self._grace if self._inside else 0):
                     log.warning("%d workers of a scan have not ended yet", len(self._inside))
 
     def _shut(self) -> None:

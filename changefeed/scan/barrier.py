@@ -1,4 +1,4 @@
-"""What makes sure that a scan which is not wanted any more writes nothing any more."""
+"""Guarantees that a cancelled scan performs no further writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from changefeed.scan.admission import Gate, Ticket
+from changefeed.scan.admission import AdmissionTicket, WorkerAdmission
 
 
 class ScanStopped(Exception):
@@ -23,7 +23,7 @@ class Fence:
     def __init__(self) -> None:
         self._passing = threading.RLock()
         self._closing = threading.Event()
-        self._gate: Gate | None = None
+        self._gate: WorkerAdmission | None = None
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -37,7 +37,7 @@ class Fence:
                 raise ScanStopped
             yield
 
-    def ticket(self, host: str, *, here: bool) -> Ticket:
+    def ticket(self, host: str, *, here: bool) -> AdmissionTicket:
         """For the workers of a Spark job, which reach us at ``host`` (``here``: this machine).
 
         Raises:
@@ -45,7 +45,7 @@ class Fence:
         """
         with self.passing():
             if self._gate is None:
-                self._gate = Gate(host, here=here)
+                self._gate = WorkerAdmission(host, here=here)
             return self._gate.ticket()
 
     def close(self) -> None:

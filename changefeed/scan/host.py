@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.clock import Timestamp
@@ -11,10 +12,12 @@ from changefeed.core.schema import TableName, TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from changefeed.capture.source_runtime import SourceKeeper
+    from changefeed.capture.source_runtime import SourceRuntime
     from changefeed.core.engines import EngineOption
+    from changefeed.core.sizes import Sizes
     from changefeed.encoding.plan import MessagePlan
     from changefeed.encoding.typed_rows import RowPlan
+    from changefeed.options import History
     from changefeed.spark.session import SparkEngine
     from sinks.base import Sink, SinkContext, Target
 
@@ -22,11 +25,12 @@ if TYPE_CHECKING:
 class ScanSinks(Protocol):
     """The sink objects of the feed, as far as a scan uses them."""
 
-    def for_scan(self) -> Sink:
-        """The scan thread's own opened sink."""
+    def for_scan(self, unfinished: Mapping[TableName, Timestamp]) -> Sink:
+        """The scan thread's own opened sink. ``unfinished``: from which instant on scans of a
+        table do not count as whole."""
         ...
 
-    def made_anew(self) -> Sink:
+    def new_sink(self) -> Sink:
         """Another sink object of the feed, not opened."""
         ...
 
@@ -57,7 +61,7 @@ class ScanHost(Protocol):
         ...
 
     @property
-    def keeper(self) -> SourceKeeper:
+    def source_runtime(self) -> SourceRuntime:
         """The source whose tables are read."""
         ...
 
@@ -69,6 +73,16 @@ class ScanHost(Protocol):
     @property
     def asked_engine(self) -> EngineOption:
         """Where the feed, or else the node, wants scans to run."""
+        ...
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much is done in one go."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """What the feed's tables keep of the past."""
         ...
 
     def note_engine(self, table: TableName, text: str) -> None:

@@ -22,7 +22,7 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
-from changefeed.spark.executors import RECEIPT_DDL, Deliver, Delivered, Deliverer, errors_packed
+from changefeed.spark.executors import RECEIPT_DDL, Deliver, Deliverer, PartResult, errors_packed
 from changefeed.spark.progress import Listener, driver_host
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from changefeed.spark.session import SparkEngine
 
 
-class Part(Protocol):
+class ReadablePart(Protocol):
     """A piece of a table; must pickle. See :class:`changefeed.sources.base.ScanPart`."""
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -41,7 +41,7 @@ class Part(Protocol):
 
 def run_scan(
     engine: SparkEngine,
-    parts: Sequence[Part],
+    parts: Sequence[ReadablePart],
     *,
     plan: MessagePlan,
     at: Timestamp,
@@ -49,7 +49,7 @@ def run_scan(
     group: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     stopping: Callable[[], bool] = lambda: False,
-) -> list[Delivered]:
+) -> list[PartResult]:
     """Read, encode and deliver all parts; returns when everything is delivered.
 
     Args:
@@ -68,7 +68,7 @@ def run_scan(
             CF4001 a value cannot be encoded, CF4002 Spark failed.
     """
     tell = on_progress or (lambda rows, size: None)
-    delivered: list[Delivered] = []
+    delivered: list[PartResult] = []
     try:
         if parts and not stopping():
             delivered = _run(engine, parts, plan, at, deliver, group, tell)
@@ -81,27 +81,27 @@ def run_scan(
 
 def _run(
     engine: SparkEngine,
-    parts: Sequence[Part],
+    parts: Sequence[ReadablePart],
     plan: MessagePlan,
     at: Timestamp,
     deliver: Deliver,
     group: str | None,
     on_progress: Callable[[int, int], None],
-) -> list[Delivered]:
+) -> list[PartResult]:
     with engine.use(group) as session:
         host = driver_host(session)
         with Listener(on_progress, host) as tell:
             chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
             numbers = session.range(len(parts), numPartitions=len(parts))
             receipts = numbers.mapInArrow(chain, RECEIPT_DDL).collect()
-    return [Delivered(r["part"], r["rows"], r["bytes"]) for r in receipts]
+    return [PartResult(r["part"], r["rows"], r["bytes"]) for r in receipts]
 
 
 class _Chain:
     """Reads the part a task is for, makes its messages and delivers them, all in the worker."""
 
     def __init__(
-        self, parts: Sequence[Part], plan: MessagePlan, at: Timestamp, deliver: Deliverer
+        self, parts: Sequence[ReadablePart], plan: MessagePlan, at: Timestamp, deliver: Deliverer
     ) -> None:
         self._parts = parts
         self._plan = plan
@@ -124,7 +124,7 @@ class _RowReader:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[ReadablePart],
         shape: Callable[[pa.RecordBatch], pa.Table],
         tell: Callable[[int, int, int], None],
     ):
@@ -150,7 +150,7 @@ class _RowReader:
 @contextmanager
 def row_frame(
     engine: SparkEngine,
-    parts: Sequence[Part],
+    parts: Sequence[ReadablePart],
     *,
     schema: TableSchema,
     shape: Callable[[pa.RecordBatch], pa.Table],

@@ -19,9 +19,9 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -31,11 +31,12 @@ from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_eng
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.log_rows import scan_rows
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
-from changefeed.scan.admission import Ticket
+from changefeed.options import History
+from changefeed.scan.admission import AdmissionTicket
 from changefeed.scan.barrier import Fence, ScanStopped
 from changefeed.scan.host import ScanHost, scan_place
 from changefeed.scan.spark import row_frame, run_scan
@@ -53,8 +54,6 @@ from sinks.base import (
 if TYPE_CHECKING:
     from changefeed.sources.base import ScanPart
 
-#: Tables estimated below this are read by the node itself: a Spark job would cost more.
-SMALL_ROWS = 20_000
 #: Rows encoded in one go on the node.
 MESSAGE_ROWS = 20_000
 #: The same where a CDC query is evaluated by a Spark job: its fixed cost is spread over more rows.
@@ -67,14 +66,20 @@ READERS = 4
 
 
 @dataclass
-class Reading:
-    """What all tables of one scan have in common."""
+class ScanWork:
+    """What all tables of one scan have in common.
+
+    ``unfinished``: see :attr:`sinks.base.SinkContext.unfinished`. ``delivered``: rows of it are
+    durable in the sink.
+    """
 
     host: ScanHost
     at: Timestamp
     fence: Fence
     group: str
     stopping: Callable[[], bool]
+    unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
+    delivered: bool = False
 
     def __post_init__(self) -> None:
         self._epochs = itertools.count(1)
@@ -99,7 +104,7 @@ class Reading:
             ChangefeedError: the source, Spark or the sink failed.
         """
         with self.fence.passing():
-            sink = self.host.sinks.for_scan()
+            sink = self.host.sinks.for_scan(self.unfinished)
         writer = Writer(self, sink, schema, told)
         choice = self._engine(writer, rows, len(parts))
         if choice.spark:
@@ -126,7 +131,7 @@ class Reading:
         why = ""
         if host.has_query:
             why = "a CDC query runs in the node's session"
-        elif not host.keeper.source.parts_travel:
+        elif not host.source_runtime.source.parts_travel:
             why = "the snapshot of this source cannot leave the node"
         elif writer.typed and not writer.sink.capabilities.scans_by_spark:
             why = "the rows of this sink are staged by the node"
@@ -137,7 +142,7 @@ class Reading:
         asked = host.asked_engine
         if writer.typed and asked is EngineOption.AUTO and not why:
             # The session is needed for the merge anyway: only the job itself counts.
-            small = parts <= 1 and rows < SMALL_ROWS
+            small = parts <= 1 and rows < host.sizes.small_scan_rows
             return EngineChoice(not small, "Spark merges this table in any case")
         return choose_engine(asked, Work(rows, max(1, parts), why), host.engine.state())
 
@@ -210,7 +215,7 @@ class Reading:
             host = driver_host(session)
         local = self.host.engine.master.startswith("local")
         return InWorker(
-            sink=self.host.sinks.made_anew(),
+            sink=self.host.sinks.new_sink(),
             context=self.host.sinks.context(scan=True, here=False),
             feed=self.host.name,
             epoch=writer.epoch,
@@ -229,7 +234,7 @@ class Writer:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: ScanWork,
         sink: Sink,
         schema: TableSchema,
         told: Callable[[int, int], None],
@@ -250,7 +255,8 @@ class Writer:
         self._pending = 0
         self._rows = self._bytes = 0
         self._round = max(sink.capabilities.pacing.rows, ROUND_ROWS)
-        self._ends = host.plan(schema).deletes in (Deletes.YES, Deletes.SOFT)
+        deletes = host.plan(schema).deletes
+        self._ends = ends_scan(deletes, host.history, gathers=self.typed and self.seen.keyless)
 
     def write(self, rows: pa.Table) -> None:
         """Hand over rows as the sink takes them."""
@@ -273,6 +279,7 @@ class Writer:
 
     def progress(self, rows: int, size: int) -> None:
         """What others than :meth:`write` have delivered."""
+        self._reading.delivered = True
         self._told(rows, size)
 
     def commit_round(self) -> None:
@@ -304,6 +311,7 @@ class Writer:
         fault_point(Point.SCAN_AFTER_END)
 
     def _settled(self) -> None:
+        self._reading.delivered = True
         self._receipts.clear()
         self._pending = 0
         self.epoch = self._reading.next_epoch()
@@ -316,6 +324,19 @@ class Writer:
         except (ScanStopped, ChangefeedError):
             # The reason for it is on its way up; a sink that is closed forgets as well.
             self._receipts.clear()
+
+
+def ends_scan(deletes: Deletes, history: History, *, gathers: bool) -> bool:
+    """Whether a sink is told that a scan is whole.
+
+    Latest rows that a scan did not find are deletes, so a feed without deletes keeps them and the
+    sink is not told. Where every change is kept, no row goes for that, and the sink has to know
+    which scans were whole. Nor can a table of rows without a key (``gathers``) take the rows of a
+    scan before its end: they have no identity by which they could be merged one by one.
+    """
+    if deletes is Deletes.NO:
+        return history is History.APPEND or (gathers and history is History.OFF)
+    return deletes is not Deletes.ONLY
 
 
 @dataclass
@@ -332,7 +353,7 @@ class InWorker:
     epoch: Epoch
     target: Target
     schema: TableSchema
-    ticket: Ticket
+    ticket: AdmissionTicket
     _opened: bool = False
 
     def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:

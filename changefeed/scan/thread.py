@@ -15,12 +15,11 @@ table comes after the changes since then, as a backfill does.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog.model import TableProgress
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.faults import Point, fault_point
@@ -28,7 +27,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
 from changefeed.scan.barrier import Fence, ScanStopped
 from changefeed.scan.host import ScanHost
-from changefeed.scan.table import Reading
+from changefeed.scan.table import ScanWork
 from changefeed.sources.base import KeyRange, Snapshot
 
 
@@ -51,10 +50,12 @@ class TableScan:
         return self.progress.table
 
 
-class Scan(threading.Thread):
+class SnapshotScan(threading.Thread):
     """Scans tables of a feed; the feed looks at :attr:`tables` and :attr:`at`."""
 
-    def __init__(self, host: ScanHost, tables: Sequence[TableProgress]) -> None:
+    def __init__(
+        self, host: ScanHost, tables: Sequence[TableProgress], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         super().__init__(name=f"scan-{host.name}", daemon=True)
         self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
         self.at: Timestamp | None = None
@@ -64,9 +65,16 @@ class Scan(threading.Thread):
         #: Set by the feed's thread once :attr:`at` is durable in the progress of the tables.
         self.placed = threading.Event()
         self._host = host
+        self._clock = clock
         self._stopping = threading.Event()
         self._group = f"scan-{host.job_id}-{id(self)}"
         self._began = 0.0
+        self._work: ScanWork | None = None
+
+    @property
+    def delivered(self) -> bool:
+        """Rows of it are durable in the sink."""
+        return self._work is not None and self._work.delivered
 
     def stop(self) -> None:
         """End soon: running Spark jobs are cancelled."""
@@ -90,7 +98,7 @@ class Scan(threading.Thread):
         name = "rescan" if all(t.progress.rescan_owed for t in tables) else "initial scan"
         text = f"{name}: {done} of {len(tables)} tables, {rows} of about {total} rows"
         if share > 0.01 and self._began:
-            left = (time.monotonic() - self._began) * (1 - share) / share
+            left = (self._clock.monotonic() - self._began) * (1 - share) / share
             text += f" ({share:.0%}, about {_duration(left)} left)"
         return text
 
@@ -105,29 +113,38 @@ class Scan(threading.Thread):
             self._host.wake()
 
     def _scan(self) -> None:
-        keeper = self._host.keeper
-        source = keeper.source
+        source_runtime = self._host.source_runtime
+        source = source_runtime.source
         if self._host.needs_spark or self._host.asked_engine is EngineOption.SPARK:
             # An open image holds back VACUUM at the source: nothing may wait for Spark's start
             # then.
             self._host.engine.session()
         # The image must be younger than the capture, or changes between them would be lost.
-        keeper.wait_captured(self.tables, self._stopping)
+        source_runtime.wait_captured(self.tables, self._stopping)
         described = self._describe()
         if self._host.promised is not None:
             # An idle source's image has the instant of the last frontier, which consumers may
             # have been told is complete.
-            keeper.wait_above(self._host.promised, self._stopping)
+            source_runtime.wait_above(self._host.promised, self._stopping)
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
-            self.at = keeper.wait_position(snapshot.position, self._stopping)
-            self._began = time.monotonic()
+            self.at = source_runtime.wait_position(snapshot.position, self._stopping)
+            self._began = self._clock.monotonic()
             self._host.wake()
             fault_point(Point.SCAN_AFTER_SNAPSHOT)
             self.placed.wait()
             # Again: the image may have waited long for open transactions, and has the columns
             # that came meanwhile. One that came since then is not in the image, and told by it.
             described = self._describe()
-            reading = Reading(self._host, self.at, self.fence, self._group, self._stopping.is_set)
+            # Where the scan before this one was, or the oldest place of a scan that is owed: not
+            # as it is by now, with the place of this scan.
+            unfinished = {
+                name: table.progress.scan_at
+                for name, table in self.tables.items()
+                if table.progress.scan_at is not None
+            }
+            reading = self._work = ScanWork(
+                self._host, self.at, self.fence, self._group, self._stopping.is_set, unfinished
+            )
             for table in described:
                 if self._stopping.is_set():
                     return
@@ -141,7 +158,9 @@ class Scan(threading.Thread):
             if table.error is not None:
                 continue
             try:
-                shape = self._host.keeper.source.describe(table.name.schema, table.name.name)
+                shape = self._host.source_runtime.source.describe(
+                    table.name.schema, table.name.name
+                )
                 self._host.recognise(shape)
                 table.schema = self._host.intern_schema(shape)
                 found.append(table)
@@ -151,7 +170,7 @@ class Scan(threading.Thread):
                 table.error = error
         return found
 
-    def _scan_table(self, snapshot: Snapshot, table: TableScan, reading: Reading) -> None:
+    def _scan_table(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> None:
         if table.backfill:
             table.caught_up.wait()
         if table.schema is None or self._stopping.is_set():

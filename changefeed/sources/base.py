@@ -89,7 +89,7 @@ class TableInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CaptureResult:
     """What :meth:`Attachment.capture` did.
 
     Attributes:
@@ -104,7 +104,23 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class Handover:
+    """Where another reader of the source's log stopped.
+
+    Attributes:
+        position: every change that commits at or below it was delivered by that reader; some of
+            those above may have been.
+        memo: of an attachment whose log begins there, where nothing is held yet.
+        notices: sentences for the person who takes over, of what stays behind.
+    """
+
+    position: Position
+    memo: Memo
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableLocations:
     """Where tables are at one moment.
 
     Attributes:
@@ -291,7 +307,7 @@ class Attachment(ABC):
         return [[] for _ in watches]
 
     @abstractmethod
-    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
         """Make the source keep its log for us, for exactly ``tables``. Idempotent.
 
         Args:
@@ -401,7 +417,7 @@ class Source(ABC):
         """What ``full_table_name`` calls the database, whatever the connection is called."""
         return self.name
 
-    def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> Located | None:
+    def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> TableLocations | None:
         """Where tables are now, by name and by :attr:`TableSchema.table_id`. Cheap: asked every
         few seconds. None: the tables of this source have no ids that outlive a rename."""
         return None
@@ -420,6 +436,22 @@ class Source(ABC):
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
         """Sentences for the person who makes a feed: what does not hinder it, but matters."""
         return []
+
+    def handover(
+        self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
+    ) -> Handover:
+        """Where a Debezium connector with this offset stopped. Changes nothing.
+
+        Args:
+            offset: as Kafka Connect stores it.
+            tables: what the connector captured.
+            fresh: nothing is held yet, so the change log is to begin at the offset.
+
+        Raises:
+            ChangefeedError: CF1303 the offset is none of this kind of source, or the log cannot
+                be taken over from there.
+        """
+        raise ChangefeedError("CF1303", f"source {self.name} takes over no connector")
 
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
         """Why no row can be in the range: a bound that is no value of its column, or bounds in

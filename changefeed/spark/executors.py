@@ -22,7 +22,7 @@ class Deliver(Protocol):
     """What takes the finished messages of one part; must pickle.
 
     Called once for a part (again when its task is tried again) with batches of the
-    plan's :func:`~changefeed.encoding.arrow_schema.message_schema`; returns rows and bytes, durably
+    plan's :func:`~changefeed.encoding.formats.message_schema`; returns rows and bytes, durably
     delivered. ``close`` is called in the same process after the last part.
     """
 
@@ -32,7 +32,7 @@ class Deliver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class PartResult:
     """What became of one part."""
 
     part: int

@@ -11,9 +11,10 @@ import secrets
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,9 +56,16 @@ class Listener:
     Args:
         on_progress: called from a thread of its own with rows and bytes of all parts.
         host: address the workers reach the driver at.
+        clock: for how often it passes on.
     """
 
-    def __init__(self, on_progress: Callable[[int, int], None], host: str) -> None:
+    def __init__(
+        self,
+        on_progress: Callable[[int, int], None],
+        host: str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self._on_progress = on_progress
         self._parts: dict[int, tuple[int, int]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -82,8 +90,8 @@ class Listener:
         fresh = False
         while not self._closed.is_set():
             fresh = self._take() or fresh
-            if fresh and time.monotonic() - told >= PERIOD:
-                told, fresh = time.monotonic(), False
+            if fresh and self._clock.monotonic() - told >= PERIOD:
+                told, fresh = self._clock.monotonic(), False
                 rows, sizes = zip(*self._parts.values(), strict=True)
                 self._on_progress(sum(rows), sum(sizes))
 

@@ -7,7 +7,7 @@ CF4002, which the engine tries again, and the next :meth:`SparkEngine.session` s
 
 Jar packs (:mod:`changefeed.spark.packs`) that are in the user's cache are on the class path
 from the start, which costs nothing measurable (session in 5 to 6 s with and without); one that
-has to be downloaded first makes :meth:`SparkEngine.require` start the JVM anew. Table formats
+has to be downloaded first makes :meth:`SparkEngine.require` restart the JVM. Table formats
 also extend the planner, which scans do not need, so their extensions live in a second session
 of the same context: ``use(packs=...)``.
 """
@@ -90,7 +90,7 @@ class SparkEngine:
         self._log = log
         self._given_scratch = scratch
         self._lock = threading.Lock()
-        self._life: _Life | None = None
+        self._life: _JvmSession | None = None
         self._starts = 0
         self._closed = False
 
@@ -236,7 +236,7 @@ class SparkEngine:
         life = self._life
         if life is not None and life.usable:
             context = life.session.result().sparkContext
-            # A JVM that is gone runs no job any more.
+            # A JVM that is gone runs no job.
             with contextlib.suppress(Exception):
                 context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
@@ -262,26 +262,26 @@ class SparkEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _current(self) -> _Life:
+    def _current(self) -> _JvmSession:
         return self._alive(lambda life: not life.over)
 
-    def _with_packs(self) -> _Life:
+    def _with_packs(self) -> _JvmSession:
         return self._alive(lambda life: not life.over and self._packs <= life.packs)
 
-    def _alive(self, good: Callable[[_Life], bool]) -> _Life:
+    def _alive(self, good: Callable[[_JvmSession], bool]) -> _JvmSession:
         with self._lock:
             if self._closed:
                 raise ChangefeedError("CF4002", "Spark was stopped")
             if self._life is not None and good(self._life):
                 return self._life
-            old, self._life = self._life, _Life(self)
+            old, self._life = self._life, _JvmSession(self)
             self._starts += 1
             life = self._life
         life.begin(after=old)
         return life
 
 
-class _Life:
+class _JvmSession:
     """One JVM and its session, from start to end."""
 
     def __init__(self, engine: SparkEngine) -> None:
@@ -318,10 +318,10 @@ class _Life:
             return True
         return self.jvm is not None and self.session.done() and not self.jvm.alive
 
-    def begin(self, after: _Life | None) -> None:
+    def begin(self, after: _JvmSession | None) -> None:
         threading.Thread(target=self._run, args=(after,), name="spark-start", daemon=True).start()
 
-    def _run(self, after: _Life | None) -> None:
+    def _run(self, after: _JvmSession | None) -> None:
         try:
             if after is not None:
                 after.end()
@@ -663,9 +663,9 @@ class _Singletons:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner: _Life | None = None
+        self._owner: _JvmSession | None = None
 
-    def take(self, life: _Life) -> None:
+    def take(self, life: _JvmSession) -> None:
         """Say that this life starts a session now.
 
         Raises:
@@ -680,7 +680,7 @@ class _Singletons:
                 )
             self._owner = life
 
-    def release(self, life: _Life) -> None:
+    def release(self, life: _JvmSession) -> None:
         """Make pyspark ready for another JVM, if it was this life that had it."""
         with self._lock:
             if self._owner is life:

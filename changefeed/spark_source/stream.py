@@ -7,13 +7,13 @@ change log keeps what a query that is started again from its checkpoint asks for
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.readers.reader import Reader
@@ -40,7 +40,9 @@ BEGIN = {"at": ""}
 class ChangeStreamReader(DataSourceStreamReader):
     """Plans batches in a process beside the driver, and reads ranges in executors."""
 
-    def __init__(self, settings: Settings, shape: TableSchema) -> None:
+    def __init__(self, settings: Settings, shape: TableSchema, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._stopped = threading.Event()
         self._settings: Settings | None = settings
         self._shape = shape
         self._opened: Reader | None = None
@@ -97,9 +99,9 @@ class ChangeStreamReader(DataSourceStreamReader):
     def _begun(self, reader: Reader) -> Timestamp | None:
         """Where the reader begins. Waits a while for the initial scan: a query that ends when it
         has read what there is would end before it has begun."""
-        deadline = time.monotonic() + BEGIN_SECONDS
-        while (begun := reader.begun()) is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        deadline = self._clock.monotonic() + BEGIN_SECONDS
+        while (begun := reader.begun()) is None and self._clock.monotonic() < deadline:
+            self._clock.wait(self._stopped, POLL_SECONDS)
         return begun
 
     def _beyond(self, reader: Reader, planned: Timestamp, frontier: Timestamp) -> Timestamp:
@@ -109,7 +111,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         upto = frontier if rows is None else log.reach(after, frontier, rows)
         if log.span(after, upto).ranges:
             return upto
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._idle_at >= IDLE_SECONDS and planned == reader.place().committed:
             self._idle_at = now
             reader.idle(upto)
@@ -121,7 +123,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         Raises:
             ChangefeedError: it has failed or was dropped.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
             reader.check()
@@ -155,6 +157,7 @@ class ChangeStreamReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         """The query has ended."""
+        self._stopped.set()
         if self._opened is not None:
             self._opened.close()
             self._opened = None

@@ -5,6 +5,7 @@ Programs get every column; a person on a terminal gets these, and the rest by ``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from changefeed.sources.base import TableInfo
 from changefeed.statements.health import DEGRADED, TROUBLE, Health
 from changefeed.statements.times import ago
 from changefeed.statements.values import Cell, Estimate, Names, Rate, Size
+from grammar.printer import name as name_sql
 
 #: Tables that are named in a row; more are counted.
 _NAMED = 3
@@ -103,8 +105,20 @@ def why(look: Look) -> str | None:
         return None
     reason = str(shown.reason)
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
-        return f"{reason}; {job.hint}"
+        return f"{reason}; {with_names(job.hint, job)}"
     return reason
+
+
+def with_names(hint: str, job: Job, table: TableProgress | None = None) -> str:
+    """A hint as it is typed for this feed, and for this table where it is about one.
+
+    The hints of the codes say ``ALTER CHANGEFEED .. RESCAN the table``.
+    """
+    said = hint.replace("CHANGEFEED ..", f"CHANGEFEED {name_sql(job.name)}")
+    if table is None:
+        return said
+    name = f"{name_sql(table.table.schema)}.{name_sql(table.table.name)}"
+    return re.sub(r"\b(RESCAN|DROP) the table\b", lambda found: f"{found[1]} {name}", said)
 
 
 #: What SHOW CHANGEFEED f shows a person: title -> (what it is, column).

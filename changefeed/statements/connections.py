@@ -7,7 +7,7 @@ from changefeed.catalog import external_name
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.options import Options, to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
-from changefeed.plan.sink_resolution import Sinking, check_sink, find_sink
+from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
 from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import brief
@@ -38,7 +38,7 @@ def create_connection(statement: nodes.CreateConnection, context: Context) -> Re
 
 
 def alter_connection(statement: nodes.AlterConnection, context: Context) -> Result:
-    """ALTER EXTERNAL CONNECTION: feeds that use it connect anew."""
+    """ALTER EXTERNAL CONNECTION: feeds that use it reconnect."""
     _check_uri(statement.uri)
     _existing(statement.name, statement.name_span, context)
     old = context.catalog.connection(statement.name)
@@ -194,7 +194,7 @@ def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:
         # What the feed's own text adds to the connection's URI stays.
         real = context.catalog.resolve_uri(job.sink_uri, {name: uri.text})
         scheme = sink_scheme(real)
-        new = Sinking(job.sink_uri, real, scheme, capabilities(scheme), to_span(uri.span))
+        new = ResolvedSink(job.sink_uri, real, scheme, capabilities(scheme), to_span(uri.span))
         options = Options.from_dict(job.options, abilities=old.capabilities)
         problems = check_sink(new, options)
         if problems:

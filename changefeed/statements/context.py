@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import ClientRow, Position
+from changefeed.core.events import ClientRow, Frontier, Position
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
+from changefeed.core.timings import Timings
 from changefeed.options import to_span
-from changefeed.plan.build import LogOldest, OpenSource, Surroundings
+from changefeed.plan.build import LogHas, LogOldest, OpenSource, PlanContext
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.query.model import CompiledQuery
@@ -27,6 +29,7 @@ from grammar import nodes
 from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from changefeed.log import LogReader
     from sinks.base import SparkAccess
 
 
@@ -183,17 +186,19 @@ class Context:
     log_place: LogPlace
     probe: Probe
     text: str = ""
+    timings: Timings = field(default_factory=Timings)
 
-    def surroundings(self, *, probing: bool = False, making: bool = False) -> Surroundings:
+    def surroundings(self, *, probing: bool = False, making: bool = False) -> PlanContext:
         """For the planner; ``probing`` lets it look at the target in every respect, ``making``
         at whose the targets are."""
-        return Surroundings(
+        return PlanContext(
             self.catalog,
             self.clock,
             self.text,
             self.session.source,
             self.open_source,
             log_oldest_of(self.catalog),
+            log_has_of(self.catalog),
             self.probe if probing else None,
             self.probe if making else None,
             self.host.compile_query,
@@ -266,38 +271,59 @@ class Context:
         raise AssertionError("the loop has no other end")
 
 
+@contextmanager
+def _log_of(catalog: Catalog, source: str) -> Iterator[tuple[LogReader, Frontier] | None]:
+    """A source's change log in the state's directory, and how far it reaches; None while there is
+    nothing in it."""
+    # Loaded on use: only a cursor and SYNC need it.
+    from changefeed.log import LogReader
+
+    path = StateLayout(Path(catalog.directory)).log(source)
+    if not path.exists():
+        yield None
+        return
+    with LogReader(path) as reader:
+        frontier = reader.refresh()
+        yield None if frontier is None else (reader, frontier)
+
+
 def log_oldest_of(catalog: Catalog) -> LogOldest:
     """Reads where the change logs in the state's directory begin."""
 
     def oldest(source: str) -> Timestamp | None:
-        # Loaded on use: only a cursor needs it.
-        from changefeed.log import LogReader
-
-        path = StateLayout(Path(catalog.directory)).log(source)
-        if not path.exists():
-            return None
-        with LogReader(path) as reader:
-            return None if reader.refresh() is None else reader.oldest
+        with _log_of(catalog, source) as log:
+            return None if log is None else log[0].oldest
 
     return oldest
+
+
+def log_has_of(catalog: Catalog) -> LogHas:
+    """Looks into the change logs in the state's directory."""
+
+    def has(source: str, position: Position, since: Timestamp | None) -> bool:
+        with _log_of(catalog, source) as log:
+            if since is None or log is None:
+                return False
+            reader, frontier = log
+            if frontier.position <= position:
+                return since <= frontier.at
+            at = reader.timestamp_at(position)
+            return at is not None and max(since, reader.oldest) <= at
+
+    return has
 
 
 def log_place_of(catalog: Catalog) -> LogPlace:
     """Reads the change logs in the state's directory."""
 
     def place(source: str, position: Position) -> Timestamp | None:
-        # Loaded on use: only SYNC needs it.
-        from changefeed.log import LogReader
-
-        path = StateLayout(Path(catalog.directory)).log(source)
         # A log that a new one may be about to follow has no place to wait for.
-        if catalog.source_state(source).renewal or not path.exists():
+        if catalog.source_state(source).renewal:
             return None
         # Asked again and again while SYNC waits: each look gives its file back.
-        with LogReader(path) as reader:
-            frontier = reader.refresh()
-            if frontier is None or frontier.position < position:
+        with _log_of(catalog, source) as log:
+            if log is None or log[1].position < position:
                 return None
-            return reader.timestamp_at(position) or frontier.at
+            return log[0].timestamp_at(position) or log[1].at
 
     return place

@@ -8,10 +8,11 @@ without one, and says what waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from changefeed.attachments import capture_tables, release
-from changefeed.catalog import Job, SourceState, Status, Wanted
+from changefeed.catalog import DesiredStatus, Job, SourceState, Status
 from changefeed.core.errors import LOG_LOST, ChangefeedError, Code, raise_all
 from changefeed.core.schema import TableName
 from changefeed.options import to_span
@@ -25,17 +26,11 @@ from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
 from changefeed.plan.stages import FeedPlan, TableStage
 from changefeed.sources.base import Watch
-from changefeed.statements import brief
+from changefeed.statements import brief, datasets
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Cell
 from grammar import nodes
 
-#: How long a statement waits for the source to agree to send the tables, seconds.
-CAPTURE_SECONDS = 30.0
-#: How long a statement waits for a node to pause, resume or drop a feed, seconds.
-NODE_SECONDS = 30.0
-#: A feed that was resumed shows within this time, or the statement says so.
-RESUME_SECONDS = 10.0
 #: A CREATE gives a NOTICE each for this many topics.
 SHOWN_TOPICS = 20
 
@@ -68,7 +63,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             "stream",
             ("table", "key", "value"),
             notices=[*plan.notices, *warnings],
-            stream=_texts(rows, lambda: forget_source(plan.source.source, context)),
+            stream=_texts(rows, lambda: _leave(plan.source.source, context)),
             tag="CREATE CHANGEFEED",
         )
     job, late = _store(plan, statement, context)
@@ -145,7 +140,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
         captured = _captured(job, tables, context)
         return captured or _source_waits(job, context) or not catalog.job(job.id).status.active
 
-    if context.wait(settled, CAPTURE_SECONDS) and _captured(job, tables, context):
+    if context.wait(settled, context.timings.answer) and _captured(job, tables, context):
         return []
     now = catalog.job(job.id)
     if now.status is Status.FAILED and now.started is None:
@@ -184,7 +179,7 @@ def _captured(job: Job, tables: Mapping[TableName, int], context: Context) -> bo
 
 def _undo(job: Job, context: Context) -> None:
     """A statement that failed leaves no job; the node stops what it began."""
-    context.catalog.request(job.id, Wanted.DROPPED)
+    context.catalog.request(job.id, DesiredStatus.DROPPED)
     context.host.wake()
     for _ in _until(job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED):
         context.catalog.delete_job(job.id)
@@ -225,6 +220,26 @@ def _decoded(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="backslashreplace")
 
 
+def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
+    """CREATE CHANGEFEED FOR DATASET."""
+    known = context.catalog.find_job(statement.name) if statement.name else None
+    if known is not None and statement.if_not_exists:
+        return create(nodes.CreateChangefeed((), known.name, if_not_exists=True), context)
+    if known is not None:
+        raise ChangefeedError(
+            "CF1102",
+            f'changefeed "{known.name}" already exists',
+            span=to_span(statement.name_span),
+        )
+    made = datasets.translate(statement, context)
+    before = datasets.keep_connection(made, context)
+    try:
+        return create(made.statement, context)
+    except BaseException:
+        datasets.restore_connection(made, before, context)
+        raise
+
+
 def create_cdc(statement: nodes.CreateCdc, context: Context) -> Result:
     """YugabyteDB's CREATE CDC."""
     return create(cdc.translate(statement, context.text), context)
@@ -247,17 +262,29 @@ def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
 # ---------------------------------------------------------------------- EXPLAIN, VALIDATE
 
 
-Made = nodes.CreateChangefeed | nodes.CreateCdc
+Made = nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc
 
 
-def _plain(statement: Made, text: str) -> nodes.CreateChangefeed:
-    return cdc.translate(statement, text) if isinstance(statement, nodes.CreateCdc) else statement
+def _plain(
+    statement: Made, context: Context
+) -> tuple[nodes.CreateChangefeed, datasets.DatasetPlan | None]:
+    """The statement as an ordinary one, and the dataset that it defines."""
+    if isinstance(statement, nodes.CreateDataset):
+        made = datasets.translate(statement, context)
+        return made.statement, made
+    if isinstance(statement, nodes.CreateCdc):
+        return cdc.translate(statement, context.text), None
+    return statement, None
 
 
 def explain(statement: nodes.Explain, context: Context) -> Result:
     """EXPLAIN CREATE CHANGEFEED: the stages; creates nothing."""
-    plan = plan_create(_plain(statement.statement, context.text), context.surroundings())
+    plain, dataset = _plain(statement.statement, context)
+    given = None if dataset is None else dataset.connection
+    plan = plan_create(plain, replace(context.surroundings(), given=given))
     rows: list[tuple[Cell, ...]] = [*explain_rows(plan)]
+    if dataset is not None:
+        rows[:0] = datasets.explained(dataset.definition)
     return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
 
 
@@ -265,13 +292,14 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
     """VALIDATE CREATE CHANGEFEED: every problem as a row; creates nothing."""
     rows: list[tuple[Cell, ...]] = []
     try:
-        plain = _plain(statement.statement, context.text)
+        plain, dataset = _plain(statement.statement, context)
     except ChangefeedError as error:
         rows += problem_rows(
             None, getattr(error, "problems", [error]), (), context.text, statement.statement
         )
         return _checked(rows, error)
-    around = context.surroundings(probing=True)
+    given = None if dataset is None else dataset.connection
+    around = replace(context.surroundings(probing=True), given=given)
     plan, problems = check_create(plain, around)
     warnings = _source_warnings(plan.source.source, plan.tables, context) if plan else []
     rows += problem_rows(plan, problems, warnings, context.text, plain, _read_from(plain, context))
@@ -319,6 +347,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     job = context.job(statement.feed)
     plan = plan_alter(statement, job, context.surroundings(making=True))
     warnings = _source_warnings(job.source, plan.add, context, server=False)
+    log_is_lost = bool(plan.rescan) and _log_is_lost(job, context)
     altered = context.catalog.alter_job(
         job.id,
         sink_uri=plan.sink_uri,
@@ -329,9 +358,13 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         drop=plan.drop,
         topics=plan.topics,
         rescan=plan.rescan,
+        renew_log=log_is_lost,
         generation=job.generation,
     )
-    rescans = _begin_rescan(job, context) if plan.rescan else []
+    rescans = _others_of_the_log(job, context) if log_is_lost else []
+    if plan.rescan:
+        # A feed that failed goes on with its RESCAN.
+        rescans += _go_on(job, context)
     context.host.wake()
     late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():
@@ -340,7 +373,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         def settled() -> bool:
             return _captured(job, added, context) or _source_waits(job, context)
 
-        context.wait(settled, CAPTURE_SECONDS)
+        context.wait(settled, context.timings.answer)
         if not _captured(job, added, context):
             error = context.catalog.source_state(job.source).error
             why = f": {error}" if error else ""
@@ -357,20 +390,15 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     )
 
 
-def _begin_rescan(job: Job, context: Context) -> list[str]:
-    """Let a feed that failed go on with its RESCAN; say where one that stands still does not."""
-    said = _renew_log(job, context)
-    return said + _go_on(job, context)
+def _log_is_lost(job: Job, context: Context) -> bool:
+    """``job`` as it was before the statement, or its source, has met a log that cannot go on."""
+    codes = {job.error_code, context.catalog.source_state(job.source).error_code}
+    return bool(codes & LOG_LOST)
 
 
-def _renew_log(job: Job, context: Context) -> list[str]:
-    """Where the source was lost, ask the node for a new change log; who else needs to know."""
-    catalog = context.catalog
-    codes = {job.error_code, catalog.source_state(job.source).error_code}
-    if not codes & LOG_LOST:
-        return []
-    catalog.save_source_state(job.source, renewal=True)
-    others = [j.name for j in catalog.source_jobs(job.source) if j.id != job.id]
+def _others_of_the_log(job: Job, context: Context) -> list[str]:
+    """Who else needs to know of a new change log."""
+    others = [j.name for j in context.catalog.source_jobs(job.source) if j.id != job.id]
     if not others:
         return []
     return [
@@ -380,9 +408,10 @@ def _renew_log(job: Job, context: Context) -> list[str]:
 
 
 def _go_on(job: Job, context: Context) -> list[str]:
-    if job.status is Status.FAILED and job.wanted is Wanted.RUNNING:
+    """Let a feed that failed go on; say where one that stands still does not."""
+    if job.status is Status.FAILED and job.wanted is DesiredStatus.RUNNING:
         context.catalog.transition(job.id, Status.PENDING, reason="is to be rescanned")
-    elif job.status is Status.PAUSED or job.wanted is Wanted.PAUSED:
+    elif job.status is Status.PAUSED or job.wanted is DesiredStatus.PAUSED:
         return [f'changefeed "{job.name}" is paused: the rescan begins with RESUME']
     return _no_node(context)
 
@@ -411,9 +440,9 @@ def pause(statement: nodes.PauseChangefeed, context: Context) -> Result:
         if job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
             raise _wrong_state(job, "paused", statement.feeds)
     for job in jobs:
-        if job.status is Status.PAUSED and job.wanted is Wanted.PAUSED:
+        if job.status is Status.PAUSED and job.wanted is DesiredStatus.PAUSED:
             notices.append(f'changefeed "{job.name}" is paused already')
-        context.catalog.request(job.id, Wanted.PAUSED)
+        context.catalog.request(job.id, DesiredStatus.PAUSED)
     context.host.wake()
     for job in jobs:
         notices += _until(job, context, _pause_here, "pause", lambda now: not now.status.active)
@@ -441,7 +470,7 @@ def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
     if context.host.node_running():
         for job in jobs:
             # A feed that only retries tables is under way already.
-            context.wait(partial(_taken_up, job, context), RESUME_SECONDS)
+            context.wait(partial(_taken_up, job, context), context.timings.resume)
     elif jobs:
         notices += _no_node(context)
     return _statuses(jobs, notices, context, "RESUME")
@@ -451,7 +480,7 @@ def _can_resume(job: Job, context: Context) -> bool:
     """It stands still, is about to, or has a table that does."""
     if job.status.finished:
         return False
-    if not job.status.active or job.wanted is not Wanted.RUNNING:
+    if not job.status.active or job.wanted is not DesiredStatus.RUNNING:
         return True
     return any(table.error is not None for table in context.catalog.tables(job.id))
 
@@ -464,7 +493,7 @@ def _resume_one(job: Job, context: Context) -> None:
     catalog = context.catalog
     catalog.retry_tables(job.id)
     # First what is wanted: a node that saw the job pending would pause it again.
-    catalog.request(job.id, Wanted.RUNNING)
+    catalog.request(job.id, DesiredStatus.RUNNING)
     if job.status in (Status.PAUSED, Status.FAILED):
         catalog.transition(job.id, Status.PENDING, reason="resumed, waits for a node")
 
@@ -518,14 +547,14 @@ def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
         if job.status is Status.DROPPED:
             raise _wrong_state(job, "dropped again", refs)
     for job in jobs:
-        context.catalog.request(job.id, Wanted.DROPPED)
+        context.catalog.request(job.id, DesiredStatus.DROPPED)
     context.host.wake()
     for job in jobs:
         notices += _until(
             job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED
         )
     for source in sorted({job.source for job in jobs}):
-        notices += forget_source(source, context)
+        notices += _leave(source, context)
     return _statuses(jobs, notices, context, "DROP")
 
 
@@ -539,6 +568,14 @@ def _drop_here(job: Job, context: Context) -> None:
     context.catalog.delete_job(job.id)
 
 
+def _leave(name: str, context: Context) -> list[str]:
+    """:func:`forget_source`; with it goes the connection that FOR DATASET made."""
+    notices = forget_source(name, context)
+    if not notices:
+        datasets.forget_connection(name, context)
+    return notices
+
+
 def forget_source(name: str, context: Context) -> list[str]:
     """Once no feed needs a source, nothing of ours stays there; a node does it by itself."""
     catalog = context.catalog
@@ -548,7 +585,7 @@ def forget_source(name: str, context: Context) -> list[str]:
         return not state.updated or bool(catalog.source_jobs(name))
 
     if context.host.node_running():
-        if context.wait(gone, NODE_SECONDS):
+        if context.wait(gone, context.timings.answer):
             return []
         return [_left_behind(catalog.source_state(name))]
     if gone():
@@ -590,7 +627,7 @@ def _until(
         now = context.catalog.find_job(job.id)
         return now is None or reached(now)
 
-    if context.wait(done, NODE_SECONDS):
+    if context.wait(done, context.timings.answer):
         return []
     return [f'the node was asked to {verb} "{job.name}" and has not done it yet']
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.statements.times import clock_text
-from changefeed.statements.values import Seconds, Worded
+from changefeed.statements.values import Seconds, ShownText
 
 #: The node runs the feed, but at least one of its tables has failed.
 DEGRADED = "degraded"
@@ -29,6 +29,10 @@ TROUBLE = frozenset(
 )
 
 NO_NODE = "no node runs it: changefeed start"
+
+#: The job's row says so until a node has opened the feed's sink, or knows what else it waits for.
+WAITING = "waits for a node"
+STARTING = "starting: the node opens the source and the sink"
 
 #: While the job says one of these, a failed table is the worst there is to say.
 _AT_WORK = frozenset({Status.PENDING, Status.SCANNING, Status.RUNNING})
@@ -70,9 +74,11 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         return Health(STOPPED, NO_NODE, behind)
     if job.status in _AT_WORK and failed:
         return Health(DEGRADED, _failures(failed), behind)
+    if job.status is Status.PENDING and job.reason.endswith(WAITING):
+        return Health(str(job.status), STARTING, behind)
     if job.status is Status.RUNNING and job.high_water is not None:
         # CockroachDB's words.
-        told = Worded(
+        told = ShownText(
             f"running: resolved={job.high_water}",
             f"complete up to {clock_text(job.high_water, now)}",
         )

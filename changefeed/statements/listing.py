@@ -1,4 +1,4 @@
-"""SHOW CHANGEFEEDS: one row a feed, with WHERE, ORDER BY and LIMIT on typed values."""
+"""SHOW CHANGEFEEDS: one row per feed, with WHERE, ORDER BY and LIMIT on typed values."""
 
 from __future__ import annotations
 

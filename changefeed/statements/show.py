@@ -36,7 +36,7 @@ def _detail(job: Job, context: Context) -> Result:
     state = context.catalog.source_state(job.source)
     detail: dict[str, Cell] = {
         **row,
-        "hint": job.hint,
+        "hint": job.hint and brief.with_names(job.hint, job),
         "wanted": str(job.wanted),
         "scan_progress": scan_text(tables),
         "table_states": _states(tables),
@@ -109,7 +109,7 @@ def _tables(job: Job, context: Context) -> Result:
                 Rate(table.emitted_rows),
                 Size(table.emitted_bytes),
                 table.error,
-                _hint(table.error_code),
+                _hint(table.error_code, job, table),
             )
         )
     columns = (
@@ -132,12 +132,16 @@ def _errors(job: Job, context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
     events = context.catalog.events(job.id, limit=SHOWN_EVENTS, kinds=("error", "retry"))
     now = context.clock.now().wall
-    rows += [_event_row(event, now) for event in events if not _told_of_table(event, events)]
+    tables = {str(table.table): table for table in context.catalog.tables(job.id)}
+    for event in events:
+        if not _told_of_table(event, events):
+            hint = _hint(event.code, job, tables.get(event.table or ""))
+            at = moment(event.at, now)
+            rows.append((at, event.kind, event.code, event.table, event.text, hint))
     known = {(event.table, event.text) for event in events}
-    for table in context.catalog.tables(job.id):
-        name = str(table.table)
+    for name, table in tables.items():
         if table.error is not None and (name, table.error) not in known:
-            hint = _hint(table.error_code)
+            hint = _hint(table.error_code, job, table)
             rows.append((None, "error", table.error_code, name, table.error, hint))
     return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
 
@@ -152,15 +156,10 @@ def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
     )
 
 
-def _event_row(event: JobEvent, now: int) -> tuple[Cell, ...]:
-    at, hint = moment(event.at, now), _hint(event.code)
-    return (at, event.kind, event.code, event.table, event.text, hint)
-
-
-def _hint(code: str | None) -> str | None:
-    """What the table of codes says to do; None when it says nothing."""
+def _hint(code: str | None, job: Job, table: TableProgress | None) -> str | None:
+    """What the table of codes says to do here; None when it says nothing."""
     known = Code.stored(code)
-    return known.hint or None if known is not None else None
+    return brief.with_names(known.hint, job, table) or None if known is not None else None
 
 
 _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {

@@ -9,6 +9,9 @@ from changefeed.catalog import Job, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.dataset.definition import definition_of, is_definition
+from changefeed.dataset.extracts import last_arrived, next_extract
+from changefeed.dataset.store import Store
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
@@ -18,6 +21,8 @@ from grammar import nodes
 
 #: How often capture is asked to look at the source at once, seconds.
 HASTEN_SECONDS = 0.5
+#: How often the extracts of a dataset are looked at, seconds.
+LOOK_SECONDS = 0.25
 #: Until the feed is asked to deliver a second time, seconds; twice as long each time after.
 DELIVER_SECONDS = 0.1
 #: A feed in one of these will never get there by itself.
@@ -32,9 +37,10 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     """
     seconds = _timeout(statement)
     job = context.job(statement.feed)
-    waiting = _Waiting(statement, context, job, context.clock.monotonic(), seconds)
+    waiting = _SyncWait(statement, context, job, context.clock.monotonic(), seconds)
     waiting.check(job)
     _refuse_failed_tables(job, context, statement)
+    _await_extracts(job, context, waiting)
     shapes = _present_shapes(job, context)
     position = context.source(job.source).current_position()
     place: list[Timestamp] = []
@@ -82,6 +88,38 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     )
 
 
+def _await_extracts(job: Job, context: Context, waiting: _SyncWait) -> None:
+    """Where a node compares the extracts of the source: wait for those that have arrived.
+
+    Raises:
+        ChangefeedError: one of them was refused; CF1304, CF1301 as :func:`sync`.
+    """
+    uri = context.catalog.connection(job.source).uri
+    if not is_definition(uri):
+        return
+    definition = definition_of(uri)
+    store, now = Store(definition.dataset), context.clock.now().wall / 1e9
+    last = last_arrived(definition.schedule, store.latest(), now)
+    looked = -inf
+
+    def compared() -> bool:
+        nonlocal looked
+        if context.clock.monotonic() < looked + LOOK_SECONDS:
+            return False
+        looked = context.clock.monotonic()
+        found = next_extract(definition.schedule, store.latest(), now)
+        # What came later to a glob sorts behind the others.
+        if found is None or last is None or found.mark.name > last.mark.name:
+            return True
+        refused = store.refusal(found.mark)
+        if refused is not None:
+            raise refused
+        return False
+
+    if last is not None:
+        waiting.until(compared)
+
+
 def _present_shapes(job: Job, context: Context) -> dict[TableName, TableSchema]:
     """How the tables of a feed are at the source now."""
     source = context.source(job.source)
@@ -116,7 +154,7 @@ def _columns(schema: TableSchema) -> list[tuple[int | str, str, str]]:
     return [(column.ref, column.name, column.type_name) for column in schema.columns]
 
 
-class _Waiting:
+class _SyncWait:
     """One SYNC: its deadline, and what ends it early."""
 
     def __init__(

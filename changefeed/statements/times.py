@@ -6,7 +6,7 @@ import datetime as dt
 
 from changefeed.core.clock import Timestamp
 from changefeed.plan.words import duration_text
-from changefeed.statements.values import Worded
+from changefeed.statements.values import ShownText
 
 
 def ago(ns: int, now: int) -> str:
@@ -26,26 +26,26 @@ def _coarse(seconds: int) -> str:
     return duration_text(seconds)
 
 
-def moment(ns: int | None, now: int) -> Worded | None:
+def moment(ns: int | None, now: int) -> ShownText | None:
     """``2026-11-21 21:24:52.123456`` in UTC, which sorts in time order; for people
     ``2026-11-21 21:24:52 UTC (3m ago)``."""
     if ns is None:
         return None
     at = _utc(ns)
-    return Worded(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC ({ago(ns, now)})")
+    return ShownText(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC ({ago(ns, now)})")
 
 
-def date(ns: int) -> Worded:
+def date(ns: int) -> ShownText:
     """:func:`moment` without the age, of what does not change any more."""
     at = _utc(ns)
-    return Worded(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC")
+    return ShownText(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC")
 
 
-def instant(at: Timestamp | None, now: int) -> Worded | None:
+def instant(at: Timestamp | None, now: int) -> ShownText | None:
     """A timestamp of the log, digit for digit; for people its time of day and age."""
     if at is None:
         return None
-    return Worded(str(at), clock_text(at, now))
+    return ShownText(str(at), clock_text(at, now))
 
 
 def clock_text(at: Timestamp, now: int) -> str:

@@ -45,7 +45,7 @@ class Names(tuple[str, ...]):
         return ", ".join(self)
 
 
-class Worded(str):
+class ShownText(str):
     """A text for programs, of which a person is shown other words.
 
     Attributes:
@@ -54,7 +54,7 @@ class Worded(str):
 
     words: str
 
-    def __new__(cls, text: str, words: str) -> Worded:
+    def __new__(cls, text: str, words: str) -> ShownText:
         """``text`` is the value: what WHERE compares and JSON and CSV hold."""
         made = super().__new__(cls, text)
         made.words = words

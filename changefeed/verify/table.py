@@ -13,7 +13,7 @@ rows and the differences is in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,10 +22,14 @@ from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.formats import TRAITS
+from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
-from changefeed.encoding.compile import message_plan
+from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
+from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.plan import MessagePlan, Origin
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.options import Options
 from changefeed.scan.table import TYPED_ROWS, joined
@@ -37,6 +41,9 @@ from sinks.base import Difference, SinkContext, SparkAccess, Target
 LIMIT = 1_000
 #: Comparisons of one table before rows that look different each time are called changing.
 PASSES = 5
+#: When the source's rows were written, as far as their messages say it; any instant will do whose
+#: nanoseconds have the usual number of digits.
+_INSTANT = Timestamp(1_000_000_000_000_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +127,10 @@ class TableVerifier:
 
     def _pass(self, table: TableProgress) -> list[Difference]:
         """What looks different now; one more than :data:`LIMIT` where there are more."""
+        self._require_own_topic(table)
         schema = self._schema(table)
-        plan = RowPlan(message_plan(self._job, self._options, table, schema))
-        deletes = plan.plan.deletes
+        plan = message_plan(self._job, self._options, table, schema, origin=self._origin())
+        deletes = plan.deletes
         if deletes is Deletes.ONLY:
             why = "is delivered as deletes alone"
             raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
@@ -138,12 +146,31 @@ class TableVerifier:
             state=self._catalog.state_id,
         )
         try:
-            rows = self._rows(table, schema, plan)
-            found = sink.compare(context, target, plan.schema, rows, LIMIT + 1)
+            typed = RowPlan(plan) if sink.capabilities.takes_rows else None
+            shape = self._messages(plan) if typed is None else typed.scanned
+            rows = self._rows(table, schema, shape)
+            seen = schema if typed is None else typed.schema
+            found = sink.compare(context, target, seen, rows, LIMIT + 1)
         finally:
             sink.close()
         # What was deleted at the source stays in a target that is told of no deletes.
         return [d for d in found if d.kind != "extra" or deletes is not Deletes.NO]
+
+    def _require_own_topic(self, table: TableProgress) -> None:
+        others = [
+            t.table
+            for t in self._catalog.tables(self._job.id)
+            if t.topic == table.topic and t.table != table.table
+        ]
+        if others:
+            message = f"{table.table} cannot be verified: {others[0]} is in {table.topic}, too"
+            raise ChangefeedError(Code.NOT_SUPPORTED, message)
+
+    def _origin(self) -> Origin:
+        """What messages say of the source, where they do."""
+        if not names_origin(self._options):
+            return NOWHERE
+        return origin_of(self._catalog.connection(self._job.source).uri, self._source.database)
 
     def _schema(self, table: TableProgress) -> TableSchema:
         schema = self._source.describe(table.table.schema, table.table.name)
@@ -151,14 +178,42 @@ class TableVerifier:
             raise ChangefeedError("CF2106", f"another table has the name {table.table} now")
         return self._catalog.intern_schema(schema)
 
-    def _rows(self, table: TableProgress, schema: TableSchema, plan: RowPlan) -> Iterator[pa.Table]:
+    def _messages(self, plan: MessagePlan) -> Callable[[pa.Table, Timestamp], pa.Table]:
+        """Encodes rows of the source as the feed does, but for what tells of the change."""
+        if not TRAITS[plan.format].text:
+            message = f"a feed of format = '{plan.format}' cannot be verified yet"
+            raise ChangefeedError(Code.NOT_SUPPORTED, message, hint="VERIFY reads JSON.")
+        if plan.schema.keyless:
+            message = f"{plan.schema.table} has no primary key: its messages cannot be verified"
+            raise ChangefeedError(Code.NOT_SUPPORTED, message)
+        bare = replace(
+            plan,
+            updated=False,
+            mvcc_timestamp=False,
+            diff=False,
+            transactions=False,
+            key_in_value=False,
+            topic_in_value=False,
+        )
+
+        def encoded(rows: pa.Table, at: Timestamp) -> pa.Table:
+            return encode_messages(scan_rows(plan.schema, rows, at), bare, scan=True)
+
+        return encoded
+
+    def _rows(
+        self,
+        table: TableProgress,
+        schema: TableSchema,
+        shape: Callable[[pa.Table, Timestamp], pa.Table],
+    ) -> Iterator[pa.Table]:
         """The rows of the source; when they have ended, the target has what they showed."""
         keys = KeyRange(table.values_from or None, table.values_to or None)
         with self._source.snapshot([schema]) as snapshot:
             parts = snapshot.parts(schema, keys=keys, partition=table.partition)
             batches = (batch for part in parts for batch in part.read())
             for rows in joined(batches, TYPED_ROWS):
-                yield plan.scanned(rows, Timestamp(1))
+                yield shape(rows, _INSTANT)
         self._delivered()
 
 

@@ -5,6 +5,7 @@ CREATE CHANGEFEED orders_table FOR orders INTO 'external://tables';
 
 -- A CDC query: Spark SQL over each change of a table, in this terminal.
 CREATE CHANGEFEED
+    WITH resolved = '1s'
     AS SELECT id, upper(status) AS status, round(total * 1.2, 2) AS with_tax, event_op() AS op
     FROM orders
     WHERE total > 20;

@@ -22,12 +22,14 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 DEFAULT_SCHEMA = "public"
 
 
-class Known(Protocol):
+class NameSource(Protocol):
     """Where names come from: :class:`shell.repl.names.Names`."""
 
     def connections(self) -> list[str]: ...
 
     def schemes(self) -> dict[str, str]: ...
+
+    def functions(self) -> dict[str, str]: ...
 
     def feeds(self) -> list[FeedFacts]: ...
 
@@ -64,7 +66,7 @@ def quoted(name: str) -> str:
     return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
 
 
-def choices(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def choices(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     """Everything that fits, whatever begins to stand there already."""
     for kind in sorted(fits.kinds):
         fill = _FILLERS.get(kind)
@@ -74,10 +76,14 @@ def choices(fits: Suggestions, known: Known) -> Iterator[Choice]:
 # ------------------------------------------------------------------------ names
 
 
-def _connections(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _connections(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     schemes = known.schemes()
     for name in known.connections():
         yield Choice(name, f"{schemes.get(name, '')} connection".strip())
+
+
+def _functions(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+    yield from (Choice(name, signature) for name, signature in known.functions().items())
 
 
 #: Verb -> the statuses of the feeds that it does something for.
@@ -87,25 +93,25 @@ _WORTH = {
 }
 
 
-def _fitting(fits: Suggestions, known: Known) -> list[FeedFacts]:
+def _fitting(fits: Suggestions, known: NameSource) -> list[FeedFacts]:
     """The feeds that the statement can mean, without those that it names already."""
     left = [feed for feed in known.feeds() if feed.name not in fits.feeds]
     worth = _WORTH.get(fits.verb)
     return [feed for feed in left if feed.status in worth] or left if worth else left
 
 
-def _feeds(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _feeds(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     yield from (Choice(feed.name, feed.status) for feed in _fitting(fits, known))
 
 
-def _job_ids(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _job_ids(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     if "feed" in fits.kinds:
         return  # the names are there already
     for feed in _fitting(fits, known):
         yield Choice(str(feed.job_id), f"{feed.name}, {feed.status}", literal=True)
 
 
-def _feed(fits: Suggestions, known: Known) -> FeedFacts | None:
+def _feed(fits: Suggestions, known: NameSource) -> FeedFacts | None:
     """The feed that the statement changes."""
     if not fits.action:
         return None
@@ -119,7 +125,7 @@ def _table(schema: str, name: str) -> Choice:
     return Choice(name, schema, insert=f"{quoted(schema)}.{quoted(name)}")
 
 
-def _tables(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _tables(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     """Tables of the source, schemas, and connections: the parts of a dotted name."""
     feed = _feed(fits, known) if fits.action == "DROP" else None
     if feed is not None:
@@ -142,19 +148,19 @@ def _tables(fits: Suggestions, known: Known) -> Iterator[Choice]:
         yield from (Choice(name, "connection") for name in connections)
 
 
-def _schemas(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _schemas(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     source = fits.path[0] if fits.path else fits.source
     yield from (
         Choice(name, "schema") for name in sorted({schema for schema, _ in known.tables(source)})
     )
 
 
-def _columns(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _columns(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     if fits.table:
         yield from (Choice(*column) for column in known.columns(fits.table, fits.source))
 
 
-def _partitions(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _partitions(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     if fits.table:
         names = known.partitions(fits.table, fits.source)
         yield from (Choice(name, "partition") for name in names)
@@ -163,7 +169,7 @@ def _partitions(fits: Suggestions, known: Known) -> Iterator[Choice]:
 # ------------------------------------------------------------------------ options
 
 
-def sink_scheme(fits: Suggestions, known: Known) -> str | None:
+def sink_scheme(fits: Suggestions, known: NameSource) -> str | None:
     """The scheme of the statement's sink, as far as it is known."""
     feed = _feed(fits, known)
     if fits.sink is None and feed is not None:
@@ -176,7 +182,7 @@ def sink_scheme(fits: Suggestions, known: Known) -> str | None:
     return known.schemes().get(rest.partition("?")[0])
 
 
-def _options(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     feed = _feed(fits, known)
     for row in listing(_abilities(fits, known)):
         if row.name in fits.given or (feed is not None and not row.alterable):
@@ -187,10 +193,19 @@ def _options(fits: Suggestions, known: Known) -> Iterator[Choice]:
         yield Choice(row.name, f"{row.summary}{default}")
 
 
-def _cdc_options(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _cdc_options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     for name, meta in _CDC.items():
         if name not in fits.given:
             yield Choice(name, meta)
+
+
+def _dataset_options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+    from changefeed.api import DATASET_OPTIONS
+
+    for name, (_, meta) in DATASET_OPTIONS.items():
+        if name not in fits.given:
+            yield Choice(name, meta)
+    yield from _options(fits, known)
 
 
 _CDC = {
@@ -204,9 +219,13 @@ _CDC = {
 _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 
 
-def _option_values(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
+        from changefeed.api import DATASET_OPTIONS
+
+        values, _ = DATASET_OPTIONS.get(fits.option or "", ((), ""))
+        yield from (Choice(value, string=True) for value in values)
         return
     if row.type.kind in ("column", "columns"):
         yield from _columns_of_all(fits, known)
@@ -224,7 +243,7 @@ def _option_values(fits: Suggestions, known: Known) -> Iterator[Choice]:
         yield Choice(text, "for example", string=True)
 
 
-def _columns_of_all(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     """The columns of every table that the feed watches."""
     feed = _feed(fits, known)
     tables = fits.tables or (feed.tables if feed is not None else ())
@@ -235,7 +254,7 @@ def _columns_of_all(fits: Suggestions, known: Known) -> Iterator[Choice]:
     yield from (Choice(name, type_name, string=True) for name, type_name in types.items())
 
 
-def _abilities(fits: Suggestions, known: Known) -> SinkAbilities | None:
+def _abilities(fits: Suggestions, known: NameSource) -> SinkAbilities | None:
     """What the statement's sink can do; None where it is not known."""
     from changefeed.api import sink_capabilities
 
@@ -248,7 +267,7 @@ def _abilities(fits: Suggestions, known: Known) -> SinkAbilities | None:
         return None  # an unknown scheme: the statement itself will say so
 
 
-def _taken(fits: Suggestions, known: Known) -> frozenset[str] | None:
+def _taken(fits: Suggestions, known: NameSource) -> frozenset[str] | None:
     """Which values of the option the statement's sink takes; None is all."""
     able = _abilities(fits, known)
     if able is None or fits.option not in ("format", "envelope", "compression"):
@@ -264,7 +283,7 @@ def _taken(fits: Suggestions, known: Known) -> frozenset[str] | None:
 # ------------------------------------------------------------------------ URIs
 
 
-def _sink_uris(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _sink_uris(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     if "?" in fits.prefix:
         yield from _parameters(fits.prefix)
         return
@@ -280,7 +299,7 @@ def _sink_uris(fits: Suggestions, known: Known) -> Iterator[Choice]:
         yield Choice(f"external://{name}", f"{kind} connection", string=True)
 
 
-def _connection_uris(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _connection_uris(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     if "://" in fits.prefix and ("?" in fits.prefix or ":///" in fits.prefix):
         yield from _sink_uris(fits, known)
         return
@@ -337,13 +356,13 @@ def _paths(lead: str, typed: str) -> Iterator[Choice]:
 # ------------------------------------------------------------------------ listings
 
 
-def _result_columns(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _result_columns(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     from changefeed.api import LISTING_COLUMNS
 
     yield from (Choice(name) for name in LISTING_COLUMNS)
 
 
-def _values(fits: Suggestions, known: Known) -> Iterator[Choice]:
+def _values(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     """Values that a column of SHOW CHANGEFEEDS can be compared with."""
     from changefeed.api import STATUSES
 
@@ -361,10 +380,11 @@ def _values(fits: Suggestions, known: Known) -> Iterator[Choice]:
     yield from (Choice(name, string=True) for name in names)
 
 
-_FILLERS: dict[str, Callable[[Suggestions, Known], Iterator[Choice]]] = {
+_FILLERS: dict[str, Callable[[Suggestions, NameSource], Iterator[Choice]]] = {
     "connection": _connections,
     "database": _connections,
     "feed": _feeds,
+    "function": _functions,
     "job_id": _job_ids,
     "table": _tables,
     "schema": _schemas,
@@ -372,6 +392,7 @@ _FILLERS: dict[str, Callable[[Suggestions, Known], Iterator[Choice]]] = {
     "partition": _partitions,
     "option": _options,
     "cdc_option": _cdc_options,
+    "dataset_option": _dataset_options,
     "option_value": _option_values,
     "sink_uri": _sink_uris,
     "connection_uri": _connection_uris,

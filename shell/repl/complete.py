@@ -10,10 +10,10 @@ from prompt_toolkit.document import Document
 
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS
-from shell.repl.choices import Choice, Known, choices, quoted
+from shell.repl.choices import Choice, NameSource, choices, quoted
 from shell.repl.local_words import WORDS
 
-__all__ = ["Known", "ShellCompleter", "quoted"]
+__all__ = ["NameSource", "ShellCompleter", "quoted"]
 
 #: A statement has just ended: whatever may begin here is not worth a menu by itself.
 _ENDED = re.compile(r";\s*\Z")
@@ -22,7 +22,7 @@ _ENDED = re.compile(r";\s*\Z")
 class ShellCompleter(Completer):
     """Completes statements and local commands."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: NameSource) -> None:
         self._known = known
 
     def get_completions(

@@ -7,22 +7,22 @@ from pathlib import Path
 
 from changefeed.options.docs import listing
 from grammar.help import topics
-from shell.repl.choices import DEFAULT_SCHEMA, Choice, Known, quoted
+from shell.repl.choices import DEFAULT_SCHEMA, Choice, NameSource, quoted
 from shell.settings import TABLE
 
 
-def _topics(words: str, known: Known) -> Iterator[Choice]:
+def _topics(words: str, known: NameSource) -> Iterator[Choice]:
     yield from (Choice(topic.name, topic.category) for topic in topics())
     yield from (Choice(row.name, "option") for row in listing())
 
 
-def _tables(words: str, known: Known) -> Iterator[Choice]:
+def _tables(words: str, known: NameSource) -> Iterator[Choice]:
     for schema, name in known.tables():
         lead = "" if schema == DEFAULT_SCHEMA else f"{quoted(schema)}."
         yield Choice(lead + quoted(name), schema)
 
 
-def _settings(words: str, known: Known) -> Iterator[Choice]:
+def _settings(words: str, known: NameSource) -> Iterator[Choice]:
     name, space, _ = words.partition(" ")
     if space and name in TABLE:
         yield from (Choice(f"{name} {value}") for value in TABLE[name].values)
@@ -30,11 +30,11 @@ def _settings(words: str, known: Known) -> Iterator[Choice]:
         yield from (Choice(row.name, row.summary) for row in TABLE.values())
 
 
-def _switch(words: str, known: Known) -> Iterator[Choice]:
+def _switch(words: str, known: NameSource) -> Iterator[Choice]:
     yield from (Choice(word) for word in ("on", "off"))
 
 
-def _files(words: str, known: Known) -> Iterator[Choice]:
+def _files(words: str, known: NameSource) -> Iterator[Choice]:
     """Folders, and files of statements."""
     typed = Path(words or ".").expanduser()
     folder = typed if words.endswith("/") or not words else typed.parent
@@ -51,7 +51,7 @@ def _files(words: str, known: Known) -> Iterator[Choice]:
 
 
 #: What a command's ``completes`` names -> the words that may follow.
-WORDS: dict[str, Callable[[str, Known], Iterable[Choice]]] = {
+WORDS: dict[str, Callable[[str, NameSource], Iterable[Choice]]] = {
     "topic": _topics,
     "table": _tables,
     "setting": _settings,

@@ -12,7 +12,7 @@ from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import redact
 from shell.client import Client
-from shell.exits import Exit, Failed, Leave
+from shell.exits import Exit, Leave, StatementFailure
 from shell.places import history_file, rc_file
 from shell.repl.complete import ShellCompleter
 from shell.repl.history import History
@@ -44,10 +44,7 @@ def run_prompt(client: Client) -> Exit:
     )
     client.backend.start(watcher.failed)
     watcher.start()
-    client.diagnostics.remark(
-        f"changefeed {__version__}, state {redact(client.backend.state)}. "
-        "Statements end with ;  \\h explains them, \\? lists commands, \\q leaves."
-    )
+    greet(client)
     try:
         run_rc(client, rc_file())
         Loop(client, prompt, names).run()
@@ -55,6 +52,14 @@ def run_prompt(client: Client) -> Exit:
         watcher.stop()
     say_farewell(client)
     return Exit.OK
+
+
+def greet(client: Client) -> None:
+    """Say what this is, and how to go on: lines that a terminal of 80 columns does not break."""
+    client.diagnostics.remark(f"changefeed {__version__}, state {redact(client.backend.state)}")
+    client.diagnostics.remark(
+        "Statements end with ;  \\h explains them, \\? lists commands, \\q leaves."
+    )
 
 
 def run_rc(client: Client, file: Path | None) -> None:
@@ -66,7 +71,7 @@ def run_rc(client: Client, file: Path | None) -> None:
             client.run_script(lines, str(file))
     except ChangefeedError as error:
         client.report(error)
-    except (Failed, Leave):
+    except (StatementFailure, Leave):
         # Reported where it happened; and \q ends the file alone.
         pass
 
@@ -115,7 +120,7 @@ class Loop:
                 self._client.run(item)
         except ChangefeedError as error:
             self._client.report(error)
-        except Failed:
+        except StatementFailure:
             # A file of \i ended at a mistake of its own, which was reported.
             pass
         except KeyboardInterrupt:

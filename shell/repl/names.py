@@ -7,11 +7,11 @@ does; what takes longer is empty now, and ``changed`` is called when it is there
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from shell.backend import Backend
 
@@ -38,9 +38,16 @@ class _Entry:
 class Names:
     """Connections, feeds, tables and columns of a backend. Thread-safe."""
 
-    def __init__(self, backend: Backend, *, changed: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        changed: Callable[[], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """``changed`` is called from a thread when something new is known."""
         self._backend = backend
+        self._clock = clock
         self._changed = changed
         self._lock = threading.Lock()
         self._entries: dict[Hashable, _Entry] = {}
@@ -48,6 +55,10 @@ class Names:
     def connections(self) -> list[str]:
         """External connections."""
         return self._kept("connections", lambda: self._backend.engine.connections(), [])
+
+    def functions(self) -> dict[str, str]:
+        """Python functions of queries, with the signature of each."""
+        return self._kept("functions", lambda: self._backend.engine.functions(), {})
 
     def source(self) -> str | None:
         """What unqualified tables belong to, as it was known a moment ago."""
@@ -130,7 +141,7 @@ class Names:
         """The entry of a key, which is being read when it is stale."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(default, float("-inf"), False))
-            stale = time.monotonic() - entry.at > FRESH
+            stale = self._clock.monotonic() - entry.at > FRESH
             if stale and not entry.reading and self._backend.opened:
                 entry.reading = True
                 threading.Thread(
@@ -146,7 +157,7 @@ class Names:
             value = entry.value
         with self._lock:
             new = value != entry.value
-            entry.value, entry.at, entry.reading = value, time.monotonic(), False
+            entry.value, entry.at, entry.reading = value, self._clock.monotonic(), False
             entry.read.set()
         if new and self._changed is not None:
             self._changed()

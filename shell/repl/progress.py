@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
@@ -23,7 +22,7 @@ _WAITS = ("pending", "retrying", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanProgress:
     """How far a scan is: what SHOW CHANGEFEED and the summary say."""
 
     name: str
@@ -63,26 +62,27 @@ def follow(client: Client, name: str) -> None:
     if not client.settings.progress or not out.isatty():
         return
     rate = Rate()
-    begun = time.monotonic()
+    clock = client.clock
+    begun = clock.monotonic()
     drawn, rows = False, 0
     try:
         while (scan := look(client, name)) is not None and going_on(scan):
-            now = time.monotonic()
+            now = clock.monotonic()
             rate.add(now, scan.rows)
             rows = max(rows, scan.total)
             _draw(out, bar(scan, rate))
             drawn = True
-            time.sleep(EVERY)
+            clock.sleep(EVERY)
     except KeyboardInterrupt:
         _draw(out, "")
         client.diagnostics.note(f"the scan goes on: SHOW CHANGEFEED {quoted(name)} tells how far")
         return
     if drawn:
         _draw(out, "")
-        client.diagnostics.remark(ending(scan, time.monotonic() - begun, rows))
+        client.diagnostics.remark(ending(scan, clock.monotonic() - begun, rows))
 
 
-def look(client: Client, name: str) -> Scan | None:
+def look(client: Client, name: str) -> ScanProgress | None:
     """The scan now; None when the feed is gone."""
     engine = client.backend.engine
     if name not in engine.feeds():
@@ -90,7 +90,7 @@ def look(client: Client, name: str) -> Scan | None:
     result = engine.execute(f"SHOW CHANGEFEED {quoted(name)}", client.backend.session)
     feed = dict(zip(result.columns, result.rows[0], strict=True))
     rows, total = engine.summary().scanning.get(name, (0, 0))
-    return Scan(
+    return ScanProgress(
         name,
         str(feed["status"]),
         str(feed["running_status"] or ""),
@@ -101,12 +101,12 @@ def look(client: Client, name: str) -> Scan | None:
     )
 
 
-def going_on(scan: Scan) -> bool:
+def going_on(scan: ScanProgress) -> bool:
     """There is something to wait for."""
     return scan.status == "scanning" or (scan.wanted and scan.status in _WAITS)
 
 
-def bar(scan: Scan, rate: Rate) -> str:
+def bar(scan: ScanProgress, rate: Rate) -> str:
     """One line: name, bar, share, rows, time left."""
     if scan.status not in ("scanning", "degraded") or not scan.total:
         return f"{scan.name}: {scan.reason or 'preparing the initial scan'}"
@@ -118,7 +118,7 @@ def bar(scan: Scan, rate: Rate) -> str:
     return f"{scan.name} {drawn} {share:4.0%}  {scan.rows:,} of about {scan.total:,} rows{eta}"
 
 
-def ending(scan: Scan | None, seconds: float, rows: int = 0) -> str:
+def ending(scan: ScanProgress | None, seconds: float, rows: int = 0) -> str:
     """What is said when the bar is gone; ``rows`` is the last estimate of how many there were."""
     if scan is None:
         return "the feed is gone"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
-from prompt_toolkit.completion import Completer, ThreadedCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, ThreadedCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, completion_is_selected
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import History
@@ -86,22 +87,36 @@ def make_prompt(
     return session
 
 
+#: How often a menu is asked for when none opens, and how long apart.
+_AGAIN, _AGAIN_SECONDS = 4, 0.15
+
+
 def complete_again(session: PromptSession[str]) -> None:
     """Open the menu again for what stands there, from any thread.
 
-    Leaves a person alone who is choosing in the menu, is searching, or has typed nothing.
+    Leaves a person alone who is choosing in the menu, is searching, or has typed nothing. Where
+    no menu stands, it opens only one that typing would have opened.
     """
-    app, buffer = session.app, session.default_buffer
-    if app.loop is None or not app.is_running:
+    app, buffer, loop = session.app, session.default_buffer, session.app.loop
+    if loop is None or not app.is_running:
         return
 
-    def start() -> None:
+    def start(left: int) -> None:
         state = buffer.complete_state
         choosing = None if state is None else state.complete_index
         if app.is_running and app.current_buffer is buffer and buffer.text and choosing is None:
-            buffer.start_completion(select_first=False)
+            # The default is a menu that somebody asked for, as with Tab.
+            typed = CompleteEvent(text_inserted=True) if state is None else None
+            buffer.complete_state = None  # a menu that stands would keep another from opening
+            buffer.start_completion(select_first=False, complete_event=typed)
+            loop.call_later(_AGAIN_SECONDS, look, buffer.document, left - 1)
 
-    app.loop.call_soon_threadsafe(start)
+    def look(document: Document, left: int) -> None:
+        # A completion that was at work swallows the start of another, and ends without a menu.
+        if left and buffer.document == document and buffer.complete_state is None:
+            start(left)
+
+    loop.call_soon_threadsafe(start, _AGAIN)
 
 
 def _continuation(width: int, line_number: int, wrap_count: int) -> StyleAndTextTuples:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sinks.elasticsearch.client import BUSY
+from sinks.elasticsearch.client import BUSY, readable
 
 #: What is wanted of an answer: the outcome of each operation, and no more.
 FILTER = "errors,items.*.status,items.*.error.type,items.*.error.reason"
@@ -75,16 +75,18 @@ _FIELD = re.compile(
 
 
 def outcomes(answer: Mapping[str, Any]) -> list[Outcome]:
-    """The outcomes in the order of the request."""
-    found = []
-    for item in answer.get("items") or ():
-        result = next(iter(item.values()))
-        error = result.get("error") or {}
-        found.append(
-            Outcome(
-                int(result.get("status") or 0),
-                str(error.get("type") or ""),
-                str(error.get("reason") or ""),
-            )
-        )
-    return found
+    """The outcomes in the order of the request.
+
+    Raises:
+        ChangefeedError: CF5001 this is no answer of Elasticsearch.
+    """
+    with readable():
+        return [_outcome(item) for item in answer.get("items") or ()]
+
+
+def _outcome(item: Mapping[str, Any]) -> Outcome:
+    [result] = item.values()
+    error = result.get("error") or {}
+    return Outcome(
+        int(result.get("status") or 0), str(error.get("type") or ""), str(error.get("reason") or "")
+    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from sinks.base import Target
 from sinks.elasticsearch import body
@@ -33,7 +34,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BulkPart:
     """Operations of one table inside a request."""
 
     target: Target
@@ -45,26 +46,36 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedOperations:
     """Operations the cluster will never take, and why; by place in ``part``."""
 
-    part: Part
+    part: BulkPart
     outcomes: dict[int, Outcome]
 
 
 #: Takes what was refused: to an index of dead letters, or raises.
-OnRefused = Callable[[Refused], None]
+OnRefused = Callable[[RefusedOperations], None]
 
 
 class Bulk:
     """Sends operations of a feed. Used by one thread; its requests run in others."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, on_refused: OnRefused) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        on_refused: OnRefused,
+        patience: float = PATIENCE_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """``patience``: seconds that requests are sent again to a cluster that is busy."""
+        self._patience = patience
+        self._clock = clock
         self._cluster = cluster
         self._settings = settings
         self._on_refused = on_refused
         self._pool = ThreadPoolExecutor(settings.in_flight, thread_name_prefix="elasticsearch")
-        self._waiting: list[Part] = []
+        self._waiting: list[BulkPart] = []
         self._rows = self._bytes = 0
         self._running: set[Future[None]] = set()
         self._stopped = threading.Event()
@@ -88,7 +99,7 @@ class Bulk:
             ChangefeedError: of an earlier request; CF5006 one row is too large.
         """
         for piece in body.portions(lines, self._settings.bulk_size, self.max_bytes):
-            part = Part(target, piece)
+            part = BulkPart(target, piece)
             size = part.bytes
             if len(piece) == 1 and self.max_row_bytes and size > self.max_row_bytes:
                 raise too_large(target, size, self.max_row_bytes)
@@ -138,9 +149,9 @@ class Bulk:
 
     # -------------------------------------------------------------------- one request
 
-    def _deliver(self, parts: list[Part]) -> None:
+    def _deliver(self, parts: list[BulkPart]) -> None:
         """Send until every operation is done, or refused for good."""
-        pauses = _Pauses(self._stopped, self._settings.shown)
+        pauses = _Pauses(self._stopped, self._settings.shown, self._patience, self._clock)
         while parts:
             answer = self._send(parts)
             if answer.status == 413:
@@ -158,7 +169,7 @@ class Bulk:
             if parts:
                 pauses.wait(answer, why)
 
-    def _send(self, parts: Sequence[Part]) -> Answer:
+    def _send(self, parts: Sequence[BulkPart]) -> Answer:
         parameters = {"filter_path": FILTER}
         if self._settings.refresh != "false":
             parameters["refresh"] = self._settings.refresh
@@ -166,7 +177,7 @@ class Bulk:
         lines = views[0] if len(views) == 1 else b"".join(views)
         return self._cluster.call("POST", "/_bulk", lines=lines, **parameters)
 
-    def _halves(self, parts: list[Part]) -> list[list[Part]]:
+    def _halves(self, parts: list[BulkPart]) -> list[list[BulkPart]]:
         """A request that is too large as two."""
         if len(parts) > 1:
             middle = len(parts) // 2
@@ -176,9 +187,9 @@ class Bulk:
             raise too_large(part.target, part.bytes, self.max_row_bytes)
         middle = len(part.lines) // 2
         lines = (part.lines.slice(0, middle), part.lines.slice(middle))
-        return [[Part(part.target, half)] for half in lines]
+        return [[BulkPart(part.target, half)] for half in lines]
 
-    def _again(self, parts: Sequence[Part], answer: Answer) -> tuple[list[Part], str]:
+    def _again(self, parts: Sequence[BulkPart], answer: Answer) -> tuple[list[BulkPart], str]:
         """Sort the outcomes; returns what is to be sent once more, and why."""
         found = outcomes(answer.json() or {})
         if len(found) != sum(len(part.lines) for part in parts):
@@ -193,10 +204,10 @@ class Bulk:
             start += len(part.lines)
             repeat = self._sorted(part, own)
             if len(repeat):
-                rest.append(Part(part.target, part.lines.take(pa.array(repeat, pa.int64()))))
+                rest.append(BulkPart(part.target, part.lines.take(pa.array(repeat, pa.int64()))))
         return rest, counted(o for o in found if o.verdict is Verdict.RETRY)
 
-    def _sorted(self, part: Part, found: Sequence[Outcome]) -> list[int]:
+    def _sorted(self, part: BulkPart, found: Sequence[Outcome]) -> list[int]:
         """Places to send again; what is refused for good is handed on."""
         by_verdict: dict[Verdict, dict[int, Outcome]] = {verdict: {} for verdict in Verdict}
         for place, outcome in enumerate(found):
@@ -214,21 +225,24 @@ class Bulk:
                 f"index {part.target.topic} takes no documents of table {part.target.table}",
                 detail=counted(by_verdict[Verdict.NO_INDEX].values()),
                 hint="was it removed or closed while the feed runs? Open it again and RESUME; the "
-                "documents of an index that was removed come back when the feed is created anew.",
+                "documents of an index that was removed come back when the feed is created again.",
                 target=part.target.topic,
             )
         if by_verdict[Verdict.REFUSED]:
-            self._on_refused(Refused(part, by_verdict[Verdict.REFUSED]))
+            self._on_refused(RefusedOperations(part, by_verdict[Verdict.REFUSED]))
         return list(by_verdict[Verdict.RETRY])
 
 
 class _Pauses:
-    """Waits between two tries: longer each time, not beyond :data:`PATIENCE_SECONDS` in all."""
+    """Waits between two tries: longer each time, not beyond ``patience`` seconds in all."""
 
-    def __init__(self, stopped: threading.Event, address: str) -> None:
+    def __init__(
+        self, stopped: threading.Event, address: str, patience: float, clock: Clock
+    ) -> None:
         self._stopped = stopped
+        self._clock = clock
         self._address = address
-        self._left = PATIENCE_SECONDS
+        self._left = self._patience = patience
         self._next = _FIRST_PAUSE
 
     def wait(self, answer: Answer, why: str) -> None:
@@ -238,12 +252,13 @@ class _Pauses:
             ChangefeedError: CF5004, patience is at an end or the feed gave up.
         """
         pause = max(answer.retry_after, self._next * random.uniform(0.5, 1.0))
-        if self._stopped.is_set() or pause > self._left or self._stopped.wait(pause):
+        spent = self._stopped.is_set() or pause > self._left
+        if spent or self._clock.wait(self._stopped, pause):
             raise ChangefeedError(
                 "CF5004",
                 "Elasticsearch is busy",
                 detail=f"{self._address}: {why}; asked again for "
-                f"{PATIENCE_SECONDS - self._left:.0f} s",
+                f"{self._patience - self._left:.0f} s",
                 hint="it turns requests away: look at its thread pools and disk space; "
                 "a smaller bulk_bytes or in_flight in the sink URI asks less of it.",
             )
@@ -260,7 +275,7 @@ def _raise_first(done: set[Future[None]]) -> None:
         raise grave or errors[0]
 
 
-def _what(parts: Sequence[Part]) -> str:
+def _what(parts: Sequence[BulkPart]) -> str:
     names = sorted({part.target.topic for part in parts})
     return f"write to index {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
 

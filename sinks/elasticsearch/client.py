@@ -11,13 +11,15 @@ import logging
 import ssl
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.time_limits import PATIENCE
 from sinks.elasticsearch.options import Settings
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class Answer:
         """The body, None when it is not JSON (a proxy's page)."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     @property
@@ -95,11 +97,28 @@ class Server:
     max_content_bytes: int = 0
 
 
+@contextmanager
+def readable() -> Iterator[None]:
+    """JSON of another shape than Elasticsearch's, taken apart inside, is CF5001: somebody else
+    answered in its place. No value is shown: an answer may repeat a row's."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ChangefeedError(
+            "CF5001",
+            "an answer of Elasticsearch cannot be read",
+            detail=type(error).__name__,
+            hint="does a proxy answer in its place?",
+        ) from None
+
+
 class Cluster:
     """Connections to the nodes of one cluster. Safe to use from several threads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, patience: float = PATIENCE) -> None:
+        """A request may take ``patience`` times what a node may be silent."""
         self._settings = settings
+        self._patience = patience
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -126,6 +145,7 @@ class Cluster:
                     path_prefix=settings.path_prefix,
                     connections=settings.in_flight + 1,
                     timeout=settings.timeout,
+                    patience=self._patience,
                     tls=self._tls(),
                 )
             return self._connection
@@ -323,8 +343,10 @@ class Cluster:
             if answer.error_type == "media_type_header_exception":
                 raise self.refusal(answer, "tell its version")
             return Server()  # no right to ask, or a server that has no such page (serverless)
-        node = next(iter(found["nodes"].values()))
-        version = str(node.get("version") or "")
+        with readable():
+            node: dict[str, Any] = next(iter(found["nodes"].values()), {})
+            version = str(node.get("version") or "")
+            size = int((node.get("http") or {}).get("max_content_length_in_bytes") or 0)
         if version.partition(".")[0] in ("5", "6", "7"):
             raise self._error(
                 "CF1303",
@@ -332,9 +354,7 @@ class Cluster:
                 "",
                 "versions 8 and 9 are supported.",
             )
-        return Server(
-            version, int((node.get("http") or {}).get("max_content_length_in_bytes") or 0)
-        )
+        return Server(version, max(size, 0))
 
 
 def path_of(index: str, *rest: str) -> str:

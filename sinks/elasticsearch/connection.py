@@ -95,6 +95,7 @@ class Connection:
         path_prefix: str,
         connections: int,
         timeout: float,
+        patience: float,
         tls: Mapping[str, Any],
     ) -> None:
         """Connects to nothing yet.
@@ -102,7 +103,8 @@ class Connection:
         Args:
             hosts: host and port of the nodes.
             connections: the most to one node.
-            timeout: seconds a server may be silent; a request may take ten times as long.
+            timeout: seconds a server may be silent.
+            patience: so many times as long a request may take.
             tls: fields of the client's ``NodeConfig``.
         """
         nodes = [
@@ -117,7 +119,7 @@ class Connection:
             )
             for host, port in hosts
         ]
-        self._timeout = timeout
+        self._timeout, self._patience = timeout, patience
         self._client = Elasticsearch(
             nodes,
             transport_class=_Quiet,
@@ -141,7 +143,8 @@ class Connection:
             TransportError: no answer came; :class:`ConnectionTimeout`, :class:`SSLError`.
         """
         try:
-            with within(self._timeout, 0 if body is None else memoryview(body).nbytes):
+            size = 0 if body is None else memoryview(body).nbytes
+            with within(self._timeout, size, self._patience):
                 answer = self._client.perform_request(
                     method, path, params=parameters, headers=headers, body=body
                 )

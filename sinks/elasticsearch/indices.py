@@ -11,7 +11,7 @@ from changefeed.core.schema import TableName, TableSchema
 from sinks.base import SinkContext, Target
 from sinks.elasticsearch import mapping
 from sinks.elasticsearch.bulk import Bulk
-from sinks.elasticsearch.client import Answer, Cluster, path_of
+from sinks.elasticsearch.client import Answer, Cluster, path_of, readable
 from sinks.elasticsearch.options import Settings
 from sinks.elasticsearch.sweep import delete_all
 from sinks.ownership import Claim, Owner, claim, living
@@ -75,7 +75,7 @@ class Indices:
                 found.append(error)
         return found
 
-    def _follow(self, target: Target, schema: TableSchema, shape: mapping.Shape) -> None:
+    def _follow(self, target: Target, schema: TableSchema, shape: mapping.DocumentShape) -> None:
         wanted = mapping.properties(schema, shape, self._settings.json)
         found = self._mappings(target)
         if found is None:
@@ -143,7 +143,8 @@ class Indices:
         answer = self._cluster.call("GET", path_of(name, "_count"))
         if not answer.ok:
             raise self._refused(answer, target, "count the documents of the index")
-        return bool(answer.json().get("count"))
+        with readable():
+            return bool(answer.json().get("count"))
 
     def _make(self, target: Target, wanted: Mapping[str, mapping.Field]) -> None:
         """Make the index unless somebody was faster, with room for fields and none of ours yet.
@@ -169,13 +170,14 @@ class Indices:
             return None
         if not answer.ok:
             raise self._refused(answer, target, "read the mapping of the index")
-        return {name: found.get("mappings") or {} for name, found in answer.json().items()}
+        with readable():
+            return {name: _mapping(found) for name, found in answer.json().items()}
 
     def _check(
         self,
         target: Target,
         schema: TableSchema,
-        shape: mapping.Shape,
+        shape: mapping.DocumentShape,
         there: Mapping[str, Any],
     ) -> None:
         fields = there.get("properties") or {}
@@ -208,7 +210,7 @@ def _marks(own: Owner, there: Mapping[str, Any]) -> list[Owner]:
     return [Owner("", 0, str(found[_TABLE]))] if found.get(_TABLE) else []
 
 
-def _check_names(target: Target, schema: TableSchema, shape: mapping.Shape) -> None:
+def _check_names(target: Target, schema: TableSchema, shape: mapping.DocumentShape) -> None:
     if schema.keyless:
         raise ChangefeedError(
             "CF5003",
@@ -240,3 +242,28 @@ def one_index_each(targets: tuple[Target, ...]) -> None:
                 f"tables {other} and {target.table} would share the index {target.topic}",
                 hint="give one another index by FOR table AS name, or use full_table_name.",
             )
+
+
+def _mapping(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of an index, whose fields and marks have the shape that is read later.
+
+    Raises:
+        TypeError: it has another.
+    """
+    made: dict[str, Any] = _object(found.get("mappings"))
+    _check_fields(made)
+    meta = _object(made.get("_meta"))
+    if isinstance(meta.get("changefeed"), list | str | int | float):
+        raise TypeError("a mark that is no object")
+    return made
+
+
+def _check_fields(found: Mapping[str, Any]) -> None:
+    for field in _object(found.get("properties")).values():
+        _check_fields(_object(field))
+
+
+def _object(found: Any) -> dict[str, Any]:
+    if found is not None and not isinstance(found, dict):
+        raise TypeError("JSON that is no object")
+    return found or {}

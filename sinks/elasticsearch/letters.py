@@ -11,7 +11,7 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError
 from sinks.elasticsearch import body
 from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
-from sinks.elasticsearch.bulk import Part, Refused, counted
+from sinks.elasticsearch.bulk import BulkPart, RefusedOperations, counted
 from sinks.elasticsearch.client import Cluster
 from sinks.elasticsearch.marks import make_index
 
@@ -61,7 +61,7 @@ class DeadLetters:
         if self._index:
             make_index(self._cluster, self._index, _FIELDS)
 
-    def take(self, refused: Refused) -> None:
+    def take(self, refused: RefusedOperations) -> None:
         """Keep what was refused, durably; a repeat changes nothing.
 
         Raises:
@@ -114,7 +114,7 @@ class DeadLetters:
             "RESUME.",
         )
 
-    def _letter(self, part: Part, place: int, outcome: Outcome) -> bytes:
+    def _letter(self, part: BulkPart, place: int, outcome: Outcome) -> bytes:
         """One document of the index; row by row, because it should be rare."""
         action_line, _, rest = part.lines[place].as_py().partition(b"\n")
         operation, action = next(iter(json.loads(action_line).items()))

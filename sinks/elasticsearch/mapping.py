@@ -109,7 +109,7 @@ def _decimal(logical: str) -> Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DocumentShape:
     """Members of a document that the feed's envelope makes, told by one of them.
 
     Attributes:
@@ -124,16 +124,16 @@ class Shape:
 
 
 #: Of a batch that says nothing about documents.
-NO_ROWS = Shape(frozenset(), (), frozenset())
+NO_ROWS = DocumentShape(frozenset(), (), frozenset())
 
 
-def shape_of(value: bytes, envelope: str) -> Shape:
+def shape_of(value: bytes, envelope: str) -> DocumentShape:
     """The shape of documents like ``value``, which is no delete."""
     members = json.loads(value)
     if envelope == "wrapped":
         images = tuple(name for name in ("after", "before") if name in members)
-        return Shape(frozenset(members["after"]), images, frozenset(members) - set(images))
-    return Shape(frozenset(members) - {META}, (), frozenset(members) & {META})
+        return DocumentShape(frozenset(members["after"]), images, frozenset(members) - set(images))
+    return DocumentShape(frozenset(members) - {META}, (), frozenset(members) & {META})
 
 
 META = "__crdb__"
@@ -146,7 +146,7 @@ _META_FIELDS: dict[str, Field] = {
 }
 
 
-def properties(schema: TableSchema, shape: Shape, json_mapping: str) -> dict[str, Field]:
+def properties(schema: TableSchema, shape: DocumentShape, json_mapping: str) -> dict[str, Field]:
     """The fields of documents of that shape, by name."""
     row = {
         column.name: field_of(column, json_mapping)

@@ -12,16 +12,28 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget, Feature
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import (
+    Batch,
+    Capabilities,
+    Delivery,
+    Difference,
+    Epoch,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
+from sinks.copies import CopyComparison
 from sinks.elasticsearch import body
-from sinks.elasticsearch.bulk import Bulk
+from sinks.elasticsearch.bulk import PATIENCE_SECONDS, Bulk
 from sinks.elasticsearch.client import Cluster
+from sinks.elasticsearch.compare import compare
 from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
 from sinks.elasticsearch.marks import Marks, show
@@ -42,10 +54,13 @@ class ElasticsearchSink(Sink):
         exactly_once=True,
         compressions=("none", "gzip"),
         owns_targets=True,
+        compares=True,
         features=frozenset({Feature.EXISTING_TARGETS}),
         ends_scans=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    patience_seconds: float = PATIENCE_SECONDS
+    clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: Settings = parse(uri, options or {})
@@ -108,7 +123,13 @@ class ElasticsearchSink(Sink):
 
     def _sender(self) -> Bulk:
         if self._bulk is None:
-            self._bulk = Bulk(self._cluster, self.settings, self._letters.take)
+            self._bulk = Bulk(
+                self._cluster,
+                self.settings,
+                self._letters.take,
+                self.patience_seconds,
+                self.clock,
+            )
         return self._bulk
 
     # ------------------------------------------------------------------ rows
@@ -163,6 +184,32 @@ class ElasticsearchSink(Sink):
         self._indices.claim(target)
         least = FOREIGN_BELOW if self.settings.existing is ExistingTarget.MERGE else 0
         return delete_below(self._cluster, self._sender(), target, version, least=least)
+
+    # ---------------------------------------------------------------- compares
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """See :meth:`sinks.base.Sink.compare`."""
+        self._cluster.hello()
+        least = FOREIGN_BELOW if self.settings.existing is ExistingTarget.MERGE else 0
+        envelope = self.settings.envelope
+        with CopyComparison(context.scratch, schema) as copy:
+            return compare(
+                self._cluster,
+                copy,
+                target,
+                schema,
+                rows,
+                envelope=envelope,
+                least=least,
+                limit=limit,
+            )
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
         context = self._context

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from sinks.files.names import DataName, Namer, parse_name
-from sinks.files.places.base import Listed, Place
+from sinks.files.places.base import FilePlace, ListedFile
 
 
 def manifest(urls: list[tuple[str, int]]) -> bytes:
@@ -32,7 +32,7 @@ def manifest(urls: list[tuple[str, int]]) -> bytes:
 class Closer:
     """Closes the buckets of one job."""
 
-    def __init__(self, place: Place, namer: Namer, job: int) -> None:
+    def __init__(self, place: FilePlace, namer: Namer, job: int) -> None:
         self._place = place
         self._namer = namer
         self._job = job
@@ -78,10 +78,10 @@ class Closer:
         _, made = self._content(start)
         return bool(made)
 
-    def _content(self, start: int) -> tuple[dict[DataName, list[Listed]], set[str]]:
+    def _content(self, start: int) -> tuple[dict[DataName, list[ListedFile]], set[str]]:
         """The data files of our job in a bucket by table and schema, and its manifests."""
         folder = self._folder(start)
-        tables: dict[DataName, list[Listed]] = defaultdict(list)
+        tables: dict[DataName, list[ListedFile]] = defaultdict(list)
         made: set[str] = set()
         for listed in self._place.files(folder):
             said = parse_name(listed.name)

@@ -13,7 +13,7 @@ from changefeed.core.parameters import Kind, Parameter
 from changefeed.options.types import parse_duration, parse_size
 from sinks.files.names import PARTITION_FORMATS, Buckets
 from sinks.files.places.spec import LOCAL, PLACE_PARAMETERS, PlaceSpec, place_of
-from sinks.files.writers import EXTENSIONS, PACKINGS
+from sinks.files.writers import FILE_FORMATS, FileFormat
 from sinks.parameters import TOPIC_PREFIX, Parameters
 
 DEFAULT_FILE_SIZE = 16_000_000
@@ -79,8 +79,12 @@ class FilesSettings:
     @property
     def extension(self) -> str:
         """What follows the dot in the names of data files."""
-        packed = PACKINGS[self.format][self.compression]
-        return EXTENSIONS[self.format] + packed
+        return self.files.extension + self.files.packings[self.compression]
+
+    @property
+    def files(self) -> FileFormat:
+        """How files of the format are written."""
+        return FILE_FORMATS[self.format]
 
 
 def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
@@ -101,10 +105,11 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     )
     prefix = parameters.text("topic_prefix") or ""
     parameters.attempt(url.finish, None)
-    form = str(options.get("format") or "json")
+    form = str(options.get("format") or next(iter(FILE_FORMATS)))
     compression = str(options.get("compression") or "none")
-    if compression not in PACKINGS[form]:
-        able = " or ".join(f"'{name}'" for name in PACKINGS[form] if name != "none")
+    packings = FILE_FORMATS[form].packings
+    if compression not in packings:
+        able = " or ".join(f"'{name}'" for name in packings if name != "none")
         problem = f"files of format={form} are incompatible with compression={compression}"
         found.append(ChangefeedError("CF1206", problem, hint=f"they take {able}."))
     buckets = PARTITION_FORMATS[partition]

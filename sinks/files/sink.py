@@ -13,22 +13,24 @@ import json
 import secrets
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
+from changefeed.options import Feature
 from sinks.base import (
     Batch,
     Capabilities,
+    CommitPace,
     Delivery,
     Epoch,
-    Pacing,
     Receipt,
     Sink,
     SinkContext,
@@ -37,12 +39,12 @@ from sinks.base import (
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
 from sinks.files.options import PARAMETERS, FilesSettings, parse
-from sinks.files.places.base import CanLook, Move, Place, explained
-from sinks.files.places.opening import open_place
+from sinks.files.places.base import CanLook, FilePlace, Move, explained
+from sinks.files.places.opening import GOOGLE_SECONDS, open_place
 from sinks.files.places.spec import LOCAL, WEB
 from sinks.files.stage import Stage
 from sinks.files.staged import StagedFile
-from sinks.files.writers import COMPRESSIONS, rows_within
+from sinks.files.writers import COMPRESSIONS, FILE_FORMATS, rows_within
 from sinks.naming import kafka_topic_name
 
 PUBLISHED = ""
@@ -53,14 +55,18 @@ class FilesSink(Sink):
     """Messages in files."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        formats=("json", "csv", "avro", "parquet"),
+        formats=tuple(FILE_FORMATS),
         envelopes=("wrapped", "bare", "enriched"),
         executor=True,
         key_in_value=True,
         compressions=COMPRESSIONS,
         shared_topics=True,
+        features=frozenset({Feature.TRANSACTIONS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    #: How long Google's client repeats a request by itself.
+    google_seconds: float = GOOGLE_SECONDS
+    clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: FilesSettings = parse(uri, options or {})
@@ -72,22 +78,33 @@ class FilesSink(Sink):
     def _reset(self) -> None:
         self._stage = Stage()
         self._number = itertools.count()
-        settings = self.settings
-        self._place: Place = open_place(settings.place, lists=settings.manifests)
         self._closer: Closer | None = None
 
+    @cached_property
+    def _place(self) -> FilePlace:
+        return open_place(
+            self.settings.place,
+            lists=self.settings.manifests,
+            google_seconds=self.google_seconds,
+            clock=self.clock,
+        )
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "_job": self._job, "_namer": self._namer}
+        return {
+            "settings": self.settings,
+            "_job": self._job,
+            "_namer": self._namer,
+            "google_seconds": self.google_seconds,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.settings, self._job = state["settings"], state["_job"]
-        self._namer = state["_namer"]
+        self.__dict__.update(state)
         self._remote = True
         self._reset()
 
-    def pacing(self) -> Pacing:
+    def pacing(self) -> CommitPace:
         """As the URI says."""
-        return Pacing(self.settings.flush_interval)
+        return CommitPace(self.settings.flush_interval)
 
     def topic(self, name: str) -> str:
         """The label of the table ``name`` in file names and in ``topic`` members."""
@@ -262,7 +279,7 @@ class FilesSink(Sink):
             schema=event.schema.version,
         )
         text = self._text(payload, {"table": str(target.table), "truncate": str(event.at)})
-        if self.settings.format == "json":
+        if self.settings.files.marks:
             content = _packed(text + b"\n", self.settings.compression)
         else:
             name = name.removesuffix(self.settings.extension) + "TRUNCATE"
@@ -272,7 +289,7 @@ class FilesSink(Sink):
 
     def _text(self, payload: bytes, mark: Mapping[str, str]) -> bytes:
         """A mark as JSON: the payload where the messages are JSON, else one like it."""
-        if self.settings.format == "json":
+        if self.settings.files.marks:
             return payload + (b"\n" if "resolved" in mark else b"")
         return json.dumps(mark, ensure_ascii=False).encode() + b"\n"
 

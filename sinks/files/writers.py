@@ -8,28 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-
-EXTENSIONS = {"json": "ndjson", "csv": "csv", "avro": "avro", "parquet": "parquet"}
-
-_LINES = {"none": "", "gzip": ".gz", "zstd": ".zst", "lz4": ".lz4"}
-
-#: ``format`` -> ``compression`` -> what it adds to the extension. Avro and Parquet are packed
-#: inside, and their files say so themselves.
-PACKINGS: Mapping[str, Mapping[str, str]] = {
-    "json": _LINES,
-    "csv": _LINES,
-    "avro": dict.fromkeys(("none", "gzip", "zstd", "snappy"), ""),
-    "parquet": dict.fromkeys(("none", "snappy", "gzip", "zstd", "lz4"), ""),
-}
-
-#: All values of ``compression`` that some format takes.
-COMPRESSIONS = tuple(dict.fromkeys(name for able in PACKINGS.values() for name in able))
 
 BLOCK_BYTES = 256_000
 """Datums of an Avro block before compression; a reader holds one block."""
@@ -123,12 +108,38 @@ class ParquetWriter:
         self._raw.close()
 
 
-WRITERS: Mapping[str, Callable[[Any, pa.Field, str], Writer]] = {
-    "json": LineWriter,
-    "csv": LineWriter,
-    "avro": AvroWriter,
-    "parquet": ParquetWriter,
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """Files of one format.
+
+    Attributes:
+        extension: of their names.
+        packings: ``compression`` -> what it adds to the extension. Avro and Parquet are packed
+            inside, and their files say so themselves.
+        writer: takes the open file, the Arrow column of the values and ``compression``.
+        marks: a mark is a line as messages are; else it is JSON in a file of its own kind.
+    """
+
+    extension: str
+    packings: Mapping[str, str]
+    writer: Callable[[Any, pa.Field, str], Writer]
+    marks: bool = False
+
+
+_LINES = {"none": "", "gzip": ".gz", "zstd": ".zst", "lz4": ".lz4"}
+
+#: ``format`` -> its files; the first is the default.
+FILE_FORMATS: Mapping[str, FileFormat] = {
+    "json": FileFormat("ndjson", _LINES, LineWriter, marks=True),
+    "csv": FileFormat("csv", _LINES, LineWriter),
+    "avro": FileFormat("avro", dict.fromkeys(("none", "gzip", "zstd", "snappy"), ""), AvroWriter),
+    "parquet": FileFormat(
+        "parquet", dict.fromkeys(("none", "snappy", "gzip", "zstd", "lz4"), ""), ParquetWriter
+    ),
 }
+
+#: All values of ``compression`` that some format takes.
+COMPRESSIONS = tuple(dict.fromkeys(n for form in FILE_FORMATS.values() for n in form.packings))
 
 
 def sizes_of(values: pa.Array) -> Any:

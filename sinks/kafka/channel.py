@@ -10,13 +10,13 @@ only failures to us, so "nothing outstanding and no failure" means everything is
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from sinks.kafka.errors import Reasons, explain_name
 
@@ -117,24 +117,34 @@ def parse_headers(text: str | None) -> list[tuple[str, bytes]]:
     ]
 
 
+INTERRUPTED_SECONDS = 1.0
+"""How long an interrupted sink waits for brokers of which nothing comes."""
+
+
 class Patience:
     """How long to wait for the brokers: as long as something moves, else ``stall`` seconds."""
 
-    def __init__(self, stall: float, reasons: Reasons, topic: str = "") -> None:
+    def __init__(
+        self, stall: float, reasons: Reasons, topic: str = "", clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._clock = clock
         self._seconds = stall
         self._reasons = reasons
         self._topic = topic
-        self._started = time.monotonic()
+        self._started = self._clock.monotonic()
 
     def progress(self) -> None:
-        """Something moved: start counting anew."""
-        self._started = time.monotonic()
+        """Something moved: start counting again."""
+        self._started = self._clock.monotonic()
 
     def check(self) -> None:
         """Raise CF5001 once nothing has moved for too long."""
-        if time.monotonic() - self._started <= self._seconds:
+        seconds = self._seconds
+        if self._reasons.interrupted.is_set():
+            seconds = min(seconds, INTERRUPTED_SECONDS)
+        if self._clock.monotonic() - self._started <= seconds:
             return
-        quiet = f"nothing was acknowledged for {self._seconds:g} s"
+        quiet = f"nothing was acknowledged for {seconds:g} s"
         if self._reasons.latest is None:
             raise ChangefeedError("CF5001", "the Kafka brokers do not answer", detail=quiet)
         raise explain_name("_TIMED_OUT", quiet, self._reasons, topic=self._topic)

@@ -47,6 +47,11 @@ _BY_NAME: dict[str, tuple[str, str]] = {
     "_PURGE_INFLIGHT": ("CF5001", "delivery was given up"),
 }
 
+_HINTS = {
+    "INVALID_RECORD": "a topic with cleanup.policy = compact takes no message without a key: no "
+    "resolved timestamp, no TRUNCATE, no row of a table without a primary key."
+}
+
 #: Names that say only *that* it failed; the latest connection error says why.
 _VAGUE = frozenset(
     {
@@ -73,6 +78,8 @@ class Reasons:
         self.logger = _logger
         self._latest: tuple[str, str] | None = None
         self._lock = threading.Lock()
+        #: The feed is wanted to end: a wait in which nothing moves is short.
+        self.interrupted = threading.Event()
 
     def note(self, error: KafkaError) -> None:
         """Remember an error the client reports by itself (its ``error_cb``)."""
@@ -118,4 +125,4 @@ def explain_name(name: str, text: str, reasons: Reasons, *, topic: str = "") -> 
     code, what = _BY_NAME.get(name, ("CF5001", "cannot reach the Kafka brokers"))
     detail = f"{name.lstrip('_').lower().replace('_', ' ')}: {text}"
     detail = f"topic {topic}: {detail}" if topic else detail
-    return ChangefeedError(code, what, detail=detail, target=topic)
+    return ChangefeedError(code, what, detail=detail, hint=_HINTS.get(name, ""), target=topic)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import formats_with, traits_of
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.encoding.registry import parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
@@ -206,20 +207,22 @@ def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
     protobuf may have its types from elsewhere; Avro cannot be read without the writer's schema.
     """
     form = str(options.get("format") or "")
+    traits = traits_of(form)
     address = ""
     for name in ("confluent_schema_registry", "avro_schema_prefix"):
         parameter, given = url.text(name), options.get(name)
         if parameter and given:
             url.problem(f"{name} is given as a parameter of the URI and as an option")
-        if parameter and form not in ("avro", "protobuf"):
-            url.problem(f"param {name} is only usable with format=avro or format=protobuf")
+        if parameter and not (traits and traits.schemas):
+            able = " or ".join(f"format={f}" for f in formats_with(lambda t: t.schemas))
+            url.problem(f"param {name} is only usable with {able}")
         if name == "confluent_schema_registry":
             address = str(given or parameter or "")
     if address:
         url.attempt(lambda: parse_registry(address), None)
-    elif form == "avro":
+    elif traits and traits.unreadable_alone:
         url.problem(
-            "format=avro to Kafka requires confluent_schema_registry",
+            f"format={form} to Kafka requires confluent_schema_registry",
             "a message holds the id of its schema, and readers ask the registry for it: write "
             "confluent_schema_registry = 'http://host:8081'.",
         )

@@ -1,4 +1,4 @@
-"""The Python client's ``produce``, one call a row: where :mod:`sinks.kafka.native` cannot go.
+"""The Python client's ``produce``, one call per row: where :mod:`sinks.kafka.native` cannot go.
 
 Per row it costs about three times the CPU and holds the GIL; the promises are the same.
 """

@@ -17,20 +17,33 @@ import atexit
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import Feature
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import (
+    Batch,
+    Capabilities,
+    Delivery,
+    Difference,
+    Epoch,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
+from sinks.copies import CopyComparison
+from sinks.kafka import last_messages
 from sinks.kafka.channel import (
     STALL_SECONDS,
     Channel,
@@ -42,15 +55,19 @@ from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PARAMETERS, PRODUCER_ONLY, KafkaSettings, parse
 from sinks.kafka.producers import open_channel
 from sinks.kafka.schemas import Announcements
-from sinks.kafka.topics import Topics
+from sinks.kafka.topics import REQUEST_SECONDS, Topics
 from sinks.kafka.transactions import (
     PROGRESS_TOPIC_SETTINGS,
     ROUND_TIMEOUT,
     SCAN_TIMEOUT,
     Transaction,
     read_progress,
+    records,
     transactional,
 )
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
 
 LARGE = 900_000
 """Bytes from which a message is compared with its topic's limit (Kafka's default is 1 MiB)."""
@@ -72,14 +89,17 @@ class KafkaSink(Sink):
                 Feature.MESSAGE_HEADERS,
                 Feature.EXTRA_HEADERS,
                 Feature.KAFKA_PRODUCER,
+                Feature.TRANSACTIONS,
             }
         ),
         evolves=True,
         resolved_by_topic=True,
         shared_topics=True,
+        compares=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
     stall_seconds: float = STALL_SECONDS
+    request_seconds: float = REQUEST_SECONDS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: KafkaSettings = parse(uri, options or {})
@@ -128,10 +148,14 @@ class KafkaSink(Sink):
         if self.settings.exactly_once:
             self._admin().ensure([self.settings.progress_topic], PROGRESS_TOPIC_SETTINGS)
             if self._channel is None and not context.scan:
-                # A scan that an earlier process left behind must not become true any more.
+                # A scan that an earlier process left behind must never be committed.
                 self._transactional(self._config(self.settings.producer), scan=True)[0].close()
             self._producer()
             self._progress = self._read_progress(context)
+        elif not context.scan:
+            # It connects and asks for its id in the background, half a second in which the feed
+            # waits for its first change: they are not to be added.
+            self._producer()
         self._reasons.clear()
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
@@ -139,6 +163,9 @@ class KafkaSink(Sink):
         self._context = context
         schemas = [self.settings.schema_topic] if self.settings.schema_topic else []
         return self._admin().hindrances([*self._names(), *schemas])
+
+    def interrupt(self) -> None:
+        self._reasons.interrupted.set()
 
     def close(self) -> None:
         self._drop()
@@ -153,7 +180,7 @@ class KafkaSink(Sink):
             producer = self.settings.producer
             shared = {k: v for k, v in producer.items() if k not in PRODUCER_ONLY}
             shared = {k: v for k, v in shared.items() if not k.startswith("compression")}
-            self._topics = Topics(self._config(shared), self._reasons)
+            self._topics = Topics(self._config(shared), self._reasons, self.request_seconds)
         return self._topics
 
     def _config(self, settings: Mapping[str, str]) -> dict[str, str]:
@@ -259,16 +286,20 @@ class KafkaSink(Sink):
 
     def _check_sizes(self, target: Target, rows: pa.RecordBatch) -> int:
         """Bytes of the rows; refuses a message that its topic cannot take, naming no data."""
+        total = _size(rows.column("key")) + _size(rows.column("value"))
+        # Most batches are smaller than the message that is looked for.
+        if total <= LARGE or self.settings.compressed:
+            return total
         sizes = pc.add(
             pc.coalesce(pc.binary_length(rows.column("key")), 0),
             pc.coalesce(pc.binary_length(rows.column("value")), 0),
         )
         largest = pc.max(sizes).as_py() or 0
-        if largest > LARGE and not self.settings.compressed:
+        if largest > LARGE:
             limit = self._admin().limit(target.topic)
             if limit is not None and largest > limit:
                 raise too_large(target, largest, limit)
-        return pc.sum(sizes).as_py() or 0
+        return total
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
         self._settle()
@@ -295,27 +326,69 @@ class KafkaSink(Sink):
     def progress(self) -> Mapping[str, Timestamp]:
         return dict(self._progress)
 
-    def _read_progress(self, context: SinkContext) -> dict[str, Timestamp]:
+    def _consumer(self) -> Consumer:
         from confluent_kafka import Consumer
 
-        def consumer() -> Consumer:
-            return Consumer(
-                {
-                    **self._config({}),
-                    "group.id": "changefeed",  # asked for; offsets are not stored
-                    "isolation.level": "read_committed",
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "enable.partition.eof": True,
-                    "error_cb": self._reasons.note,
-                },
-                logger=self._reasons.logger,
-            )
+        return Consumer(
+            {
+                **self._config({}),
+                "group.id": "changefeed",  # asked for; offsets are not stored
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "error_cb": self._reasons.note,
+            },
+            logger=self._reasons.logger,
+        )
 
+    def _read_progress(self, context: SinkContext) -> dict[str, Timestamp]:
         topic = self.settings.progress_topic
         self._admin().known([topic])  # one that was made just now may not be everywhere
         end = self._admin().end(topic)
-        return read_progress(consumer, topic, end, context, self._reasons, self.stall_seconds)
+        return read_progress(self._consumer, topic, end, context, self._reasons, self.stall_seconds)
+
+    # ---------------------------------------------------------------- compares
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """See :meth:`sinks.base.Sink.compare`.
+
+        Raises:
+            ChangefeedError: CF1303 too where the topic's oldest messages are gone by retention.
+        """
+        envelope = str(context.options.get("envelope") or "wrapped")
+        last_messages.require_comparable(envelope)
+        self._context, topic = context, target.topic
+        with CopyComparison(context.scratch, schema) as copy:
+            last_messages.expect(copy, rows, envelope)
+            for partition in range(self._admin().partitions([topic])[topic]):
+                last_messages.hold(copy, self._messages(topic, partition), envelope, partition)
+            return copy.differences(limit)
+
+    def _messages(self, topic: str, partition: int) -> Iterator[last_messages.Message]:
+        """What a partition holds now."""
+        if self._admin().begin(topic, partition):
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"topic {topic} cannot be verified: its oldest messages are gone",
+                hint="rows of which only those told would look missing; cleanup.policy = compact "
+                "keeps the last message of each key.",
+            )
+        end = self._admin().end(topic, partition)
+        consumer = self._consumer()
+        try:
+            yield from records(
+                consumer, topic, end, self._reasons, self.stall_seconds, partition=partition
+            )
+        finally:
+            consumer.close()
 
     def _end_transaction(self) -> None:
         try:
@@ -371,6 +444,16 @@ class KafkaSink(Sink):
         self._settle()
         if alone:  # else it is seen together with the rows around it
             self._end_transaction()
+
+
+def _size(values: pa.Array) -> int:
+    """Bytes of all values of a binary column."""
+    offsets = values.buffers()[1]
+    if values.null_count or offsets is None:
+        return pc.sum(pc.binary_length(values)).as_py() or 0
+    # Where there is no null, they lie one behind the other: no kernel has to look at each.
+    ends = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
+    return int(ends[-1] - ends[0])
 
 
 def _record_batches(rows: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:

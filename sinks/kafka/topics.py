@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from sinks.kafka.errors import Reasons, explain, explain_name
 
@@ -22,10 +22,18 @@ REQUEST_SECONDS = 10.0
 class Topics:
     """The broker's view of a feed's topics. Safe to use from several threads."""
 
-    def __init__(self, config: Mapping[str, Any], reasons: Reasons) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        reasons: Reasons,
+        request_seconds: float = REQUEST_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         from confluent_kafka.admin import AdminClient
 
         self._reasons = reasons
+        self._clock = clock
+        self._request_seconds = request_seconds
         settings = {**config, "error_cb": reasons.note}
         self._admin: AdminClient = AdminClient(settings, logger=reasons.logger)
         self._limits: dict[str, int] = {}
@@ -43,7 +51,7 @@ class Topics:
         if not names:
             return counts
         asked = self._admin.describe_topics(
-            TopicCollection(list(names)), request_timeout=REQUEST_SECONDS
+            TopicCollection(list(names)), request_timeout=self._request_seconds
         )
         for name, answer in asked.items():
             try:
@@ -75,7 +83,7 @@ class Topics:
         ]
         made = []
         for name, answer in self._admin.create_topics(
-            wanted, request_timeout=REQUEST_SECONDS
+            wanted, request_timeout=self._request_seconds
         ).items():
             try:
                 self._result(answer)
@@ -96,7 +104,7 @@ class Topics:
 
         try:
             if not names:
-                self._result(self._admin.describe_cluster(request_timeout=REQUEST_SECONDS))
+                self._result(self._admin.describe_cluster(request_timeout=self._request_seconds))
             missing = [name for name, count in self.partitions(names).items() if not count]
         except KafkaException as error:
             return [explain(error.args[0], self._reasons)]
@@ -106,7 +114,7 @@ class Topics:
             return []
         wanted = [NewTopic(name, num_partitions=1, replication_factor=-1) for name in missing]
         asked = self._admin.create_topics(
-            wanted, request_timeout=REQUEST_SECONDS, validate_only=True
+            wanted, request_timeout=self._request_seconds, validate_only=True
         )
         problems = []
         for name, answer in asked.items():
@@ -125,29 +133,41 @@ class Topics:
             ChangefeedError: as :meth:`ensure`; CF5001 when a new topic does not appear.
         """
         counts = self.partitions(names)
-        deadline = time.monotonic() + REQUEST_SECONDS
+        deadline = self._clock.monotonic() + self._request_seconds
         while gone := [name for name in names if not counts.get(name)]:
-            if time.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise ChangefeedError("CF5001", f"topic {gone[0]} was made but does not appear")
             self.ensure(gone)
             counts |= self.partitions(gone)
         return counts
 
-    def end(self, name: str) -> int:
-        """The offset behind the last message of partition 0, those of open transactions counted.
+    def begin(self, name: str, partition: int) -> int:
+        """The offset of the oldest message of a partition.
 
         Raises:
             ChangefeedError: as :meth:`partitions`.
         """
+        return self._offset(name, partition, latest=False)
+
+    def end(self, name: str, partition: int = 0) -> int:
+        """The offset behind the last message of a partition, those of open transactions counted.
+
+        Raises:
+            ChangefeedError: as :meth:`partitions`.
+        """
+        return self._offset(name, partition, latest=True)
+
+    def _offset(self, name: str, partition: int, *, latest: bool) -> int:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
             OffsetSpec,
         )
 
+        spec = OffsetSpec.latest() if latest else OffsetSpec.earliest()  # type: ignore[no-untyped-call]
         asked = self._admin.list_offsets(
-            {TopicPartition(name, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            {TopicPartition(name, partition): spec},
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=REQUEST_SECONDS,
+            request_timeout=self._request_seconds,
         )
         try:
             (answer,) = asked.values()
@@ -156,11 +176,11 @@ class Topics:
             raise explain(error.args[0], self._reasons, topic=name) from error
 
     def _result(self, answer: Future[Any]) -> Any:
-        """The answer, once it is there; a refused login ends the wait at once."""
+        """The answer, once it is there; a refused login or an interruption ends the wait."""
         while wait([answer], 0.1).not_done:
             # Nobody else asks this client for the errors and log lines it has queued.
             self._admin.poll(0)
-            if self._reasons.refused:
+            if self._reasons.refused or self._reasons.interrupted.is_set():
                 raise explain_name("_TIMED_OUT", "", self._reasons)
         self._admin.poll(0)
         return answer.result()
@@ -179,7 +199,7 @@ class Topics:
         resource = ConfigResource(ResourceType.TOPIC, name)
         found: int | None = None
         for answer in self._admin.describe_configs(
-            [resource], request_timeout=REQUEST_SECONDS
+            [resource], request_timeout=self._request_seconds
         ).values():
             try:
                 found = int(self._result(answer)["max.message.bytes"].value)

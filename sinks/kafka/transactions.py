@@ -123,7 +123,7 @@ def read_progress(
     newest: dict[bytes, bytes] = {}
     consumer = make_consumer()
     try:
-        for key, value in _records(consumer, topic, end, reasons, stall):
+        for key, value in records(consumer, topic, end, reasons, stall):
             if key in ids and value is not None:
                 newest[key] = value
     finally:
@@ -136,10 +136,10 @@ def read_progress(
     return found
 
 
-def _records(
-    consumer: Any, topic: str, end: int, reasons: Reasons, stall: float
+def records(
+    consumer: Any, topic: str, end: int, reasons: Reasons, stall: float, *, partition: int = 0
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Key and value of every record up to ``end``.
+    """Key and value of every committed record of a partition up to ``end``.
 
     The end of the partition, not of its committed part: behind an open transaction of another
     feed there may be a record of this one.
@@ -148,7 +148,7 @@ def _records(
 
     patience = Patience(stall, reasons, topic)
     try:
-        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
         reached = -1  # until the end of what is committed was seen
         while reached < end:
             message = consumer.poll(0.2)

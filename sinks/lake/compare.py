@@ -17,13 +17,14 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
+from changefeed.options import History
 from sinks.base import Difference
 from sinks.differences import DifferenceText
-from sinks.history import IS_CURRENT
-from sinks.lake.merge import Layout, quote
+from sinks.lake.merge import quote
 from sinks.lake.types import spark_type, typed
+from sinks.merged.history import IS_CURRENT
+from sinks.merged.policy import TablePolicy
 
 if TYPE_CHECKING:
     from sinks.lake.table import LakeTable
@@ -56,19 +57,14 @@ def staged_source(rows: Iterable[pa.Table], schema: TableSchema, scratch: str) -
 class LakeComparison:
     """Compares one lake table with staged rows of the source."""
 
-    def __init__(self, lake: LakeTable, layout: Layout, schema: TableSchema) -> None:
+    def __init__(self, lake: LakeTable, policy: TablePolicy, schema: TableSchema) -> None:
         """
         Raises:
             ChangefeedError: CF1303 the table keeps every change, and no row as it is now.
         """
-        if layout.history == "append":
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                f"{schema.table}: a target with history = 'append' cannot be verified",
-                detail="it has every change and no row as it is now",
-            )
+        policy.require_comparable(schema)
         self._lake = lake
-        self._layout = layout
+        self._policy = policy
         self._schema = schema
         self._numbers = range(len(schema.columns))
         self._text = DifferenceText(schema)
@@ -103,11 +99,11 @@ class LakeComparison:
         present = {name.casefold() for name in self._lake.columns()}
         listed = [self._column(i, c, present) for i, c in enumerate(self._schema.columns)]
         # Rows that were there before an existing target was taken over have no version.
-        rows = [f"{quote(self._layout.sequence)} IS NOT NULL"]
-        if self._layout.history == "scd2":
+        rows = [f"{quote(self._policy.sequence)} IS NOT NULL"]
+        if self._policy.history is History.SCD2:
             rows.append(quote(IS_CURRENT))
-        elif self._layout.soft:
-            rows.append(f"NOT {quote(self._layout.deleted)}")
+        elif self._policy.soft:
+            rows.append(f"NOT {quote(self._policy.deleted)}")
         return f"SELECT {', '.join(listed)} FROM {self._lake.ident} WHERE {' AND '.join(rows)}"
 
     @staticmethod

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinks.lake import delta_round
-from sinks.lake.applied import Applied
 from sinks.lake.merge import quote
-from sinks.lake.table import LakeTable, Rows, as_json, columns_sql, parts_sql, properties_sql
+from sinks.lake.table import LakeTable, RoundRows, as_json, columns_sql, parts_sql, properties_sql
+from sinks.merged.applied import AppliedVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,6 +64,8 @@ class DeltaTable(LakeTable):
     """One directory."""
 
     format: ClassVar[str] = "delta"
+    #: What a round is made with (:mod:`.delta_round`).
+    helper: str = delta_round.HELPER
 
     @property
     def path(self) -> str:
@@ -87,15 +89,15 @@ class DeltaTable(LakeTable):
         none = self._java.scala.Option.empty()
         return log.update(False, none, none)
 
-    def applied(self) -> Applied:
-        found = Applied()
+    def applied(self) -> AppliedVersion:
+        found = AppliedVersion()
         entries = self._snapshot().transactions().iterator()
         while entries.hasNext():
             entry = entries.next()
             application, _, version = str(entry._1()).partition(":")
             if application == APPLICATION:
                 number = int(entry._2())
-                said = Applied(int(version), number) if version else Applied(number)
+                said = AppliedVersion(int(version), number) if version else AppliedVersion(number)
                 found = found.latest(said)
         return found
 
@@ -114,7 +116,7 @@ class DeltaTable(LakeTable):
             f"{properties_sql({**_PROPERTIES, **properties})}"
         )
 
-    def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
+    def noted(self, notes: Mapping[str, str], applied: AppliedVersion | None) -> dict[str, str]:
         settings = {"spark.databricks.delta.commitInfo.userMetadata": as_json(notes)}
         if applied is not None:
             part = applied.seq is not None
@@ -126,8 +128,8 @@ class DeltaTable(LakeTable):
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")
 
-    def upsert(self, rows: Rows) -> bool:
-        return delta_round.commit(self.session, self.path, self.layout, rows)
+    def upsert(self, rows: RoundRows) -> bool:
+        return delta_round.commit(self.session, self.path, self.policy, rows, self.helper)
 
     def append(self, rows: DataFrame) -> None:
         rows.write.format("delta").mode("append").save(self.path)

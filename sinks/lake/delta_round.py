@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from sinks.lake import merge
 from sinks.lake.staging import OPERATION, VERSION
-from sinks.lake.table import Rows
+from sinks.lake.table import RoundRows
+from sinks.merged.policy import TablePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,7 +40,7 @@ _NEEDS_MERGE = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 #: Settings of a session: the application and its number that a commit notes.
 TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 #: The object with Delta's own work on deletion vectors.
-_HELPER = "DMLWithDeletionVectorsHelper$"
+HELPER = "DMLWithDeletionVectorsHelper$"
 #: Where a column's name in files stands, in the metadata of its field.
 _PHYSICAL = "delta.columnMapping.physicalName"
 #: In the statistics of a file whose bounds are those of its rows. Inside of a value the quotes
@@ -52,7 +53,9 @@ _FILE, _ROW, _HAS = "_file", "_row", "_has"
 _Range = tuple[int, int, int, int]
 
 
-def commit(session: SparkSession, path: str, layout: merge.Layout, rows: Rows) -> bool:
+def commit(
+    session: SparkSession, path: str, policy: TablePolicy, rows: RoundRows, helper: str = HELPER
+) -> bool:
     """Bring ``rows`` into the table at ``path``; false: it takes an ordinary MERGE only, and
     nothing was done.
 
@@ -64,7 +67,7 @@ def commit(session: SparkSession, path: str, layout: merge.Layout, rows: Rows) -
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
     try:
-        return _Commit(session, path, layout, rows).run()
+        return _Commit(session, path, policy, rows, helper).run()
     except (Py4JJavaError, Py4JNetworkError):
         raise
     except (Py4JError, TypeError) as failure:
@@ -77,19 +80,26 @@ def commit(session: SparkSession, path: str, layout: merge.Layout, rows: Rows) -
 
 
 class _Commit:
-    def __init__(self, session: SparkSession, path: str, layout: merge.Layout, rows: Rows) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        path: str,
+        policy: TablePolicy,
+        rows: RoundRows,
+        helper: str,
+    ) -> None:
         self._session = session
         self._jsession = session._jsparkSession
         java: Any = session.sparkContext._jvm
         self._java = java
         self._delta: Any = java.org.apache.spark.sql.delta
         self._none = java.scala.Option.empty()
-        self._layout = layout
+        self._policy = policy
         self._rows = rows
         self._log = self._delta.DeltaLog.forTable(self._jsession, path)
         self._transaction = self._log.startTransaction(self._none, self._none)
         self._snapshot = self._transaction.snapshot()
-        self._helper = getattr(getattr(self._delta.commands, _HELPER), "MODULE$")
+        self._helper = getattr(getattr(self._delta.commands, helper), "MODULE$")
 
     def run(self) -> bool:
         if not self._fits():
@@ -167,7 +177,7 @@ class _Commit:
         that Parquet should look for them inside of a file, too.
 
         That look puts the bounds into the code that Spark generates, so the JVM compiles each
-        round anew and runs it cold: on a table of a million rows a second or two, for nothing
+        round again and runs it cold: on a table of a million rows a second or two, for nothing
         where the keys are anywhere.
         """
         schema, bounds = self._rows.schema, self._rows.bounds
@@ -202,7 +212,7 @@ class _Commit:
     def _columns(self) -> dict[str, str]:
         """The staged column for each column of the target."""
         names = {c.name: f"c{i}" for i, c in enumerate(self._rows.schema.columns)}
-        return names | {self._layout.sequence: VERSION}
+        return names | {self._policy.sequence: VERSION}
 
     def _keys(self) -> list[str]:
         return [f"c{number}" for number in self._rows.schema.key]
@@ -222,7 +232,7 @@ class _Commit:
                 F.col(merge.quote(schema.columns[number].name)).alias(f"t{number}")
                 for number in schema.key
             ),
-            F.col(merge.quote(self._layout.sequence)).alias(_HAS),
+            F.col(merge.quote(self._policy.sequence)).alias(_HAS),
             F.col("_metadata.file_path").alias(_FILE),
             F.col("_metadata.row_index").alias(_ROW),
         )

@@ -61,7 +61,7 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
     if _NO_SDK.search(text):
         return ChangefeedError(
             "CF4003",
-            f"{where} has its tables in S3, and Spark was not told so",
+            f"{where} has its tables in S3, but Spark is not configured for S3",
             detail=about,
             hint=f"give the URI io-impl={S3_FILES}, and the jars for it are loaded.",
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sinks.lake.place import HADOOP, Place
+from sinks.lake.place import HADOOP, LakePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def reach(session: SparkSession, place: Place) -> None:
+def reach(session: SparkSession, place: LakePlace) -> None:
     """Ask the NameNode for the tables' directory, which need not be there; nothing on any other
     filesystem.
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinks.lake.applied import Applied
 from sinks.lake.merge import literal, quote
-from sinks.lake.place import Place
+from sinks.lake.place import LakePlace
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
+from sinks.merged.applied import AppliedVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +42,7 @@ _DISTRIBUTIONS = ("write.distribution-mode", "write.merge.distribution-mode")
 _SUMMARY = "spark.sql.iceberg.snapshot-property."
 
 
-def settings(place: Place) -> dict[str, str]:
+def settings(place: LakePlace) -> dict[str, str]:
     """Of a session that has the catalog of ``place``."""
     head = f"spark.sql.catalog.{place.catalog}"
     own = {
@@ -61,6 +61,7 @@ class IcebergTable(LakeTable):
     """One table of the namespace."""
 
     format: ClassVar[str] = "iceberg"
+    spread_rows: int = SPREAD_ROWS
 
     @property
     def _parts(self) -> tuple[str, ...]:
@@ -77,20 +78,20 @@ class IcebergTable(LakeTable):
         loader = self._java.org.apache.iceberg.spark.Spark3Util
         return loader.loadIcebergTable(self._jsession, self.ident)
 
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedVersion:
         return self._recorded()[0]
 
-    def _recorded(self) -> tuple[Applied, int]:
+    def _recorded(self) -> tuple[AppliedVersion, int]:
         """The last record, and how many snapshots back it is (0: the current one)."""
         table = self._table()
         snapshot, back = table.currentSnapshot(), 0
         while snapshot is not None:
             found = snapshot.summary().get(APPLIED)
             if found is not None:
-                return Applied.parse(found), back
+                return AppliedVersion.parse(found), back
             parent = snapshot.parentId()
             snapshot, back = None if parent is None else table.snapshot(parent), back + 1
-        return Applied(), 0
+        return AppliedVersion(), 0
 
     def setting(self, name: str) -> str | None:
         found = self._table().properties().get(name)
@@ -116,7 +117,7 @@ class IcebergTable(LakeTable):
             self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
 
     def run(self, statement: str, rows: int = 0) -> None:
-        if rows < SPREAD_ROWS or not self._spreads():
+        if rows < self.spread_rows or not self._spreads():
             super().run(statement, rows)
             return
         self.session.conf.set(_DISTRIBUTION, "none")
@@ -138,7 +139,7 @@ class IcebergTable(LakeTable):
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")
 
-    def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
+    def noted(self, notes: Mapping[str, str], applied: AppliedVersion | None) -> dict[str, str]:
         return {f"{_SUMMARY}{name}": value for name, value in notes.items()}
 
     def append(self, rows: DataFrame) -> None:

@@ -18,15 +18,14 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.options import ExistingTarget
 from sinks.base import SinkContext, Target
 from sinks.lake.files import Files
 from sinks.lake.look_catalogs import JdbcLook, RestLook
-from sinks.lake.merge import Layout
 from sinks.lake.metadata import columns_of, delta_type, metadata_of, properties_of
-from sinks.lake.place import Place
+from sinks.lake.place import LakePlace
 from sinks.lake.shape import fit, wanted
 from sinks.lake.table import known_as, marks_of
+from sinks.merged.policy import TablePolicy
 from sinks.ownership import Owner, claim, living
 
 
@@ -47,7 +46,7 @@ class Look(Protocol):
         """The properties of a table that is there, and whether it may hold rows."""
 
 
-def overlooked(place: Place) -> str:
+def overlooked(place: LakePlace) -> str:
     """What :func:`problems` cannot see at a place, as a sentence; empty when it sees all it
     looks for."""
     look = _look_at(place)
@@ -61,9 +60,7 @@ def overlooked(place: Place) -> str:
     return ""
 
 
-def problems(
-    place: Place, layout: Layout, context: SinkContext, policy: ExistingTarget
-) -> list[ChangefeedError]:
+def problems(place: LakePlace, policy: TablePolicy, context: SinkContext) -> list[ChangefeedError]:
     """What would hinder a feed of the context's tables at the place."""
     look = _look_at(place)
     if look is None:
@@ -74,8 +71,8 @@ def problems(
             each
             for target in context.targets
             for each in (
-                *_of_owner(look, place, layout, target, context, policy),
-                *_of_table(look, place, layout, target),
+                *_of_owner(look, place, policy, target, context),
+                *_of_table(look, place, policy, target),
             )
         ]
     except ChangefeedError as error:
@@ -84,11 +81,10 @@ def problems(
 
 def _of_owner(
     look: Look,
-    place: Place,
-    layout: Layout,
+    place: LakePlace,
+    policy: TablePolicy,
     target: Target,
     context: SinkContext,
-    policy: ExistingTarget,
 ) -> list[ChangefeedError]:
     """Whose the target is, if that stands in the way."""
     try:
@@ -102,11 +98,11 @@ def _of_owner(
             own,
             marks,
             feeds=living(context),
-            policy=policy,
+            policy=policy.existing,
             exists=True,
             holds_rows=lambda: rows,
             what=f"table {target.topic} of {place.shown}",
-            usable=not marks or layout.sequence in present,
+            usable=not marks or policy.sequence in present,
         )
     except ChangefeedError as error:
         # What else is wrong with the table is told by the look at its columns.
@@ -116,15 +112,17 @@ def _of_owner(
     return []
 
 
-def _of_table(look: Look, place: Place, layout: Layout, target: Target) -> list[ChangefeedError]:
+def _of_table(
+    look: Look, place: LakePlace, policy: TablePolicy, target: Target
+) -> list[ChangefeedError]:
     try:
         present = look.columns(target.topic)
         if target.schema is None:
             return []
         if present is None:
-            wanted(target.schema, layout, place.format)
+            wanted(target.schema, policy, place.format)
             return []
-        return fit(target.schema, layout, place.format, present).problems
+        return fit(target.schema, policy, place.format, present).problems
     except ChangefeedError as error:
         if error.code is not Code.SINK_CANNOT_TAKE_TABLE:
             raise
@@ -140,7 +138,7 @@ def _of_table(look: Look, place: Place, layout: Layout, target: Target) -> list[
         ]
 
 
-def _look_at(place: Place) -> Look | None:
+def _look_at(place: LakePlace) -> Look | None:
     settings = dict(place.settings)
     kind = settings.get("type", "")
     files = Files(settings)
@@ -167,7 +165,7 @@ class HdfsLook:
     """The NameNode's address. A name without a port may be one of a cluster's own configuration,
     which Spark reads."""
 
-    def __init__(self, place: Place, host: str, port: int) -> None:
+    def __init__(self, place: LakePlace, host: str, port: int) -> None:
         self._place = place
         self._address = host, port
 
@@ -198,7 +196,7 @@ _COMMIT = re.compile(r"(\d{20})\.json\Z")
 class DeltaLook:
     """Directories with a log of Delta's."""
 
-    def __init__(self, place: Place, files: Files) -> None:
+    def __init__(self, place: LakePlace, files: Files) -> None:
         self._root = place.root
         self._files = files
 
@@ -291,7 +289,7 @@ _METADATA = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
 class HadoopLook:
     """Directories with Iceberg's metadata."""
 
-    def __init__(self, place: Place, files: Files) -> None:
+    def __init__(self, place: LakePlace, files: Files) -> None:
         self._place = place
         self._files = files
 

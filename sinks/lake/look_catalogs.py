@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from changefeed.core.errors import ChangefeedError
 from sinks.lake.files import Files
 from sinks.lake.metadata import columns_of, metadata_of, properties_of
-from sinks.lake.place import Place
+from sinks.lake.place import LakePlace
 
 #: Seconds for an answer of a server.
 _TIMEOUT = 15.0
@@ -23,7 +23,7 @@ _SEPARATOR = "%1F"
 class RestLook:
     """A catalog behind HTTP, asked as Iceberg's client asks (its OpenAPI document)."""
 
-    def __init__(self, place: Place, settings: Mapping[str, str]) -> None:
+    def __init__(self, place: LakePlace, settings: Mapping[str, str]) -> None:
         self._place = place
         self._settings = dict(settings)
         self._url = settings["uri"].rstrip("/")
@@ -124,7 +124,7 @@ class RestLook:
 class JdbcLook:
     """A catalog in tables of PostgreSQL's."""
 
-    def __init__(self, place: Place, settings: Mapping[str, str], files: Files) -> None:
+    def __init__(self, place: LakePlace, settings: Mapping[str, str], files: Files) -> None:
         self._place = place
         self._settings = dict(settings)
         self._files = files

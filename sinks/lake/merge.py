@@ -8,13 +8,14 @@ version the table has recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from changefeed.core.schema import Column, TableSchema
-from sinks import history as past
-from sinks.history import IS_CURRENT, READ, TRUNCATE, VALID_FROM, VALID_TO
+from changefeed.options import History
 from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
 from sinks.lake.types import spark_type, typed
+from sinks.merged import history as past
+from sinks.merged.history import IS_CURRENT, READ, TRUNCATE, VALID_FROM, VALID_TO
+from sinks.merged.policy import Removal, TablePolicy
 
 #: What a soft-deleted row is marked in, by format: Iceberg has a use of its own for _deleted.
 DELETED = {"delta": "_deleted", "iceberg": "_is_deleted"}
@@ -32,38 +33,12 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a target table has besides the source's columns.
-
-    Attributes:
-        sequence: name of the column with the version of a row.
-        soft: a delete marks the row.
-        history: ``off``, ``scd2`` or ``append``.
-        deleted: name of the column that marks a row as deleted.
-    """
-
-    sequence: str = "_sequence_num"
-    soft: bool = False
-    history: str = "off"
-    deleted: str = DELETED["delta"]
-
-    def extra(self, *, keyless: bool = False) -> tuple[tuple[str, str], ...]:
-        """Name and type of every column that is ours."""
-        own = [(self.sequence, "bigint")]
-        if keyless and self.history == "off":
-            own.append((NUMBER, "bigint"))
-        if self.history == "append":
-            own += [
-                (past.OPERATION, "string"),
-                (past.ORDER, "bigint"),
-                (past.COMMITTED_AT, "timestamp"),
-            ]
-        elif self.history == "scd2":
-            own += [(VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (IS_CURRENT, "boolean")]
-        if self.soft and self.history != "append":
-            own.append((self.deleted, "boolean"))
-        return tuple(own)
+def own_columns(policy: TablePolicy, *, keyless: bool = False) -> tuple[tuple[str, str], ...]:
+    """Name and type of every column that is ours."""
+    found = [(name, spark_type(kind)) for name, kind in policy.own_columns().items()]
+    if keyless and policy.history is History.OFF:
+        found.insert(1, (NUMBER, "bigint"))
+    return tuple(found)
 
 
 def word_of(operation: str) -> str:
@@ -72,23 +47,23 @@ def word_of(operation: str) -> str:
     return f"CASE {operation} {' '.join(cases)} END"
 
 
-def truncation(target: str, layout: Layout, at: int) -> str:
+def truncation(target: str, policy: TablePolicy, at: int, seq: int) -> str:
     """The row that says of a table that keeps all changes that the source's was emptied."""
     own = {
-        layout.sequence: str(at),
+        policy.sequence: str(at),
         past.OPERATION: literal(TRUNCATE),
+        past.ORDER: str(seq),
         past.COMMITTED_AT: moment(str(at)),
     }
     columns = ", ".join(map(quote, own))
     return f"INSERT INTO {target} ({columns}) VALUES ({', '.join(own.values())})"
 
 
-def broken_scans(target: str, layout: Layout, scanned: int, at: int) -> str:
-    """Of a table that keeps all changes the rows of scans between two whole ones go."""
-    number = quote(layout.sequence)
+def broken_scans(target: str, policy: TablePolicy, scanned: int) -> str:
+    """Of a table that keeps all changes the rows of scans after the last whole one go."""
     return (
         f"DELETE FROM {target} WHERE {quote(past.OPERATION)} = {literal(READ)} "
-        f"AND {number} > {scanned} AND {number} < {at}"
+        f"AND {quote(policy.sequence)} > {scanned}"
     )
 
 
@@ -141,13 +116,77 @@ def folded_source(schema: TableSchema, view: str) -> str:
     return source(schema, f"({inner})", also=flags)
 
 
+def carried_source(
+    target: str,
+    schema: TableSchema,
+    policy: TablePolicy,
+    view: str,
+    bounds: Mapping[str, tuple[object, object]] | None = None,
+) -> str:
+    """The staged rows of a table that keeps its past, where values are missing: one that the source
+    did not send is that of the version before, of the round, else of the target.
+
+    A key that has changed is an insert: what was there before has another key, and the value is
+    not known.
+    """
+    keys = [f"c{i}" for i in schema.key]
+    window = (
+        f"(PARTITION BY {', '.join(f's.{key}' for key in keys)} ORDER BY {VERSION}, {SEQ} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+    )
+    values = []
+    for i, column in enumerate(schema.columns):
+        if i in schema.key:
+            values.append(f"s.c{i}")
+            continue
+        lacks = (
+            f"{OPERATION} = 'u' AND coalesce(array_contains("
+            f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false)"
+        )
+        # In a struct, because a value that is known may be NULL.
+        known = f"last_value(if({lacks}, NULL, struct(s.c{i} AS v))) IGNORE NULLS OVER {window}"
+        values.append(f"coalesce({known}, struct(t.c{i} AS v)).v AS c{i}")
+    rows = source(schema, view, also=(SEQ, ORDER, MISSING))
+    asked = f"SELECT {', '.join(keys)} FROM ({rows}) WHERE {MISSING} IS NOT NULL"
+    same = " AND ".join(f"s.{key} = t.{key}" for key in keys)
+    return (
+        f"SELECT s.{OPERATION}, s.{VERSION}, s.{SEQ}, s.{ORDER}, {', '.join(values)} "
+        f"FROM ({rows}) AS s LEFT JOIN ({_before(target, schema, policy, asked, bounds or {})}) "
+        f"AS t ON {same}"
+    )
+
+
+def _before(
+    target: str,
+    schema: TableSchema,
+    policy: TablePolicy,
+    asked: str,
+    bounds: Mapping[str, tuple[object, object]],
+) -> str:
+    """The last version that the target has of the keys ``asked`` selects, unless that is a delete:
+    ``c0..cn``."""
+    row = ", ".join(f"t.{quote(c.name)} AS c{i}" for i, c in enumerate(schema.columns))
+    some = f"FROM {target} AS t LEFT SEMI JOIN ({asked}) AS s ON {_matching(schema, bounds)}"
+    if policy.history is History.SCD2:
+        return f"SELECT {row} {some} WHERE t.{quote(IS_CURRENT)}"
+    # A scan sees all changes of its version.
+    operation = f"t.{quote(past.OPERATION)}"
+    place = (
+        f"struct(t.{quote(policy.sequence)}, {operation} = {literal(READ)}, t.{quote(past.ORDER)})"
+    )
+    key = ", ".join(f"t.{quote(schema.columns[i].name)}" for i in schema.key)
+    latest = f"max_by(struct({operation} AS op, {row}), {place}) AS l"
+    listed = ", ".join(f"l.c{i}" for i in range(len(schema.columns)))
+    return f"SELECT {listed} FROM (SELECT {latest} {some} GROUP BY {key}) WHERE l.op <> 'DELETE'"
+
+
 # ------------------------------------------------------------------------------- statements
 
 
 def merge(
     target: str,
     schema: TableSchema,
-    layout: Layout,
+    policy: TablePolicy,
     rows: str,
     *,
     bounds: Mapping[str, tuple[object, object]] | None = None,
@@ -160,13 +199,13 @@ def merge(
             of them are not read.
         folded: ``rows`` is a :func:`folded_source`.
     """
-    sequence = f"t.{quote(layout.sequence)}"
+    sequence = f"t.{quote(policy.sequence)}"
     newer = f"(s.{VERSION} >= {sequence} OR {sequence} IS NULL)"
     values = {c.name: _value(schema, i, c, folded) for i, c in enumerate(schema.columns)}
-    own = {layout.sequence: f"s.{VERSION}"}
-    if layout.soft:
-        own[layout.deleted] = "false"
-        gone = f"UPDATE SET {quote(layout.deleted)} = true, {quote(layout.sequence)} = s.{VERSION}"
+    own = {policy.sequence: f"s.{VERSION}"}
+    if policy.soft:
+        own[policy.deleted] = "false"
+        gone = f"UPDATE SET {quote(policy.deleted)} = true, {quote(policy.sequence)} = s.{VERSION}"
     else:
         gone = "DELETE"
     sets = [f"{quote(name)} = {value}" for name, value in (values | own).items()]
@@ -211,16 +250,15 @@ def comparable(column: Column) -> bool:
     return column.physical != "string" or spark_type(column.logical) == "string"
 
 
-def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
-    """Every staged row as a row of a table that keeps all changes."""
+def append(target: str, schema: TableSchema, policy: TablePolicy, rows: str) -> str:
+    """Every row of ``rows`` (a query) as a row of a table that keeps all changes."""
     names = [c.name for c in schema.columns]
     own = {
-        layout.sequence: VERSION,
+        policy.sequence: VERSION,
         past.OPERATION: word_of(OPERATION),
         past.ORDER: SEQ,
         past.COMMITTED_AT: moment(VERSION),
     }
-    rows = source(schema, view, also=(SEQ,))
     columns = ", ".join(map(quote, [*names, *own]))
     values = ", ".join([*(f"c{i}" for i in range(len(names))), *own.values()])
     return f"INSERT INTO {target} ({columns}) SELECT {values} FROM ({rows})"
@@ -229,11 +267,12 @@ def append(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
 def versions(
     target: str,
     schema: TableSchema,
-    layout: Layout,
-    view: str,
+    policy: TablePolicy,
+    rows: str,
     bounds: Mapping[str, tuple[object, object]] | None = None,
 ) -> str:
-    """One MERGE that closes the current version of each changed key and adds the new ones.
+    """One MERGE that closes the current version of each changed key and adds the new ones, out of
+    ``rows``, a query with the last change of each key and transaction.
 
     Each key has one row that may match, its first change, which ends what was current; and
     for every version a row that matches nothing and is inserted.
@@ -241,32 +280,33 @@ def versions(
     keys = [f"c{i}" for i in schema.key]
     names = [c.name for c in schema.columns]
     window = f"(PARTITION BY {', '.join(keys)} ORDER BY {VERSION}, {ORDER})"
+    then = f"lead({OPERATION}) OVER {window} AS _then, " if policy.soft else ""
     ordered = (
-        f"SELECT *, lead({VERSION}) OVER {window} AS _next, row_number() OVER {window} AS _n "
-        f"FROM ({source(schema, view, also=(ORDER,))})"
+        f"SELECT *, lead({VERSION}) OVER {window} AS _next, {then}row_number() OVER {window} AS _n "
+        f"FROM ({rows})"
     )
     # Two rows out of one, so that the staged rows are read and sorted once.
-    rows = (
+    closing = (
         f"SELECT *, explode(if(_n = 1, array(true, false), array(false))) AS _closes "
         f"FROM ({ordered})"
     )
     columns = {name: f"s.c{i}" for i, name in enumerate(names)}
     columns |= {
-        layout.sequence: f"s.{VERSION}",
+        policy.sequence: f"s.{VERSION}",
         VALID_FROM: moment(f"s.{VERSION}"),
         VALID_TO: moment("s._next"),
         IS_CURRENT: "s._next IS NULL",
     }
-    if layout.soft:
-        columns[layout.deleted] = "false"
-    current, sequence = f"t.{quote(IS_CURRENT)}", f"t.{quote(layout.sequence)}"
+    if policy.soft:
+        columns[policy.deleted] = "s._then <=> 'd'"
+    current, sequence = f"t.{quote(IS_CURRENT)}", f"t.{quote(policy.sequence)}"
     ends = f"s._closes AND {current} AND {sequence} < s.{VERSION}"
     ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
-    if layout.soft:
-        ended[layout.deleted] = f"s.{OPERATION} = 'd'"
+    if policy.soft:
+        ended[policy.deleted] = f"s.{OPERATION} = 'd'"
     sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
     return (
-        f"MERGE INTO {target} AS t USING ({rows}) AS s "
+        f"MERGE INTO {target} AS t USING ({closing}) AS s "
         f"ON {ends} AND {_matching(schema, bounds or {})} "
         f"WHEN MATCHED AND s._closes THEN UPDATE SET {sets} "
         f"WHEN NOT MATCHED AND NOT s._closes AND s.{OPERATION} <> 'd' THEN INSERT "
@@ -274,7 +314,14 @@ def versions(
     )
 
 
-def counted(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
+def last_of_each(schema: TableSchema, rows: str) -> str:
+    """Of ``rows`` the last change of each key and transaction."""
+    keys = ", ".join(f"c{i}" for i in schema.key)
+    last = f"row_number() OVER (PARTITION BY {keys}, {VERSION} ORDER BY {SEQ} DESC)"
+    return f"SELECT * FROM (SELECT *, {last} AS _rank FROM ({rows})) WHERE _rank = 1"
+
+
+def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) -> str:
     """One MERGE into a table whose rows have no key: equal rows are numbered from 1, and as
     many are added behind or taken from the end as the changes say in sum."""
     names = [quote(c.name) for c in schema.columns]
@@ -299,7 +346,7 @@ def counted(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
         f"FROM ({changed}) AS s LEFT JOIN ({present}) AS t ON {' AND '.join(same)})"
     )
     inserted = dict(zip(names, (f"s.{c}" for c in columns), strict=True))
-    inserted |= {quote(layout.sequence): f"s.{VERSION}", quote(NUMBER): "s._o"}
+    inserted |= {quote(policy.sequence): f"s.{VERSION}", quote(NUMBER): "s._o"}
     return (
         f"MERGE INTO {target} AS t USING ({rows}) AS s "
         f"ON t.{quote(NUMBER)} = s._o AND {' AND '.join(same)} "
@@ -309,12 +356,12 @@ def counted(target: str, schema: TableSchema, layout: Layout, view: str) -> str:
     )
 
 
-def numbered(schema: TableSchema, layout: Layout, view: str) -> str:
+def numbered(schema: TableSchema, policy: TablePolicy, view: str) -> str:
     """The rows of a scan of a table without a key, equal ones numbered."""
     columns = ", ".join(f"c{i}" for i in range(len(schema.columns)))
     names = [f"c{i} AS {quote(c.name)}" for i, c in enumerate(schema.columns)]
     return (
-        f"SELECT {', '.join(names)}, _s AS {quote(layout.sequence)}, "
+        f"SELECT {', '.join(names)}, _s AS {quote(policy.sequence)}, "
         f"explode(sequence(1L, _n)) AS {quote(NUMBER)} FROM (SELECT {columns}, "
         f"max({VERSION}) AS _s, count(*) AS _n FROM ({source(schema, view)}) GROUP BY {columns})"
     )
@@ -323,58 +370,73 @@ def numbered(schema: TableSchema, layout: Layout, view: str) -> str:
 def scanned_versions(
     target: str,
     schema: TableSchema,
-    layout: Layout,
+    policy: TablePolicy,
     rows: str,
     bounds: Mapping[str, tuple[object, object]] | None = None,
 ) -> str:
-    """One MERGE of scan rows into a table of versions: a scan says what is, not what changed,
-    so it corrects the current version in place and adds rows that are new."""
-    sequence = f"t.{quote(layout.sequence)}"
-    newer = f"s.{VERSION} >= {sequence}"
-    values = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)}
-    sets = [f"{quote(name)} = {value}" for name, value in values.items()]
-    columns = values | first_version(layout, f"s.{VERSION}")
+    """One MERGE of scan rows into a table of versions. A row that is as its current version makes
+    that one the scan's; one that differs ends it and begins another."""
+    sequence, current = quote(policy.sequence), quote(IS_CURRENT)
+    names = [quote(c.name) for c in schema.columns]
+    same = " AND ".join(f"t.{names[i]} = x.c{i}" for i in schema.key)
+    others = [f"t.{name} <=> x.c{i}" for i, name in enumerate(names) if i not in schema.key]
+    known = " AND ".join([f"t.{current}", *within(schema, bounds or {})])
+    # A row that matches, for the current version of its key, and one that does not, for its own.
+    matching = (
+        f"CASE WHEN t.{current} IS NULL THEN array(false) "
+        f"WHEN t.{sequence} > x.{VERSION} THEN array() "
+        f"WHEN {' AND '.join(others) or 'true'} THEN array(true) ELSE array(true, false) END"
+    )
+    compared = (
+        f"SELECT *, size(_matching) = 2 AS _ends, explode(_matching) AS _matches FROM "
+        f"(SELECT x.*, {matching} AS _matching FROM ({rows}) AS x "
+        f"LEFT JOIN (SELECT * FROM {target} AS t WHERE {known}) AS t ON {same})"
+    )
+    ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
+    sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
+    columns = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)}
+    columns |= first_version(policy, f"s.{VERSION}")
     return (
-        f"MERGE INTO {target} AS t USING ({rows}) AS s "
-        f"ON t.{quote(IS_CURRENT)} AND {_matching(schema, bounds or {})} "
-        f"WHEN MATCHED AND {newer} THEN UPDATE SET {', '.join(sets)}, "
-        f"{quote(layout.sequence)} = s.{VERSION} "
-        f"WHEN NOT MATCHED THEN INSERT "
+        f"MERGE INTO {target} AS t USING ({compared}) AS s "
+        f"ON s._matches AND t.{current} AND {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND s._ends THEN UPDATE SET {sets} "
+        f"WHEN MATCHED THEN UPDATE SET {sequence} = s.{VERSION} "
+        f"WHEN NOT MATCHED AND NOT s._matches THEN INSERT "
         f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
     )
 
 
-def first_version(layout: Layout, version: str) -> dict[str, str]:
+def first_version(policy: TablePolicy, version: str) -> dict[str, str]:
     """Our columns of a row that comes from a scan: name to SQL."""
-    own = {layout.sequence: version}
-    if layout.history == "append":
+    own = {policy.sequence: version}
+    if policy.history is History.APPEND:
         own |= {
             past.OPERATION: literal(READ),
             past.ORDER: "0L",
             past.COMMITTED_AT: moment(version),
         }
-    elif layout.history == "scd2":
+    elif policy.history is History.SCD2:
         own |= {
             VALID_FROM: moment(version),
             VALID_TO: "cast(NULL AS timestamp)",
             IS_CURRENT: "true",
         }
-    if layout.soft and layout.history != "append":
-        own[layout.deleted] = "false"
+    if policy.soft and policy.history is not History.APPEND:
+        own[policy.deleted] = "false"
     return own
 
 
-def remove(target: str, layout: Layout, condition: str, at: int) -> str:
+def remove(target: str, policy: TablePolicy, condition: str, at: int) -> str:
     """What happens to rows that ``condition`` names, at version ``at``: gone, marked, or ended.
 
     A table that keeps every change loses nothing.
     """
-    if layout.history == "scd2":
+    if policy.removal is Removal.END:
         sets = f"{quote(VALID_TO)} = {moment(str(at))}, {quote(IS_CURRENT)} = false"
-        if layout.soft:
-            sets += f", {quote(layout.deleted)} = true"
+        if policy.soft:
+            sets += f", {quote(policy.deleted)} = true"
         return f"UPDATE {target} SET {sets} WHERE {quote(IS_CURRENT)} AND {condition}"
-    if layout.soft:
-        sets = f"{quote(layout.deleted)} = true, {quote(layout.sequence)} = {at}"
-        return f"UPDATE {target} SET {sets} WHERE NOT {quote(layout.deleted)} AND {condition}"
+    if policy.removal is Removal.MARK:
+        sets = f"{quote(policy.deleted)} = true, {quote(policy.sequence)} = {at}"
+        return f"UPDATE {target} SET {sets} WHERE NOT {quote(policy.deleted)} AND {condition}"
     return f"DELETE FROM {target} WHERE {condition}"

@@ -88,7 +88,7 @@ PARAMETERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LakePlace:
     """A place for tables.
 
     Attributes:
@@ -113,7 +113,7 @@ class Place:
         return re.sub(r"//[^/@]*@", "//", re.split(r"[?;#]", address)[0])
 
 
-def place_of(uri: str) -> Place:
+def place_of(uri: str) -> LakePlace:
     """Read a sink's URI.
 
     Raises:
@@ -129,7 +129,7 @@ def place_of(uri: str) -> Place:
     return _delta(url) if url.scheme == "delta" else _iceberg(url)
 
 
-def _delta(url: SinkURL) -> Place:
+def _delta(url: SinkURL) -> LakePlace:
     if url.hosts:
         raise ChangefeedError(
             "CF1201",
@@ -140,10 +140,10 @@ def _delta(url: SinkURL) -> Place:
     url.finish()
     root, scheme = _directory(url.path, "delta:///srv/lake")
     settings = _of_hadoop(scheme) | settings
-    return Place("delta", root, settings=tuple(settings.items()), packs=_packs("delta", scheme))
+    return LakePlace("delta", root, settings=tuple(settings.items()), packs=_packs("delta", scheme))
 
 
-def _iceberg(url: SinkURL) -> Place:
+def _iceberg(url: SinkURL) -> LakePlace:
     catalog = url.host
     if len(url.hosts) != 1 or url.port is not None or not _NAME.match(catalog):
         raise ChangefeedError(
@@ -182,7 +182,7 @@ def _iceberg(url: SinkURL) -> Place:
     settings = [(name, value) for name, value in own.items() if value]
     packs = tuple(dict.fromkeys(packs))
     packs += tuple(its for head, its in _DRIVERS.items() if (address or "").startswith(head))
-    return Place("iceberg", root, catalog, namespace, tuple(settings), packs)
+    return LakePlace("iceberg", root, catalog, namespace, tuple(settings), packs)
 
 
 def _files(own: dict[str, str], scheme: str) -> tuple[str, ...]:

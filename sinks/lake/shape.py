@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
-from sinks.lake.merge import Layout
+from changefeed.options import History
+from sinks.lake.merge import own_columns
 from sinks.lake.types import spark_type, widens
+from sinks.merged.policy import TablePolicy
 
 #: Formats without a type of two bytes.
 _NO_SMALL = ("iceberg",)
 
 
-def wanted(schema: TableSchema, layout: Layout, table_format: str) -> dict[str, str]:
+def wanted(schema: TableSchema, policy: TablePolicy, table_format: str) -> dict[str, str]:
     """The columns a target should have: name to type, the source's first.
 
     Raises:
@@ -22,7 +24,7 @@ def wanted(schema: TableSchema, layout: Layout, table_format: str) -> dict[str, 
     """
     small = table_format not in _NO_SMALL
     found = {c.name: spark_type(c.logical, small=small) for c in schema.columns}
-    for name, kind in layout.extra(keyless=schema.keyless):
+    for name, kind in own_columns(policy, keyless=schema.keyless):
         if name in found:
             raise cannot(
                 schema,
@@ -50,7 +52,9 @@ class Fit:
     problems: list[ChangefeedError] = field(default_factory=list)
 
 
-def fit(schema: TableSchema, layout: Layout, table_format: str, present: Mapping[str, str]) -> Fit:
+def fit(
+    schema: TableSchema, policy: TablePolicy, table_format: str, present: Mapping[str, str]
+) -> Fit:
     """Compare what a table has with what it should have.
 
     Raises:
@@ -58,7 +62,7 @@ def fit(schema: TableSchema, layout: Layout, table_format: str, present: Mapping
     """
     found = Fit()
     there = {name.lower(): (name, kind) for name, kind in present.items()}
-    for name, kind in wanted(schema, layout, table_format).items():
+    for name, kind in wanted(schema, policy, table_format).items():
         if name.lower() not in there:
             found.missing[name] = kind
             continue
@@ -74,10 +78,10 @@ def fit(schema: TableSchema, layout: Layout, table_format: str, present: Mapping
                     schema,
                     f"column {own} is {old} in the target and cannot become {kind}",
                     "let the feed cast it by a SELECT, or DROP the feed, move the target away and "
-                    "CREATE the feed anew.",
+                    "CREATE the feed again.",
                 )
             )
-    keys = () if schema.keyless or layout.history == "append" else schema.key_columns
+    keys = () if schema.keyless or policy.history is History.APPEND else schema.key_columns
     lacking = [column.name for column in keys if column.name in found.missing]
     if lacking:
         found.problems.append(

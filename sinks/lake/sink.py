@@ -1,6 +1,6 @@
 """``delta://`` and ``iceberg://``: tables that Spark's MERGE keeps equal to the source.
 
-Rows are staged as files in the feed's own directory; a commit is one MERGE a table. What a
+Rows are staged as files in the feed's own directory; a commit is one MERGE per table. What a
 table is complete to stands in the same commit as the rows, so whatever comes again after a
 crash is known and left out.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,42 +23,43 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.options import (
-    DELETES,
     EXPIRE,
-    HISTORY,
-    ON_DROP,
     OPTIMIZE,
-    SEQUENCE_COLUMN,
-    Deletes,
-    ExistingTarget,
     Feature,
     History,
-    OnDrop,
 )
 from sinks.base import (
     Accepts,
     Batch,
     Capabilities,
-    Delivery,
+    CommitPace,
     Difference,
     Epoch,
-    Pacing,
     Receipt,
-    Sink,
     SinkContext,
     SparkAccess,
     Target,
 )
-from sinks.lake import delta, hdfs, iceberg, merge
-from sinks.lake.applied import Applied
+from sinks.lake import delta, hdfs, iceberg, merge, rounds
 from sinks.lake.compare import LakeComparison, staged_source
 from sinks.lake.failure import told
 from sinks.lake.place import PARAMETERS, place_of
-from sinks.lake.staging import OPERATION, VERSION, Staged, bounds, read, settled, stage
-from sinks.lake.table import OWNER, LakeTable, Rows, known_as
+from sinks.lake.staging import (
+    OPERATION,
+    VERSION,
+    StagedFile,
+    read,
+    settled,
+    stage,
+)
+from sinks.lake.table import OWNER, LakeTable, known_as
 from sinks.lake.upkeep import Upkeep
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.pace import ShorterOfTwo
+from sinks.merged.policy import MergeMode, Removal, ScanEnd, TablePolicy
+from sinks.merged.sink import TableSink
 from sinks.naming import kafka_topic_name
-from sinks.ownership import NOT_OURS, Claim, Owner, claim, living, policy_of
+from sinks.ownership import Claim, Owner, claim, living, no_bookkeeping
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,15 +78,15 @@ MOST_ROWS, MOST_KEY_BYTES, MOST_BYTES = 10_000_000, 96 << 20, 1 << 30
 NAME_LIMIT = 200
 #: Table with the resolved timestamp of each feed.
 RESOLVED_TABLE = "_changefeed_resolved"
-#: Temporary view of staged rows, in a session that one thread at a time uses.
-VIEW = "changefeed_rows"
 
 
-class LakeSink(Sink):
+class LakeSink(TableSink):
     """The tables of one feed at one place. One thread at a time uses an object."""
 
     capabilities: ClassVar[Capabilities]
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    #: See :data:`sinks.lake.iceberg.SPREAD_ROWS`.
+    spread_rows: int = iceberg.SPREAD_ROWS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Check the URI and the options; nothing is connected.
@@ -94,19 +96,19 @@ class LakeSink(Sink):
         """
         self._options = dict(options or {})
         self._place = place_of(uri)
-        self._layout = _layout(self._options, self._place.format)
-        self.pace = PACES[0]
-        self._merges: list[float] = []
-        self._context: SinkContext | None = None
+        # Now and then a commit of Delta's sums up its log, too, and takes several times as long.
+        super().__init__(
+            _policy(self._options, self._place.format), ShorterOfTwo(*PACES, times=REST)
+        )
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
         self._tables: dict[str, LakeTable] = {}
-        self._floors: dict[str, Applied] = {}
+        self._floors: dict[str, AppliedVersion] = {}
         self._scans: dict[str, Timestamp] = {}
         self._shapes: dict[str, str] = {}
         self._new: set[str] = set()
         self._owned: dict[str, Owner] = {}
-        self._staged: dict[str, Staged] = {}
+        self._staged: dict[str, StagedFile] = {}
         self._numbers = itertools.count(1)
         self._upkeep = Upkeep(_seconds(self._options, OPTIMIZE), _seconds(self._options, EXPIRE))
 
@@ -139,6 +141,7 @@ class LakeSink(Sink):
         # A scan that broke off comes again as a whole, and at the same timestamp where nothing
         # was committed since: what is there of it is then old.
         self._scans.clear()
+        self._begun.clear()
         self._new.clear()
         with self._working() as session:
             hdfs.reach(session, self._place)
@@ -153,17 +156,17 @@ class LakeSink(Sink):
         for target in context.targets:
             try:
                 if target.schema is not None:
-                    self._check_key(target.schema)
+                    self._policy.require_key(target.schema)
             except ChangefeedError as error:
                 keyless.append(error)
-        return keyless + look.problems(self._place, self._layout, context, policy_of(self._options))
+        return keyless + look.problems(self._place, self._policy, context)
 
-    def pacing(self) -> Pacing:
+    def pacing(self) -> CommitPace:
         """As the last rounds took; none of a backlog once the round has enough bytes."""
         staged = self._staged.values()
         keys, size = sum(file.keys.nbytes for file in staged), sum(file.bytes for file in staged)
         full = keys >= MOST_KEY_BYTES or size >= MOST_BYTES
-        return Pacing(self.pace, 0 if full else MOST_ROWS)
+        return CommitPace(self.pace.seconds, 0 if full else MOST_ROWS)
 
     def overlooked(self) -> str:
         """See :meth:`sinks.base.Sink.overlooked`."""
@@ -171,45 +174,29 @@ class LakeSink(Sink):
 
         return look.overlooked(self._place)
 
-    def write(self, batch: Batch) -> Receipt:
-        """Stage the rows that the target does not have."""
-        self._check_key(batch.schema)
-        after = Applied() if batch.scan else self._floor(batch.target, batch.schema)
+    def stage(self, batch: Batch, rows: pa.Table) -> Receipt:
         path = self._scratch / f"{batch.epoch.number:012d}-{next(self._numbers):08d}.parquet"
-        staged = stage(batch, path, after=after, history=self._layout.history)
+        staged = stage(replace(batch, rows=rows), path, history=self._policy.history)
         if staged is None:
             return Receipt(batch.partition, batch.rows.num_rows, 0)
         self._staged[staged.path] = staged
         return Receipt(batch.partition, batch.rows.num_rows, staged.bytes, (staged.path,))
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
         """Merge what was staged, table by table."""
         paths = [path for receipt in receipts for path in receipt.staged]
-        groups: dict[tuple[str, str], list[Staged]] = {}
+        groups: dict[tuple[str, str], list[StagedFile]] = {}
         for path in paths:
             staged = self._staged.pop(path)
             shape = staged.schema.fingerprint()
             groups.setdefault((staged.target.topic, shape), []).append(staged)
-        started = time.monotonic()
         try:
             for (topic, shape), files in groups.items():
                 more = any(other == topic and s != shape for other, s in list(groups))
                 self._commit_table(epoch, files, part=more)
         finally:
             _remove(paths)
-        if groups:
-            self._rest(time.monotonic() - started)
-        return Delivery.DURABLE
-
-    def _rest(self, took: float) -> None:
-        """Set the pace by the shorter of the last two merges: now and then a commit of Delta's sums
-        up its log, too, and takes several times as long."""
-        least, most = PACES
-        # The first merge loads and compiles what the others run: it says nothing of them.
-        if self._merges:
-            usual = took if len(self._merges) < 2 else min(took, self._merges[-1])
-            self.pace = min(most, max(least, REST * usual))
-        self._merges = [*self._merges[-1:], took]
+        return bool(groups)
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Forget what is staged."""
@@ -239,23 +226,21 @@ class LakeSink(Sink):
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
 
-    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """Every row there is goes, is marked, or is ended."""
-        place = Applied(event.at.version, event.seq)
-        if self._floor(target, event.schema).covers(place):
-            return
+    def empty(self, event: Truncate, target: Target) -> None:
+        applied = AppliedVersion(event.at.version, event.seq)
         with self._writing(target, event.schema) as lake:
-            sequence = merge.quote(self._layout.sequence)
-            if self._layout.history == "append":
-                statement = merge.truncation(lake.ident, self._layout, event.at.version)
+            sequence = merge.quote(self._policy.sequence)
+            if self._policy.removal is Removal.RECORD:
+                place = event.at.version, event.seq
+                statement = merge.truncation(lake.ident, self._policy, *place)
             else:
                 condition = f"{sequence} <= {event.at.version}"
-                if policy_of(self._options) is not ExistingTarget.MERGE:
+                if not self._policy.shared:
                     condition = f"({condition} OR {sequence} IS NULL)"
-                statement = merge.remove(lake.ident, self._layout, condition, event.at.version)
-            with lake.commit_notes(self._opened.feed, applied=place):
+                statement = merge.remove(lake.ident, self._policy, condition, event.at.version)
+            with lake.commit_notes(self._opened.feed, applied=applied):
                 lake.run(statement)
-        self._floors[target.topic] = place
+        self._floors[target.topic] = applied
 
     def close(self) -> None:
         """Forget the session and what is staged."""
@@ -266,12 +251,8 @@ class LakeSink(Sink):
 
     # -- what a sink may do besides -----------------------------------------------------------
 
-    def evolve(self, event: SchemaChange, target: Target) -> None:
-        """See :meth:`sinks.base.Sink.evolve`."""
+    def reshape(self, event: SchemaChange, target: Target) -> None:
         place = event.at.version, event.seq
-        if self._floor(target, event.old).covers(Applied(*place)):
-            return
-        self._check_key(event.new)
         with self._working(target) as session:
             lake = self._table(session, target)
             owner = self._own(lake, target, event.old)
@@ -281,26 +262,40 @@ class LakeSink(Sink):
                 lake.set_shape(*place)
         self._forget_table(target)
 
-    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        """See :meth:`sinks.base.Sink.end_scan`."""
-        self._check_key(schema)
+    def scanned(self, target: Target, schema: TableSchema) -> int | None:
+        if self._policy.removal is not Removal.RECORD:
+            return 0  # rows of a scan can be told from others: nothing has to be recorded
+        with self._working(target) as session:
+            lake = self._table(session, target)
+            found = lake.scanned() if lake.exists() else 0
+        # Of a feed with deletes earlier versions recorded every whole scan.
+        return found if found is not None or self._policy.retains else 0
+
+    def begin_scan(
+        self, target: Target, schema: TableSchema, version: int, *, after: int | None
+    ) -> None:
+        if after is None:
+            return
         with self._writing(target, schema) as lake:
-            if self._layout.history == "append":
-                with lake.commit_notes(self._opened.feed, at):
-                    lake.run(
-                        merge.broken_scans(lake.ident, self._layout, lake.scanned(), at.version)
-                    )
+            if not lake.empty():
+                with lake.commit_notes(self._opened.feed):
+                    lake.run(merge.broken_scans(lake.ident, self._policy, after))
+
+    def finish_scan(
+        self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
+    ) -> None:
+        with self._writing(target, schema) as lake:
+            if self._policy.removal is Removal.RECORD:
                 lake.set_scanned(at.version)
+            if ends is ScanEnd.NOTHING or target.topic in self._new:
                 return
-            if target.topic in self._new:
-                return
-            condition = f"{merge.quote(self._layout.sequence)} < {at.version}"
+            condition = f"{merge.quote(self._policy.sequence)} < {at.version}"
             with lake.commit_notes(self._opened.feed, at):
-                lake.run(merge.remove(lake.ident, self._layout, condition, at.version))
+                lake.run(merge.remove(lake.ident, self._policy, condition, at.version))
 
     def dropped(self, target: Target) -> None:
         """See :meth:`sinks.base.Sink.dropped`."""
-        if self._options.get(ON_DROP.name) != OnDrop.DROP:
+        if not self._policy.drop:
             return
         with self._working(target) as session:
             lake = self._table(session, target)
@@ -313,11 +308,13 @@ class LakeSink(Sink):
         self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
     ) -> Receipt:
         """See :meth:`sinks.base.Sink.write_scan`: into an empty table rows go as they come."""
-        self._check_key(schema)
+        if not self._begin(target, schema, epoch.upto):
+            return Receipt(0, rows.count(), 0)
         with self._writing(target, schema) as lake:
-            if lake.empty() and not (schema.keyless and self._layout.history == "off"):
+            if lake.empty() and self._policy.mode(schema) is not MergeMode.COUNT:
                 self._new.add(target.topic)
-                count = self._append_scan(lake, _staged_form(rows, schema), epoch, schema)
+                with lake.commit_notes(self._opened.feed, epoch.upto):
+                    count = rounds.append_scan(lake, _staged_form(rows, schema), schema)
             else:
                 # A MERGE reads its source more than once.
                 path = self._scratch / f"scan-{epoch.number:012d}-{next(self._numbers):08d}"
@@ -341,121 +338,52 @@ class LakeSink(Sink):
         """See :meth:`sinks.base.Sink.compare`."""
         self._context = context
         with staged_source(rows, schema, context.scratch) as staged, self._working(target) as s:
-            return LakeComparison(self._table(s, target), self._layout, schema).run(staged, limit)
+            return LakeComparison(self._table(s, target), self._policy, schema).run(staged, limit)
 
     # -- one table --------------------------------------------------------------------------
 
-    def _commit_table(self, epoch: Epoch, files: Sequence[Staged], *, part: bool) -> None:
+    def _commit_table(self, epoch: Epoch, files: Sequence[StagedFile], *, part: bool) -> None:
         """One commit of one table; ``part``: there are more of this round."""
         target, schema = files[0].target, files[0].schema
-        if self._layout.history == "off":
+        if self._policy.history is History.OFF:
             files = settled(files)
         with self._writing(target, schema) as lake:
             frame = read(lake.session, files)
             if files[0].scan:
                 self._load(lake, frame, epoch, target, schema)
                 return
-            frame.createOrReplaceTempView(VIEW)
-            version, seq = max(file.last for file in files)
+            last = reduce(AppliedVersion.latest, (file.last for file in files))
             # A transaction that alters its table in its middle is cut there.
-            whole = not part and epoch.upto.version >= version
-            applied = Applied(epoch.upto.version) if whole else Applied(version, seq)
+            whole = not part and epoch.upto.version >= last.version
+            applied = AppliedVersion(epoch.upto.version) if whole else last
             upto = epoch.upto if whole else None
             with lake.commit_notes(self._opened.feed, upto, applied):
-                if not self._upserted(lake, schema, files):
-                    rows = sum(file.rows for file in files)
-                    lake.run(self._statement(lake, schema, files), rows)
+                rounds.apply(lake, frame, schema, files)
             self._upkeep.after_commit(lake)
         self._floors[target.topic] = applied
-
-    def _upserted(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> bool:
-        """Whether the table took the rows by a way of its own."""
-        plain = self._layout.history == "off" and not self._layout.soft and not schema.keyless
-        if not plain or any(file.incomplete for file in files):
-            return False
-        return lake.upsert(
-            Rows(
-                lake.session.sql(merge.source(schema, VIEW)),
-                schema,
-                sum(file.rows for file in files),
-                sum(file.keys.nbytes for file in files),
-                _limits(schema, files),
-            )
-        )
-
-    def _statement(self, lake: LakeTable, schema: TableSchema, files: Sequence[Staged]) -> str:
-        layout, limits = self._layout, _limits(schema, files)
-        if layout.history == "append":
-            return merge.append(lake.ident, schema, layout, VIEW)
-        if schema.keyless:
-            return merge.counted(lake.ident, schema, layout, VIEW)
-        if layout.history == "scd2":
-            return merge.versions(lake.ident, schema, layout, VIEW, limits)
-        folded = any(file.incomplete for file in files)
-        rows = merge.folded_source(schema, VIEW) if folded else merge.source(schema, VIEW)
-        return merge.merge(lake.ident, schema, layout, rows, bounds=limits, folded=folded)
 
     def _load(
         self, lake: LakeTable, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
     ) -> None:
         """Rows of a scan, which may be read more than once."""
-        if schema.keyless and self._layout.history == "off":
-            self._load_counted(lake, rows, epoch, target, schema)
-        elif lake.empty():
+        counts = self._policy.mode(schema) is MergeMode.COUNT
+        empty = not counts and lake.empty()
+        if empty:
             self._new.add(target.topic)
-            self._append_scan(lake, rows, epoch, schema)
-        else:
-            self._merge_scan(lake, rows, epoch, schema)
-
-    def _load_counted(
-        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
-    ) -> None:
-        """Nothing tells a row of an earlier scan from an equal one of this: the first rows of a
-        scan replace what is there, which is older as a whole."""
-        rows.createOrReplaceTempView(VIEW)
         with lake.commit_notes(self._opened.feed, epoch.upto):
-            if self._scans.get(target.topic) == epoch.upto:
-                lake.run(merge.counted(lake.ident, schema, self._layout, VIEW))
+            if counts:
+                first = self._scans.get(target.topic) != epoch.upto
+                rounds.count_scan(lake, rows, schema, first=first)
+            elif empty:
+                rounds.append_scan(lake, rows, schema)
             else:
-                lake.replace(merge.numbered(schema, self._layout, VIEW))
-        self._scans[target.topic] = epoch.upto
-
-    def _append_scan(
-        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, schema: TableSchema
-    ) -> int:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
-
-        seen = Observation()
-        rows = _moved(rows, lake.session).observe(seen, F.count(F.lit(1)).alias("rows"))
-        rows.createOrReplaceTempView(VIEW)
-        own = merge.first_version(self._layout, VERSION)
-        listed = [f"c{i} AS {merge.quote(c.name)}" for i, c in enumerate(schema.columns)]
-        listed += [f"{value} AS {merge.quote(name)}" for name, value in own.items()]
-        query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)})"
-        with lake.commit_notes(self._opened.feed, epoch.upto):
-            lake.append(lake.session.sql(query))
-        return int(seen.get["rows"])
-
-    def _merge_scan(
-        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, schema: TableSchema
-    ) -> None:
-        rows.createOrReplaceTempView(VIEW)
-        source = merge.source(schema, VIEW)
-        layout = self._layout
-        if layout.history == "append":
-            self._append_scan(lake, rows, epoch, schema)
-            return
-        if layout.history == "scd2":
-            statement = merge.scanned_versions(lake.ident, schema, layout, source)
-        else:
-            statement = merge.merge(lake.ident, schema, layout, source)
-        with lake.commit_notes(self._opened.feed, epoch.upto):
-            lake.run(statement)
+                rounds.merge_scan(lake, rows, schema)
+        if counts:
+            self._scans[target.topic] = epoch.upto
 
     # -- what is known of tables ------------------------------------------------------------
 
-    def _floor(self, target: Target, schema: TableSchema) -> Applied:
+    def applied(self, target: Target, schema: TableSchema) -> AppliedVersion:
         """Up to where the target has every change.
 
         Raises:
@@ -467,7 +395,7 @@ class LakeSink(Sink):
                 there = lake.exists()
                 if there:
                     self._own(lake, target, schema)
-                self._floors[target.topic] = lake.floor() if there else Applied()
+                self._floors[target.topic] = lake.floor() if there else AppliedVersion()
         return self._floors[target.topic]
 
     def _table(self, session: SparkSession, target: Target) -> LakeTable:
@@ -477,7 +405,9 @@ class LakeSink(Sink):
         found = self._tables.get(name)
         if found is None:
             kind = delta.DeltaTable if self._place.format == "delta" else iceberg.IcebergTable
-            found = kind(session, self._place, name, self._layout, self._options)
+            found = kind(session, self._place, name, self._policy, self._options)
+            if isinstance(found, iceberg.IcebergTable):
+                found.spread_rows = self.spread_rows
             self._tables[name] = found
         return found
 
@@ -508,18 +438,19 @@ class LakeSink(Sink):
             return owner
         exists = lake.exists()
         marks = known_as(owner, lake.marks()) if exists else []
+        what = f"table {target.topic} of {self._place.shown}"
         found = claim(
             owner,
             marks,
             feeds=living(context),
-            policy=policy_of(self._options),
+            policy=self._policy.existing,
             exists=exists,
             holds_rows=lambda: not lake.empty(),
-            what=f"table {target.topic} of {self._place.shown}",
-            usable=not marks or self._layout.sequence in lake.columns(),
+            what=what,
+            usable=not marks or self._policy.sequence in lake.columns(),
         )
         if found is Claim.MERGE:
-            self._check_shared(schema)
+            self._policy.require_shareable(schema, what)
         if found is Claim.REPLACE:
             lake.delete_all()
         if exists and lake.setting(OWNER) != owner.text:
@@ -527,32 +458,12 @@ class LakeSink(Sink):
         self._owned[target.topic] = owner
         return owner
 
-    def _check_shared(self, schema: TableSchema) -> None:
-        if schema.keyless and self._layout.history == "off":
-            raise ChangefeedError(
-                NOT_OURS,
-                f"{schema.table}: existing_target = 'merge' needs a key, to tell its rows from "
-                "those that are there",
-                hint="add a primary key at the source, or take another target by "
-                "FOR table AS name.",
-            )
-
     def _forget_table(self, target: Target) -> None:
         self._owned.pop(target.topic, None)
         self._floors.pop(target.topic, None)
         self._shapes.pop(target.topic, None)
         self._scans.pop(target.topic, None)
         self._new.discard(target.topic)
-
-    def _check_key(self, schema: TableSchema) -> None:
-        soft = self._layout.soft and self._layout.history == "off"
-        if schema.keyless and (soft or self._layout.history == "scd2"):
-            raise ChangefeedError(
-                "CF5003",
-                f"table {schema.table} has no key, so a row cannot be marked or ended",
-                hint="add a primary key at the source, leave out deletes = 'soft' and "
-                "history = 'scd2', or keep every change with history = 'append'.",
-            )
 
     # -- Spark ------------------------------------------------------------------------------
 
@@ -601,12 +512,6 @@ class LakeSink(Sink):
         self._shapes.clear()
 
     @property
-    def _opened(self) -> SinkContext:
-        if self._context is None:
-            raise RuntimeError("the sink is not open")
-        return self._context
-
-    @property
     def _spark(self) -> SparkAccess:
         spark = self._opened.spark
         if spark is None:
@@ -621,20 +526,14 @@ class LakeSink(Sink):
 def _check_resolved_table(table: LakeTable, place: str) -> None:
     """The table of resolved timestamps is ours."""
     if {"feed", "resolved", "resolved_at"} - set(table.columns()):
-        raise ChangefeedError(
-            "CF5003",
-            f"table {table.name} of {place} is in the way of the sink's bookkeeping, and was not "
-            "made by a changefeed",
-            detail="it was left as it is",
-            hint="rename it, or give the sink another place.",
-        )
+        raise no_bookkeeping(f"table {table.name} of {place}", "place")
 
 
 def _able(pack: str) -> Capabilities:
     return Capabilities(
         accepts=Accepts.ROWS,
         exactly_once=True,
-        pacing=Pacing(PACES[0], ROUND_ROWS),
+        pacing=CommitPace(PACES[0], ROUND_ROWS),
         spark_packs=(pack,),
         owns_targets=True,
         features=frozenset(
@@ -683,32 +582,21 @@ def _active(session: SparkSession) -> Iterator[SparkSession]:
                 sessions.clearActiveSession()
 
 
-def _layout(options: Mapping[str, object], table_format: str) -> merge.Layout:
-    sequence = str(options.get(SEQUENCE_COLUMN.name) or SEQUENCE_COLUMN.default)
-    if sequence == "none":
+def _policy(options: Mapping[str, object], table_format: str) -> TablePolicy:
+    policy = TablePolicy.read(options, deleted=merge.DELETED[table_format])
+    if not policy.sequence:
         raise ChangefeedError(
             "CF1206",
             "tables of a lake keep the version of a row in a column: sequence_column cannot be "
             "none",
             hint="leave the option out, or name the column.",
         )
-    soft = options.get(DELETES.name) == Deletes.SOFT
-    history = str(options.get(HISTORY.name) or History.OFF)
-    return merge.Layout(sequence, soft, history, merge.DELETED[table_format])
+    return policy
 
 
 def _seconds(options: Mapping[str, object], row: object) -> float | None:
     value = options.get(getattr(row, "name", ""))
     return float(value) if isinstance(value, int | float) else None
-
-
-def _limits(schema: TableSchema, files: Sequence[Staged]) -> dict[str, tuple[object, object]]:
-    found = {}
-    for number in schema.key:
-        limit = bounds(files, f"c{number}")
-        if limit is not None and merge.comparable(schema.columns[number]):
-            found[f"c{number}"] = limit
-    return found
 
 
 def _staged_form(rows: DataFrame, schema: TableSchema) -> DataFrame:
@@ -721,18 +609,6 @@ def _staged_form(rows: DataFrame, schema: TableSchema) -> DataFrame:
         version.alias(VERSION),
         *(F.col(f"a{i}").alias(f"c{i}") for i in range(len(schema.columns))),
     )
-
-
-def _moved(rows: DataFrame, session: SparkSession) -> DataFrame:
-    """The same query in another session of the same context."""
-    from pyspark.sql import DataFrame
-
-    if rows.sparkSession is session:
-        return rows
-    java: Any = session.sparkContext._jvm
-    datasets = java.org.apache.spark.sql.classic.Dataset
-    plan = rows._jdf.queryExecution().logical()
-    return DataFrame(datasets.ofRows(session._jsparkSession, plan), session)
 
 
 def _remove(paths: object) -> None:

@@ -21,8 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from changefeed.core.schema import TableSchema
+from changefeed.options import History
 from sinks.base import Batch, Target
-from sinks.lake.applied import Applied
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.rows import key_value, last_of, table_of, versions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +38,13 @@ ROW_GROUP = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedFile:
     """One file.
 
     Attributes:
         keys: the key columns of its rows, kept to find the last row of each key.
         incomplete: some row has a column whose value is not known.
-        last: version and sequence number of its last row.
+        last: its last change.
         columns: all it has.
     """
 
@@ -54,32 +56,29 @@ class Staged:
     keys: pa.Table
     scan: bool
     incomplete: bool
-    last: tuple[int, int]
+    last: AppliedVersion
     columns: pa.Schema
 
 
-def stage(batch: Batch, path: Path, *, after: Applied, history: str) -> Staged | None:
-    """Write the rows of a batch behind ``after`` to a file; None when none is left.
+def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
+    """Write the rows of a batch to a file; None when there is none to be written.
 
     Args:
-        batch: rows of the log, in order.
+        batch: rows of the log, in order, that the target does not have.
         path: where to.
-        after: changes up to there are in the target already (scan rows are taken anyway).
         history: ``off`` keeps the last change of each key, ``scd2`` the last of each key and
-            transaction, ``append`` all of them.
+            transaction, ``append`` all of them; where values are missing, all stay.
     """
     table = staged_table(batch)
-    if history == "scd2":
-        table = table.filter(batch.rows["last"])
-    if not batch.scan and after.version:
-        table = table.filter(_behind(table, after))
     incomplete = MISSING in table.column_names
-    if history == "off" and not (incomplete or batch.scan or batch.schema.keyless):
+    if history is History.SCD2 and not incomplete:  # else one before it may know a value
+        table = table.filter(batch.rows["last"])
+    if history is History.OFF and not (incomplete or batch.scan or batch.schema.keyless):
         table = _last_of_each(table, key_names(batch.schema))
     if not table.num_rows:
         return None
     _write(table, path)
-    return Staged(
+    return StagedFile(
         str(path),
         batch.target,
         batch.schema,
@@ -88,35 +87,22 @@ def stage(batch: Batch, path: Path, *, after: Applied, history: str) -> Staged |
         table.select(key_names(batch.schema)),
         batch.scan,
         incomplete,
-        (pc.max(table[VERSION]).as_py(), pc.max(table[SEQ]).as_py()),
+        last_of(table[VERSION], table[SEQ]),
         table.schema,
     )
 
 
-def _behind(table: pa.Table, after: Applied) -> pa.ChunkedArray:
-    later = pc.greater(table[VERSION], after.version)
-    if after.seq is None:
-        return later
-    same = pc.equal(table[VERSION], after.version)
-    return pc.or_(later, pc.and_(same, pc.greater(table[SEQ], after.seq)))
-
-
 def staged_table(batch: Batch) -> pa.Table:
     """The rows of a batch in the staged form."""
-    rows, schema = batch.rows, batch.schema
-    if isinstance(rows, pa.RecordBatch):
-        rows = pa.Table.from_batches([rows])
+    rows, schema = table_of(batch.rows), batch.schema
     columns = {
         OPERATION: rows["op"],
-        VERSION: pc.add(rows["wall"], rows["logical"].cast(pa.int64())),
+        VERSION: versions_of(rows),
         SEQ: rows["seq"],
         ORDER: rows["ord"],
     }
-    gone = pc.equal(rows["op"], "d")
     for number in range(len(schema.columns)):
-        value = rows[f"a{number}"]
-        if number in schema.key:
-            value = pc.if_else(gone, rows[f"b{number}"], value)
+        value = key_value(rows, number) if number in schema.key else rows[f"a{number}"]
         columns[f"c{number}"] = value
     if rows["missing"].null_count < rows.num_rows:
         columns[MISSING] = rows["missing"]
@@ -128,8 +114,8 @@ def key_names(schema: TableSchema) -> list[str]:
     return [f"c{number}" for number in schema.key]
 
 
-def settled(files: Sequence[Staged]) -> list[Staged]:
-    """The files with one row a key: where a later file has a key again, it goes before.
+def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
+    """The files with one row per key: where a later file has a key again, it goes before.
 
     Files whose rows change are written again; scan rows have each key once anyway.
     """
@@ -148,7 +134,7 @@ def settled(files: Sequence[Staged]) -> list[Staged]:
         return [kept for some in threads.map(_kept, files, masks) for kept in some]
 
 
-def _kept(file: Staged, mask: pa.Array) -> list[Staged]:
+def _kept(file: StagedFile, mask: pa.Array) -> list[StagedFile]:
     rows = pc.sum(mask).as_py() or 0
     if rows == file.rows:
         return [file]
@@ -184,7 +170,7 @@ def _mask(rows: pa.Array, count: int) -> object:
     return mask
 
 
-def read(session: SparkSession, files: Sequence[Staged]) -> DataFrame:
+def read(session: SparkSession, files: Sequence[StagedFile]) -> DataFrame:
     """The rows of files of one shape. Spark is told the columns: to look for itself costs a job,
     and would find ``_missing`` only if the first file has it."""
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -209,7 +195,7 @@ def _write(table: pa.Table, path: Path) -> None:
     os.replace(partial, path)
 
 
-def bounds(files: Sequence[Staged], name: str) -> tuple[object, object] | None:
+def bounds(files: Sequence[StagedFile], name: str) -> tuple[object, object] | None:
     """The smallest and largest value of a key column, where they order as Spark orders them."""
     kind = files[0].keys.schema.field(name).type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
-from sinks.history import OPERATION, READ
+from changefeed.options import History
 from sinks.lake import merge
-from sinks.lake.applied import Applied
-from sinks.lake.merge import Layout, literal, quote
-from sinks.lake.place import Place
+from sinks.lake.merge import literal, quote
+from sinks.lake.place import LakePlace
 from sinks.lake.shape import cannot, fit, wanted
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.history import OPERATION, READ
+from sinks.merged.policy import Removal, TablePolicy
 from sinks.ownership import Owner
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ SCANNED = "changefeed.scanned"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RoundRows:
     """The whole rows of a round.
 
     Attributes:
@@ -62,7 +64,7 @@ class LakeTable(ABC):
         session: a session of this sink's own.
         place: where its tables are.
         name: the table's, as a file name.
-        layout: its columns that are ours.
+        policy: its columns that are ours.
         options: of the feed.
     """
 
@@ -71,15 +73,15 @@ class LakeTable(ABC):
     def __init__(
         self,
         session: SparkSession,
-        place: Place,
+        place: LakePlace,
         name: str,
-        layout: Layout,
+        policy: TablePolicy,
         options: Mapping[str, object],
     ) -> None:
         self.session = session
         self.place = place
         self.name = name
-        self.layout = layout
+        self.policy = policy
         self.options = options
 
     # -- the parts that differ --------------------------------------------------------------
@@ -94,7 +96,7 @@ class LakeTable(ABC):
         """There is such a table."""
 
     @abstractmethod
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedVersion:
         """Up to where every change is in it, as it recorded itself."""
 
     @abstractmethod
@@ -114,10 +116,10 @@ class LakeTable(ABC):
         """Put the rows of a query in place of all there are."""
 
     @abstractmethod
-    def noted(self, notes: Mapping[str, str], applied: Applied | None) -> dict[str, str]:
+    def noted(self, notes: Mapping[str, str], applied: AppliedVersion | None) -> dict[str, str]:
         """Session settings that put ``notes`` into the next commit, and ``applied``."""
 
-    def upsert(self, rows: Rows) -> bool:
+    def upsert(self, rows: RoundRows) -> bool:
         """Bring whole rows in by a way quicker than MERGE, guarded the same; false: there is
         none for this table, and nothing was done."""
         return False
@@ -138,10 +140,10 @@ class LakeTable(ABC):
     def expire(self, older_than: float) -> None:
         """Let go of versions older than so many seconds, and of files only they need."""
 
-    def floor(self) -> Applied:
+    def floor(self) -> AppliedVersion:
         """Up to where nothing need come again: a shape is followed only after all transactions
         before it were committed."""
-        return self.applied().latest(Applied(max(0, self.shape()[0] - 1)))
+        return self.applied().latest(AppliedVersion(max(0, self.shape()[0] - 1)))
 
     def shape(self) -> tuple[int, int]:
         """Version and sequence number of the last change of shape it followed."""
@@ -166,9 +168,11 @@ class LakeTable(ABC):
             f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SHAPE)} = '{version}.{seq}')"
         )
 
-    def scanned(self) -> int:
-        """Version of the last scan that was ended; 0 before there was one."""
-        return int(self.setting(SCANNED) or 0)
+    def scanned(self) -> int | None:
+        """Version of the last scan that was ended; 0 before there was one, None in a table of an
+        earlier version that recorded none."""
+        found = self.setting(SCANNED)
+        return None if found is None else int(found)
 
     def set_scanned(self, version: int) -> None:
         """Record that a scan was ended."""
@@ -193,13 +197,15 @@ class LakeTable(ABC):
             ChangefeedError: CF5006, what is there cannot take these rows.
         """
         if not self.exists():
-            columns = wanted(schema, self.layout, self.format)
-            mark = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
-            self.create(columns, mark)
+            columns = wanted(schema, self.policy, self.format)
+            properties = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
+            if self.policy.removal is Removal.RECORD:
+                properties[SCANNED] = "0"
+            self.create(columns, properties)
             return True
-        if self.layout.history == "append":
+        if self.policy.history is History.APPEND:
             self._update_history()
-        found = fit(schema, self.layout, self.format, self.columns())
+        found = fit(schema, self.policy, self.format, self.columns())
         if found.problems:
             raise found.problems[0]
         for name, kind in found.wider.items():
@@ -218,11 +224,11 @@ class LakeTable(ABC):
         Raises:
             ChangefeedError: CF5006, the change cannot be followed.
         """
-        if self.layout.history != "append" and _key(old) != _key(new):
+        if self.policy.history is not History.APPEND and _key(old) != _key(new):
             raise cannot(
                 new,
                 "its key is another one now",
-                "DROP the feed, move the target away and CREATE the feed anew.",
+                "DROP the feed, move the target away and CREATE the feed again.",
             )
         if not self.exists():
             return
@@ -252,10 +258,10 @@ class LakeTable(ABC):
         ]
         if not old:
             return
-        number = quote(self.layout.sequence)
+        number = quote(self.policy.sequence)
         read = f"{quote(OPERATION)} IN ('r', {literal(READ)})"
         found = self.session.sql(f"SELECT max({number}) FROM {self.ident} WHERE {read}").collect()
-        self.set_scanned(max(int(found[0][0] or 0), self.scanned()))
+        self.set_scanned(max(int(found[0][0] or 0), self.scanned() or 0))
         self.run(merge.reworded(self.ident))
         for name in old:
             self._rename(name, merge.OLD_COLUMNS[name])
@@ -282,7 +288,7 @@ class LakeTable(ABC):
 
     @contextmanager
     def commit_notes(
-        self, feed: str, upto: Timestamp | None = None, applied: Applied | None = None
+        self, feed: str, upto: Timestamp | None = None, applied: AppliedVersion | None = None
     ) -> Iterator[None]:
         """What a commit inside the block says of itself. One statement a block: Delta takes a
         second one of the same ``applied`` for a repetition and does nothing.

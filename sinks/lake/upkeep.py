@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from sinks.lake.table import LakeTable
 
 log = logging.getLogger("changefeed.sinks.lake")
@@ -29,7 +29,7 @@ class Upkeep:
         self,
         optimize: float | None,
         expire: float | None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._optimize = optimize
         self._expire = expire
@@ -40,7 +40,7 @@ class Upkeep:
     def after_commit(self, table: LakeTable) -> None:
         """Care for a table that was just written, if it is time. A failure is logged: the data
         is safe, and it is tried again next time."""
-        now = self._clock()
+        now = self._clock.monotonic()
         optimized = self._due(self._optimized, table.name, self._optimize, now)
         if optimized:
             self._try(table.optimize, "optimize", table)

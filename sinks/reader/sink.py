@@ -19,7 +19,6 @@ import fcntl
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import TableSchema
@@ -63,6 +62,9 @@ class ReaderSink(Sink):
     capabilities: ClassVar[Capabilities] = Capabilities(
         accepts=Accepts.ROWS, resolved=False, ends_scans=True, pulled=True
     )
+
+    #: For how long another process may read.
+    clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Take the URI apart; nothing is touched.
@@ -185,14 +187,14 @@ class ReaderSink(Sink):
         return self
 
     def belongs(self, state: str, job_id: int) -> bool:
-        """See :class:`sinks.base.Pulled`."""
+        """See :class:`sinks.base.LogConsumer`."""
         with self._explained("read"):
             found = self._read(OWNER)
         owner = Owner.parse(found["owner"]) if found is not None else None
         return owner is not None and (owner.state, owner.job) == (state, job_id)
 
     def consumer(self) -> ConsumerPlace:
-        """See :class:`sinks.base.Pulled`; a scan that was consumed is removed."""
+        """See :class:`sinks.base.LogConsumer`; a scan that was consumed is removed."""
         with self._explained("read"):
             found = self._read(PLACE)
             if found is None:
@@ -208,23 +210,23 @@ class ReaderSink(Sink):
             self._remove_scans()
 
     def move(self, place: ConsumerPlace) -> None:
-        """See :class:`sinks.base.Pulled`."""
+        """See :class:`sinks.base.LogConsumer`."""
         fields = {"committed": place.committed, "idle": place.idle, "planned": place.planned}
         with self._explained("write"):
             self._replace(PLACE, {name: str(at) for name, at in fields.items() if at is not None})
 
     def occupy(self, seconds: float) -> None:
-        """See :class:`sinks.base.Pulled`."""
+        """See :class:`sinks.base.LogConsumer`."""
         with self._explained("write"):
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + seconds
+        deadline = self.clock.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_LOCK_POLL_SECONDS)
+                if self.clock.monotonic() < deadline:
+                    self.clock.sleep(_LOCK_POLL_SECONDS)
                     continue
                 os.close(lock)
                 raise ChangefeedError(
@@ -236,13 +238,13 @@ class ReaderSink(Sink):
             return
 
     def leave(self) -> None:
-        """See :class:`sinks.base.Pulled`."""
+        """See :class:`sinks.base.LogConsumer`."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def scanned(self) -> ScanFiles | None:
-        """See :class:`sinks.base.Pulled`."""
+        """See :class:`sinks.base.LogConsumer`."""
         with self._explained("read"):
             found = self._read(SCAN)
         if found is None:

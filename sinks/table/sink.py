@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
+from changefeed.options import Feature
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 
 PREFIX = "experimental-sql:///"
@@ -50,7 +51,9 @@ _Row = dict[str, Any]
 class TableSink(Sink):
     """Messages into a table, each once."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(exactly_once=True, state_database=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        exactly_once=True, state_database=True, features=frozenset({Feature.TRANSACTIONS})
+    )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self._uri = uri
@@ -66,7 +69,7 @@ class TableSink(Sink):
         self._job = context.job_id
         self._topics = tuple(dict.fromkeys(t.topic for t in context.targets))
         self._url = self._database(context)
-        with _Explained(self._url):
+        with _ErrorTranslator(self._url):
             if self._engine is None:
                 self._engine = sa.create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
             _metadata.create_all(self._engine)
@@ -77,7 +80,7 @@ class TableSink(Sink):
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not os.path.exists(file) and os.access(os.path.dirname(file) or ".", os.W_OK):
             return []  # connecting would make it
-        with _Explained(url), sa.create_engine(url, hide_parameters=True).connect():
+        with _ErrorTranslator(url), sa.create_engine(url, hide_parameters=True).connect():
             return []
 
     def _database(self, context: SinkContext) -> sa.URL:
@@ -143,7 +146,7 @@ class TableSink(Sink):
     def _insert(self, rows: Sequence[_Row]) -> None:
         if not rows or self._engine is None:
             return
-        with _Explained(self._url), self._engine.begin() as connection:
+        with _ErrorTranslator(self._url), self._engine.begin() as connection:
             connection.execute(_insert_new(connection.dialect.name), rows)
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ def database_url(uri: str, state_url: str = "") -> sa.URL | None:
     return url
 
 
-class _Explained:
+class _ErrorTranslator:
     """Errors of the database as ours; never with the statement's parameters, which are rows."""
 
     def __init__(self, url: sa.URL) -> None:

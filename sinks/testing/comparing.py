@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sinks.base import Difference
+from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.rows import RowFeed, Source, delete, insert, scanned_row, table_of, update
-
-if TYPE_CHECKING:
-    from sinks.testing.merging import MergeHarness
 
 
 def _feed(harness: MergeHarness, source: Source, options: Mapping[str, object]) -> RowFeed:

@@ -148,7 +148,7 @@ class Feed:
         return Epoch(self._epoch, upto)
 
     def batches(self, epoch: Epoch, writes: Sequence[Write]) -> list[Batch]:
-        """One batch a table, rows in order."""
+        """One batch per table, rows in order."""
         found = []
         for number, (table, target) in enumerate(self.targets.items()):
             own = [write for write in writes if write.table == table]

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
 from changefeed.core.schema import TableSchema
-from sinks.base import Batch, Sink, SinkContext
+from sinks.base import SinkContext
 from sinks.testing.comparing import COMPARING_CASES
 from sinks.testing.conformance import LARGE_TEXT
+from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
     Change,
@@ -41,53 +42,6 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
-
-
-class MergeHarness:
-    """One target to test a sink against; a fresh one for each case.
-
-    Attributes:
-        never: cases the sink cannot pass by its nature, with the reason.
-        secret: a password inside the URI; empty when its URIs hold none.
-    """
-
-    never: Mapping[str, str] = {}
-    secret = ""
-
-    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
-        """A new, unopened sink on the target, as after a restart of the process."""
-        raise NotImplementedError
-
-    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
-        """All rows a reader sees in a target table; none where there is no such table."""
-        raise NotImplementedError
-
-    def topic(self, table: str) -> str:
-        """The target of a source table."""
-        return table
-
-    def context(self, context: SinkContext) -> SinkContext:
-        """What ``open`` is given: Spark, a scratch directory, where the sink needs them."""
-        return context
-
-    def write_scan(self, sink: Sink, batch: Batch) -> None:
-        """Hand over and commit rows of a scan; another way for sinks that have one."""
-        receipt = sink.write(batch)
-        sink.commit(batch.epoch, [receipt])
-
-    def make_foreign(self, name: str) -> None:
-        """Make a table that no feed made: ``a`` (the key, a 32-bit integer), ``b`` (a text), one
-        row, :data:`sinks.testing.owning.THEIRS`."""
-        raise NotImplementedError
-
-    def foreign_rows(self, name: str) -> Sequence[Mapping[str, object]]:
-        """``a`` and ``b`` of all rows of a table, in the order of ``a``."""
-        listed = [{"a": row["a"], "b": row["b"]} for row in self.rows(name)]
-        return sorted(listed, key=lambda row: repr(row["a"]))
-
-    def raw(self) -> bytes:
-        """All bytes of the target a reader can see, for searching."""
-        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +313,7 @@ def never_resurrects(harness: MergeHarness) -> None:
 
 
 def survives_crash_before_commit(harness: MergeHarness) -> None:
-    """A run dies between write and commit; the next one begins the round anew, longer."""
+    """A run dies between write and commit; the next one begins the round again, longer."""
     source = Source(_keyed(), _keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
     feed = feed_of(harness, source)
@@ -674,9 +628,124 @@ def keeps_versions(harness: MergeHarness) -> None:
     sink.close()
 
 
+def marks_versions(harness: MergeHarness) -> None:
+    """``history = 'scd2'`` with ``deletes = 'soft'``: a version that a delete, a TRUNCATE or a scan
+    has ended is marked, in however many rounds the changes come; one that another followed is not.
+    """
+    options = {"history": "scd2", "deletes": "soft"}
+    source = Source(_keyed())
+    feed = feed_of(harness, source, options)
+    sink = feed.open(harness.sink(options))
+    source.commit(*(insert("t", a=i, b="first") for i in range(5)))
+    feed.deliver(sink)
+    source.commit(update("t", {"a": 1}, b="second"), delete("t", a=2))
+    source.commit(insert("t", a=6, b="brief"))
+    source.commit(delete("t", a=6), update("t", {"a": 1}, b="third"))
+    source.commit(insert("t", a=2, b="back"))
+    feed.deliver(sink)
+    marked = {(0, "first"): False, (1, "first"): False, (1, "third"): False, (2, "first"): True}
+    marked |= {(2, "back"): False, (3, "first"): False, (4, "first"): False, (6, "brief"): True}
+    found = {(r["a"], r["b"]): r["_deleted"] for r in harness.rows(harness.topic("t"))}
+    assert found == marked | {(1, "second"): False}
+    source.commit(delete("t", a=0))
+    feed.place = len(source.log)  # never delivered
+    feed.scan(feed.open(sink), "t")
+    source.commit(truncate("t"))
+    feed.deliver(sink)
+    found = {(r["a"], r["b"]): r["_deleted"] for r in harness.rows(harness.topic("t"))}
+    ended = {(0, "first"), (1, "third"), (2, "back"), (3, "first"), (4, "first")}
+    assert found == marked | {(1, "second"): False} | dict.fromkeys(ended, True)
+    sink.close()
+
+
+def scans_versions(harness: MergeHarness) -> None:
+    """``history = 'scd2'``: a scan of a row that is as it was makes no version; of one that differs
+    it ends the current version and begins another; one that it does not find ends."""
+    options = {"history": "scd2"}
+    source = Source(_keyed())
+    source.load("t", [{"a": i, "b": None if i == 4 else "old"} for i in range(5)])
+    feed = feed_of(harness, source, options)
+    sink = feed.open(harness.sink(options))
+    feed.scan(sink, "t")
+    source.commit(update("t", {"a": 1}, b="new"), delete("t", a=2), insert("t", a=9, b="new"))
+    source.commit(update("t", {"a": 3}, b=None))
+    feed.place = len(source.log)  # never delivered
+    for _ in range(2):
+        feed.scan(feed.open(sink), "t")
+        rows = harness.rows(harness.topic("t"))
+        assert visible([row for row in rows if row["_is_current"]]) == source.rows("t")
+        ends = {(row["a"], row["b"]): row["_valid_to"] for row in rows}
+        assert len(ends) == len(rows)
+        begins = {row["a"]: row["_valid_from"] for row in rows if row["_is_current"]}
+        new = begins[9]
+        assert ends == {
+            (0, "old"): None,
+            (1, "old"): new,
+            (1, "new"): None,
+            (2, "old"): new,
+            (3, "old"): new,
+            (3, None): None,
+            (4, None): None,
+            (9, "new"): None,
+        }
+        assert begins[1] == begins[3] == new
+        assert begins[0] == begins[4] < new  # type: ignore[operator]
+    sink.close()
+
+
+def carries_unsent_values(harness: MergeHarness) -> None:
+    """A value that the source did not send is in a history what it was in the version before,
+    wherever that is: in the transaction, the round, or the target. Where there is none it is
+    NULL. The columns of ``append`` do not depend on ``deletes``."""
+    schema = table_of("t", key=("a",), a="int32", b="text", c="text", d="int32")
+    for options in ({"history": "append", "deletes": "soft"}, {"history": "scd2"}):
+        name = str(options["history"])
+        source = Source(replace(schema, table=replace(schema.table, name=name)))
+        source.load(name, [{"a": 1, "b": "scanned", "c": "large", "d": 7}])
+        feed = feed_of(harness, source, options)
+        sink = feed.open(harness.sink(options))
+        feed.scan(sink, name)
+        source.commit(insert(name, a=2, b="x", c="first"), insert(name, a=3, b="x", c=None, d=3))
+        source.commit(update(name, {"a": 1}, ["c", "d"], b="y"))  # of the target
+        source.commit(update(name, {"a": 2}, ["c"], b="y", d=2), update(name, {"a": 2}, c="next"))
+        feed.deliver(sink)
+        source.commit(update(name, {"a": 2}, ["c", "d"], b="z"), delete(name, a=3))
+        source.commit(insert(name, a=3, b="back", c="second", d=None))
+        source.commit(update(name, {"a": 3}, ["c", "d"], b="y"), update(name, {"a": 1}, ["c"], d=8))
+        source.commit(insert(name, a=4, b="x", c="own"), update(name, {"a": 4}, ["c"], b="y"))
+        feed.deliver(sink)
+        source.commit(update(name, {"a": 3}, ["d"], c="third"), update(name, {"a": 4}, ["c"], d=4))
+        source.commit(update(name, {"a": 2}, ["c"], a=5))  # nobody knows the value at this key
+        feed.deliver(sink)
+        for start in (0, len(source.log) // 2):
+            feed.deliver(sink, start)
+        sink.close()
+        within = [(2, "y", "first", 2), (4, "x", "own", None)] if name == "append" else []
+        expected: list[tuple[int, str, str | None, int | None]] = [
+            (1, "scanned", "large", 7),
+            (1, "y", "large", 7),
+            (1, "y", "large", 8),
+            (2, "x", "first", None),
+            *within,
+            (2, "y", "next", 2),
+            (2, "z", "next", 2),
+            (3, "x", None, 3),
+            (3, "back", "second", None),
+            (3, "y", "second", None),
+            (3, "y", "third", None),
+            (4, "y", "own", None),
+            (4, "y", "own", 4),
+            (5, "z", None, 2),
+        ]
+        rows = harness.rows(harness.topic(name))
+        found = [(r["a"], r["b"], r["c"], r["d"]) for r in rows if r.get("_operation") != "DELETE"]
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        assert all("_deleted" not in row for row in rows)
+
+
 def appends_changes(harness: MergeHarness) -> None:
     """``history = 'append'``: a row for each change, none twice, in the one form of all targets
-    (:mod:`sinks.history`); what a scan that broke off left goes with the next whole one."""
+    (:mod:`sinks.merged.history`); what a scan that broke off left goes with the next whole one."""
     options = {"history": "append"}
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     source = Source(schema, table_of("v", key=("a",), a="int32", b="text"))
@@ -693,7 +762,7 @@ def appends_changes(harness: MergeHarness) -> None:
     feed.deliver(sink)
     source.commit(delete("t", a=1))
     feed.deliver(sink)
-    source.commit(truncate("t"))
+    source.commit(insert("t", a=3, b="x", c=None), truncate("t"), insert("t", a=4, b="x", c=None))
     feed.deliver(sink)
     feed.deliver(sink, 0)
     found = harness.rows(harness.topic("t"))
@@ -702,10 +771,12 @@ def appends_changes(harness: MergeHarness) -> None:
         ("READ", 7, "old", "large"),
         ("READ", 8, "old", "large"),
         ("INSERT", 1, "x", "large"),
-        ("UPDATE", 1, "y", None),  # the source did not send it
+        ("UPDATE", 1, "y", "large"),  # the source did not send it: what it was before
         ("INSERT", 2, "x", "large"),
         ("DELETE", 1, None, None),
+        ("INSERT", 3, "x", None),
         ("TRUNCATE", None, None, None),
+        ("INSERT", 4, "x", None),
     ]
     assert sorted(shown, key=repr) == sorted(expected, key=repr)
     for row in found:
@@ -715,12 +786,47 @@ def appends_changes(harness: MergeHarness) -> None:
         if row["_operation"] == "READ":
             assert row["_sequence_num"] == scanned
     order = sorted(
-        (row["_sequence_num"], row["_ord"] or 0, row["_operation"], row["a"])
+        (row["_sequence_num"], row["_ord"], row["_operation"], row["a"])
         for row in found
         if row["_operation"] != "READ"
     )
     assert [(row[2], row[3]) for row in order] == [(e[0], e[1]) for e in expected[2:]]
     sink.close()
+
+
+def appends_scans_once(harness: MergeHarness) -> None:
+    """``history = 'append'``: of scans that broke off nothing is left, whether the next whole one
+    is of the same instant or finds no row. Whole ones stay, and one that comes again, at the same
+    instant, adds nothing."""
+    options = {"history": "append"}
+    source = Source(_keyed())
+    source.load("t", [{"a": i, "b": "old"} for i in range(3)])
+    feed = feed_of(harness, source, options)
+    broken = feed.open(harness.sink(options))
+    feed.scan(broken, "t", upto=2, end=False)
+    broken.close()
+    sink = feed.open(harness.sink(options))
+    whole = feed.scan(sink, "t").version
+    expected = [(whole, i) for i in range(3)]
+    assert _scanned(harness) == expected
+    sink.close()
+    # The run died before it had saved that the scan was whole, and nothing was committed since.
+    sink = feed.open(harness.sink(options))
+    assert feed.scan(sink, "t").version == whole
+    assert _scanned(harness) == expected
+    source.commit(delete("t", a=0), delete("t", a=1))
+    sink = feed.open(sink)
+    feed.scan(sink, "t", end=False)
+    source.commit(delete("t", a=2))
+    feed.scan(feed.open(sink), "t")
+    assert _scanned(harness) == expected
+    sink.close()
+
+
+def _scanned(harness: MergeHarness) -> list[tuple[int, int]]:
+    """Version and key of each row of a scan."""
+    rows = harness.rows(harness.topic("t"))
+    return sorted((r["_sequence_num"], r["a"]) for r in rows if r["_operation"] == "READ")  # type: ignore[misc]
 
 
 def keeps_sequence_beside(harness: MergeHarness) -> None:
@@ -791,7 +897,11 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         leaves_dropped_tables,
         deletes_softly,
         keeps_versions,
+        marks_versions,
+        scans_versions,
+        carries_unsent_values,
         appends_changes,
+        appends_scans_once,
         keeps_sequence_beside,
         hides_secrets,
         *OWNING_CASES,

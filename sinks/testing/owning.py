@@ -1,22 +1,19 @@
 """What a merging sink does with tables that it did not make: cases over a :class:`MergeHarness`.
 
-A harness makes foreign content by :meth:`~sinks.testing.merging.MergeHarness.make_foreign` and
-reads it again by :meth:`~sinks.testing.merging.MergeHarness.foreign_rows`.
+A :class:`~sinks.testing.merge_harness.MergeHarness` makes foreign content by ``make_foreign`` and
+reads it again by ``foreign_rows``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Sink, SinkContext
+from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.rows import RowFeed, Source, delete, insert, ordered, table_of, truncate
-
-if TYPE_CHECKING:
-    from sinks.testing.merging import MergeHarness
 
 #: The row of a foreign table.
 THEIRS: Mapping[str, object] = {"a": 9, "b": "theirs"}

@@ -22,7 +22,7 @@ Wait = Callable[[float], bool]
 """Wait so many seconds; true when the waiter was told to stop (``threading.Event.wait``)."""
 
 
-class Stopped(Exception):
+class WaitInterrupted(Exception):
     """The wait between two attempts was interrupted: the job is to pause or end."""
 
 
@@ -105,7 +105,7 @@ class Retry:
                 if pause is None:
                     raise
             if self._wait(pause):
-                raise Stopped
+                raise WaitInterrupted
 
     def _next(self, error: ChangefeedError, number: int, failing_for: float) -> float | None:
         if error.action is not Action.RETRY or failing_for >= self._policy.retry_for:

@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from sinks.base import Sink
-from sinks.testing.merging import MergeHarness, feed_of, visible
+from sinks.testing.merge_harness import MergeHarness
+from sinks.testing.merging import feed_of, visible
 from sinks.testing.rows import Change, RowFeed, Source, delete, insert, table_of, truncate, update
 
 #: Deliver the log from a place to its end through a sink, and end the sink's process after some
@@ -39,7 +40,7 @@ def run_random_rounds(
     """Rounds of random changes of a table with a key and, without ``options``, of one without.
 
     Before a round is delivered it may be cut some times, each time by a sink of its own; it may
-    begin earlier than the one before ended; after it tables may be scanned anew, once broken off.
+    begin earlier than the one before ended; after it tables may be scanned again, once broken off.
 
     Raises:
         AssertionError: after a round the target was not as the source.

@@ -51,7 +51,7 @@ def columns(d: Dialect) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedRow:
     """The statements about one row. ``table`` is :data:`TABLE`, finished."""
 
     d: Dialect

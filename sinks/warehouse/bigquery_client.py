@@ -12,12 +12,14 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import google.auth
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
+import requests
 from google.api_core import exceptions as api
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google.auth.transport.requests import Request
@@ -27,15 +29,13 @@ from google.cloud.bigquery.retry import DEFAULT_RETRY
 from google.oauth2 import service_account
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.time_limits import PATIENCE, limit_requests
 from sinks.warehouse.bigquery_errors import sorted_out, translated
 from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
 from sinks.warehouse.dialect import Statement, Warehouse
 
 #: Limits of one script and of one transaction, with some room.
 _SCRIPT_BYTES, _TRANSACTION_TABLES = 900_000, 30
-#: A call that is answered by nobody is given up after so long; the feed tries again.
-_CALL = DEFAULT_RETRY.with_timeout(20.0)
-_TIMEOUT = 60.0
 _UPLOAD_RETRIES = 2
 #: Load jobs of one content that may have failed before.
 _ATTEMPTS = 100
@@ -43,6 +43,21 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 #: Type names of the API that the language spells otherwise.
 _SPELLING = {"INTEGER": "INT64", "FLOAT": "FLOAT64", "BOOLEAN": "BOOL", "STRUCT": "RECORD"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long calls may take, in seconds; the feed tries again.
+
+    Attributes:
+        call: a call that nobody answers is repeated for so long.
+        idle: the service may be silent for so long.
+        patience: a request may take so many times as long.
+    """
+
+    call: float = 20.0
+    idle: float = 60.0
+    patience: float = PATIENCE
 
 
 class BigQueryWarehouse(Warehouse):
@@ -55,6 +70,7 @@ class BigQueryWarehouse(Warehouse):
             (application default credentials).
         endpoint: of an emulator, without a login where it is plain ``http``.
         bucket: ``bucket/prefix`` in Cloud Storage that loads go through; empty is directly.
+        limits: how long calls may take.
     """
 
     dialect: BigQueryDialect
@@ -68,7 +84,10 @@ class BigQueryWarehouse(Warehouse):
         credentials: str | None = None,
         endpoint: str | None = None,
         bucket: str = "",
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits or Limits()
+        self._retry = DEFAULT_RETRY.with_timeout(self._limits.call)
         self.dialect = BigQueryDialect()
         self.schema = dataset
         self.place = f"BigQuery dataset {project}.{dataset}"
@@ -92,12 +111,25 @@ class BigQueryWarehouse(Warehouse):
                 credentials=self._credentials,
                 client_options={"api_endpoint": self._endpoint} if self._endpoint else None,
             )
+            self._limit(client)
             try:
                 self._location = self._find_dataset(client, make=make)
             except BaseException:
                 client.close()  # type: ignore[no-untyped-call]
                 raise
         self._client = client
+
+    def _limit(self, client: bigquery.Client) -> None:
+        """Give every request of a client an end, those for its tokens too.
+
+        The client makes its sessions itself: should a later version keep them elsewhere, they stay
+        as they are (and the test of this fails).
+        """
+        session = client._http
+        tokens = getattr(session, "_auth_request_session", None)
+        for each in (session, tokens):
+            if each is not None:
+                limit_requests(each, self._limits.idle, self._limits.patience)
 
     def _login(self) -> Credentials:
         if self._key is not None:
@@ -114,14 +146,16 @@ class BigQueryWarehouse(Warehouse):
         """Its location; one that is missing is made if it may be."""
         name = f"{self._project}.{self.schema}"
         try:
-            found = client.get_dataset(name, retry=_CALL, timeout=_TIMEOUT)
+            found = client.get_dataset(name, retry=self._retry, timeout=self._limits.idle)
         except api.NotFound:
             if not make:
                 return self._location
             wanted = bigquery.Dataset(name)
             if self._location:
                 wanted.location = self._location
-            found = client.create_dataset(wanted, exists_ok=True, retry=_CALL, timeout=_TIMEOUT)
+            found = client.create_dataset(
+                wanted, exists_ok=True, retry=self._retry, timeout=self._limits.idle
+            )
         location: str | None = found.location
         return location
 
@@ -153,7 +187,7 @@ class BigQueryWarehouse(Warehouse):
         job: bigquery.QueryJob | None = None
         try:
             job = self._start(sql, "merge")
-            job.result(retry=_CALL, job_retry=None)
+            job.result(retry=self._retry, job_retry=None)
         except api.GoogleAPICallError as error:
             topic = topics.pop() if len(topics) == 1 else self._blamed(job, statements)
             raise sorted_out(error, self.place, _named("statements", job), topic) from None
@@ -164,7 +198,12 @@ class BigQueryWarehouse(Warehouse):
     def _start(self, sql: str, label: str) -> bigquery.QueryJob:
         config = bigquery.QueryJobConfig(labels={"changefeed": label})
         return self._connected.query(
-            sql, config, location=self._location, retry=_CALL, timeout=_TIMEOUT, job_retry=None
+            sql,
+            config,
+            location=self._location,
+            retry=self._retry,
+            timeout=self._limits.idle,
+            job_retry=None,
         )
 
     def _blamed(self, job: bigquery.QueryJob | None, statements: Sequence[Statement]) -> str:
@@ -173,7 +212,7 @@ class BigQueryWarehouse(Warehouse):
             return ""
         by_text = {_one_line(statement.sql): statement.topic for statement in statements}
         with translated(self.place, _named("looking for the failed statement of", job)):
-            children = self._connected.list_jobs(parent_job=job.job_id, retry=_CALL)
+            children = self._connected.list_jobs(parent_job=job.job_id, retry=self._retry)
             for child in children:
                 if child.error_result and isinstance(child, bigquery.QueryJob):
                     return by_text.get(child.query.strip().rstrip(";"), "")
@@ -183,13 +222,15 @@ class BigQueryWarehouse(Warehouse):
         job: bigquery.QueryJob | None = None
         with translated(self.place, "a query"):
             job = self._start(sql, "look")
-            return [tuple(row.values()) for row in job.result(retry=_CALL, job_retry=None)]
+            return [tuple(row.values()) for row in job.result(retry=self._retry, job_retry=None)]
 
     def columns(self, table: str) -> dict[str, str]:
         reference = self._reference(table)
         with translated(self.place, "looking at a table", table):
             try:
-                found = self._connected.get_table(reference, retry=_CALL, timeout=_TIMEOUT)
+                found = self._connected.get_table(
+                    reference, retry=self._retry, timeout=self._limits.idle
+                )
             except api.NotFound:
                 return {}
         return {plain_name(field.name): _type_name(field) for field in found.schema}
@@ -209,7 +250,7 @@ class BigQueryWarehouse(Warehouse):
                 # A job that failed keeps its id: the next attempt has another one.
                 job, is_new = self._load_job(table, source, f"{first}_{attempt}")
                 try:
-                    job.result(retry=_CALL)
+                    job.result(retry=self._retry)
                     return
                 except api.GoogleAPICallError:
                     if is_new or job.error_result is None:
@@ -235,8 +276,8 @@ class BigQueryWarehouse(Warehouse):
                     job_id=job_id,
                     location=self._location,
                     job_config=config,
-                    retry=_CALL,
-                    timeout=_TIMEOUT,
+                    retry=self._retry,
+                    timeout=self._limits.idle,
                 )
             else:
                 made = client.load_table_from_file(
@@ -247,11 +288,11 @@ class BigQueryWarehouse(Warehouse):
                     job_id=job_id,
                     location=self._location,
                     job_config=config,
-                    timeout=_TIMEOUT,
+                    timeout=self._limits.idle,
                 )
             return made, True
         except api.Conflict:
-            found = client.get_job(job_id, location=self._location, retry=_CALL)
+            found = client.get_job(job_id, location=self._location, retry=self._retry)
             return cast(bigquery.LoadJob, found), False
 
     @contextmanager
@@ -279,7 +320,9 @@ class BigQueryWarehouse(Warehouse):
         login = self._credentials
         if login is None or isinstance(login, AnonymousCredentials):
             return pyarrow.fs.GcsFileSystem(anonymous=True)
-        login.refresh(Request())  # type: ignore[no-untyped-call]
+        with requests.Session() as session:
+            limit_requests(session, self._limits.idle, self._limits.patience)
+            login.refresh(Request(session))  # type: ignore[no-untyped-call]
         return pyarrow.fs.GcsFileSystem(
             access_token=login.token, credential_token_expiration=login.expiry
         )

@@ -15,7 +15,7 @@ from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
 from sinks.warehouse.clickhouse_keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
 from sinks.warehouse.sink import WarehouseSink
-from sinks.warehouse.staging import Shape
+from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.tables import Table
 
 _PLAIN, _TLS = 8123, 8443
@@ -56,10 +56,10 @@ class ClickHouseSink(WarehouseSink):
 
     def _check_target(self, context: SinkContext, target: Target) -> None:
         if target.schema is not None:
-            self._look(self._names(target, context), Shape(target.schema, target.topic))
+            self._look(self._names(target, context), TargetShape(target.schema, target.topic))
         super()._check_target(context, target)
 
-    def _look(self, table: Table, shape: Shape) -> None:
+    def _look(self, table: Table, shape: TargetShape) -> None:
         """Nobody's table is replaced by the view, and rows of another way of keeping (the feed had
         another ``history``) are not mixed with these: by another key they would be lost."""
         engine = self._server.engine(shape.topic)

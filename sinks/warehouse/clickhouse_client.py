@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from struct import error as StructError
 from typing import Any
+
+# Its reader in C ends the process over a damaged answer (1.12); rows are loaded as Arrow, and
+# what is read back are a few of them.
+os.environ.setdefault("CLICKHOUSE_CONNECT_USE_C", "false")
 
 import clickhouse_connect
 import pyarrow as pa
@@ -16,7 +22,7 @@ from clickhouse_connect.driver.httputil import check_env_proxy, get_pool_manager
 from urllib3 import PoolManager
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.time_limits import limit_connections, within
+from changefeed.core.time_limits import PATIENCE, limit_pools, within
 from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Statement, Warehouse
 
@@ -41,7 +47,9 @@ SETTINGS: Mapping[str, object] = {
 
 #: `date_time_overflow_behavior` and what else the statements use.
 OLDEST = (24, 3)
-_CONNECT_SECONDS, _ANSWER_SECONDS = 10, 600
+_CONNECT_SECONDS = 10
+#: Whole ones: the client takes no others.
+_ANSWER_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,17 @@ class Address:
 class ClickHouse(Warehouse):
     """One database of a server. Not connected until :meth:`connect`."""
 
-    def __init__(self, address: Address, database: str) -> None:
+    def __init__(
+        self,
+        address: Address,
+        database: str,
+        *,
+        answer_seconds: int = _ANSWER_SECONDS,
+        patience: float = PATIENCE,
+    ) -> None:
+        """The server may be silent for ``answer_seconds``, and a request may take ``patience``
+        times as long."""
+        self._answer_seconds, self._patience = answer_seconds, patience
         self.dialect = ClickHouseDialect()
         self.schema = database
         self.place = f"ClickHouse {address.host}/{database}"
@@ -83,7 +101,7 @@ class ClickHouse(Warehouse):
                 secure=at.tls,
                 settings=dict(SETTINGS),
                 connect_timeout=_CONNECT_SECONDS,
-                send_receive_timeout=_ANSWER_SECONDS,
+                send_receive_timeout=self._answer_seconds,
                 client_name="changefeed",
                 autogenerate_session_id=False,
                 # A statement may be tried again after a lost answer: that is the feed's to decide.
@@ -109,13 +127,7 @@ class ClickHouse(Warehouse):
         if at.tls and at.authority:
             options["ca_cert"] = at.authority
         made: PoolManager = get_pool_manager(**options)
-        pools: dict[str, Any] = made.pool_classes_by_scheme
-        made.pool_classes_by_scheme = {
-            name: type(
-                pool.__name__, (pool,), {"ConnectionCls": limit_connections(pool.ConnectionCls)}
-            )
-            for name, pool in pools.items()
-        }
+        limit_pools(made)
         self._pools = made
         return made
 
@@ -202,13 +214,24 @@ class ClickHouse(Warehouse):
         """ClickHouse's errors inside come out as ChangefeedError, without their text: it repeats
         statements and values."""
         try:
-            with within(_ANSWER_SECONDS):
+            with within(self._answer_seconds, patience=self._patience):
                 yield
+        except _UNREADABLE as error:
+            raise ChangefeedError(
+                "CF5001",
+                f"an answer of {self.place} cannot be read",
+                detail=f"{what}; {type(error).__name__}",
+                hint="does a proxy answer in its place?",
+            ) from None
         except (ClickHouseError, OSError) as error:
             found = sorted_out(error, self.place, what, topic)
             if found.code is Code.SINK_UNREACHABLE:
                 self.close()
             raise found from None
+
+
+#: What the client stumbles over in an answer that is no ClickHouse's, or damaged.
+_UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StructError)
 
 
 def sorted_out(error: Exception, place: str, what: str, topic: str) -> ChangefeedError:

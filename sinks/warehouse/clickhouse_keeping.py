@@ -7,7 +7,7 @@ short or run late inserts what loses or what is there. ``_rows_<table>`` holds t
 ============= ============================== =============================================
 kept          sorted by; versions by         of a row that is gone
 ============= ============================== =============================================
-one row a key key; ``_sequence_num``         ``_is_deleted`` is 1: the engine hides it
+row per key   key; ``_sequence_num``         ``_is_deleted`` is 1: the engine hides it
 no key        ``_row``, a digest of the row; ``_copies``, how many there are, is 0
               ``_sequence_num``
 ``append``    number, ``_ord``, ``_row``     nothing goes
@@ -19,7 +19,7 @@ and the view ``<table>`` reads them with FINAL. Versions of equal number (a tran
 TRUNCATE cuts in two) go by the order in which they came. Of a table without a key each distinct
 row knows up to which change its copies are counted, so a change counts once however often it comes.
 
-The same holds for the bookkeeping: ``_rows__changefeed_applied`` has a row a fact, the newest
+The same holds for the bookkeeping: ``_rows__changefeed_applied`` has a row per fact, the newest
 counts.
 """
 
@@ -33,11 +33,12 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
 from changefeed.options import History
-from sinks.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
+from sinks.merged.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
+from sinks.merged.policy import DELETED, MergeMode, Removal, TablePolicy
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import clickhouse_rows as rows
 from sinks.warehouse import evolution
-from sinks.warehouse.applied import Applied
+from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.clickhouse_rows import (
     COPIES,
     COPY,
@@ -52,9 +53,9 @@ from sinks.warehouse.clickhouse_rows import (
 )
 from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect, Warehouse
-from sinks.warehouse.staging import SEQUENCE, Shape
+from sinks.warehouse.staging import SEQUENCE, TargetShape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import DELETED, Keeping, Staged, Table
+from sinks.warehouse.tables import StagedRows, Table
 
 ROWS = "_rows_"
 """What the name of a table of rows begins with."""
@@ -65,7 +66,7 @@ _NOW = "toUnixTimestamp64Nano(now64(9))"
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts(Applied):
+class _Facts(AppliedRow):
     """The bookkeeping as facts: ``at`` is how far the table is, ``resolved`` the feed's mark.
 
     ``table`` is the view of both; ``facts`` holds them.
@@ -102,7 +103,7 @@ class _Facts(Applied):
         return f"INSERT INTO {self.facts} ({', '.join(map(self.d.quote, names))})"
 
     def _change(self, only: str = "", **sets: str) -> str:
-        """The fact ``at`` anew, with other values."""
+        """The fact ``at`` once more, with other values."""
         q = self.d.quote
         listed = [f"f.{q(name)}" for name in ("id", "fact", "feed", "table_name")]
         listed += [sets.get(n) or f"f.{q(n)}" for n in ("version", "seq", "scanned")]
@@ -121,8 +122,10 @@ class ClickHouseStrategy(Strategy):
 
     # ------------------------------------------------------------------ names and bookkeeping
 
-    def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
-        plain = super().table(warehouse, topic, keeping, applied)
+    def table(
+        self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
+    ) -> Table:
+        plain = super().table(warehouse, topic, policy, applied)
         return replace(plain, name=warehouse.name(self.place(topic)), view=plain.name)
 
     def place(self, topic: str) -> str:
@@ -144,7 +147,7 @@ class ClickHouseStrategy(Strategy):
     def empty(self, table: Table) -> list[str]:
         return [f"TRUNCATE TABLE {table.name}"]
 
-    def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
+    def applied(self, warehouse: Warehouse, job: str, name: str) -> AppliedRow:
         view, facts = warehouse.name(bookkeeping.TABLE), warehouse.name(_FACTS)
         return _Facts(warehouse.dialect, view, job, name, facts)
 
@@ -183,26 +186,26 @@ class ClickHouseStrategy(Strategy):
         taken = [c.name for c in schema.columns if c.name in OURS]
         if taken:
             raise table.refused(schema, f"the column name {taken[0]} is used by the sink itself")
-        if schema.keyless and table.keeping.history is History.APPEND:
+        if schema.keyless and table.policy.history is History.APPEND:
             why = "history = 'append' needs a table with a key in ClickHouse"
             raise table.refused(schema, why)
 
     def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
-        d, keeping = table.d, table.keeping
+        d, policy = table.d, table.policy
         number, text, flag = (d.staging_types[kind] for kind in ("int64", "string", "bool"))
         found = {
             c.name: d.rule(c, key=not schema.keyless and i in schema.key).sql
             for i, c in enumerate(schema.columns)
         }
         found[SEQUENCE] = number
-        if keeping.history is History.APPEND:
+        if policy.history is History.APPEND:
             instant = d.types["timestamptz"].sql
             return found | {ORDER: number, OPERATION: text, COMMITTED_AT: instant, ROW: _DIGEST}
-        if keeping.history is History.SCD2:
+        if policy.history is History.SCD2:
             return found | {GONE: "UInt8", SEEN: "UInt8"}
         if schema.keyless:
             return found | {ORDER: number, ROW: _DIGEST, COPIES: number}
-        return found | {IS_DELETED: "UInt8"} | ({DELETED: flag} if keeping.soft else {})
+        return found | {IS_DELETED: "UInt8"} | ({DELETED: flag} if policy.soft else {})
 
     def create(self, table: Table, schema: TableSchema) -> list[str]:
         d = table.d
@@ -232,16 +235,17 @@ class ClickHouseStrategy(Strategy):
         """Nothing: a run that comes late inserts what loses."""
         return []
 
-    def apply(self, table: Table, staged: Staged) -> list[str]:
-        if table.keeping.history is History.APPEND:
+    def apply(self, table: Table, staged: StagedRows) -> list[str]:
+        mode = table.policy.mode(staged.shape.schema)
+        if mode is MergeMode.APPEND:
             return [rows.append(table, staged)]
-        if table.keeping.history is History.SCD2:
+        if mode is MergeMode.VERSIONS:
             return [
                 rows.scanned_versions(table, staged)
                 if staged.scan
                 else rows.versions(table, staged)
             ]
-        if not staged.shape.keyless:
+        if mode is MergeMode.MERGE:
             return [rows.upsert(table, staged)]
         if staged.scan:
             return [
@@ -252,14 +256,14 @@ class ClickHouseStrategy(Strategy):
     def unstage(self, d: Dialect, staging: str, batch: int) -> str:
         return f"ALTER TABLE {staging} DROP PARTITION {batch}"
 
-    def truncate(self, table: Table, shape: Shape, at: Timestamp, seq: int) -> list[str]:
+    def truncate(self, table: Table, shape: TargetShape, at: Timestamp, seq: int) -> list[str]:
         d = table.d
         q = d.quote
-        if table.keeping.history is History.APPEND:
+        if table.policy.removal is Removal.RECORD:
             names = ", ".join(map(q, (ROW, SEQUENCE, ORDER, OPERATION, COMMITTED_AT)))
             values = f"'', {at.version}, {seq}, 'TRUNCATE', {d.instant(str(at.version))}"
             return [f"INSERT INTO {table.name} ({names}) SELECT {values}"]
-        if table.keeping.history is History.SCD2:
+        if table.policy.removal is Removal.END:
             return [rows.end_versions(table, shape, at.version, f"c.{q(CURRENT)} <= {at.version}")]
         before = f"t.{q(SEQUENCE)} <= {at.version}"
         if shape.keyless:
@@ -268,27 +272,24 @@ class ClickHouseStrategy(Strategy):
 
     # ------------------------------------------------------------------ scans
 
-    def gathers(self, table: Table, shape: Shape) -> list[str]:
+    def gathers(self, table: Table, shape: TargetShape) -> list[str]:
         """Batches are moved there, so the table is made as staging is."""
-        if table.keeping.history is not History.OFF or not shape.keyless:
+        if table.policy.mode(shape.schema) is not MergeMode.COUNT:
             return []
         create = table.d.create_staging(table.scan, shape.staging_columns(table.d))
         return [table.d.drop_table(table.scan), create]
 
-    def begin_scan(self, table: Table, shape: Shape) -> list[str]:
-        if table.keeping.history is not History.APPEND:
-            return []
+    def forget_scans(self, table: Table, after: int) -> list[str]:
         q = table.d.quote
         return [
-            f"DELETE FROM {table.name} WHERE {q(OPERATION)} = 'READ' "
-            f"AND {q(SEQUENCE)} > {table.applied.value('scanned')}"
+            f"DELETE FROM {table.name} WHERE {q(OPERATION)} = 'READ' AND {q(SEQUENCE)} > {after}"
         ]
 
-    def end_scan(self, table: Table, shape: Shape, at: Timestamp) -> list[str]:
+    def end_scan(self, table: Table, shape: TargetShape, at: Timestamp) -> list[str]:
         q = table.d.quote
-        if table.keeping.history is History.APPEND:
+        if table.policy.removal is Removal.RECORD:
             return []
-        if table.keeping.history is History.SCD2:
+        if table.policy.removal is Removal.END:
             return [rows.end_versions(table, shape, at.version, f"c.{q(SEEN_LAST)} < {at.version}")]
         if not shape.keyless:
             return [rows.end_rows(table, shape, at.version, f"t.{q(SEQUENCE)} < {at.version}")]
@@ -302,9 +303,9 @@ _SHOWN = ("feed", "table_name", "version", "seq", "scanned")
 def engine_of(table: Table, schema: TableSchema) -> tuple[str, tuple[str, ...]]:
     """The engine of a table of rows, and what it is sorted by."""
     q, key = table.d.quote, tuple(c.name for c in schema.key_columns)
-    if table.keeping.history is History.APPEND:
+    if table.policy.history is History.APPEND:
         return "ReplacingMergeTree", (SEQUENCE, ORDER, ROW)
-    if table.keeping.history is History.SCD2:
+    if table.policy.history is History.SCD2:
         return "ReplacingMergeTree", (*key, SEQUENCE, SEEN)
     if schema.keyless:
         return f"ReplacingMergeTree({q(SEQUENCE)})", (ROW,)
@@ -328,27 +329,30 @@ def _parts(engine: str) -> tuple[str, str]:
 
 def _shown(table: Table, schema: TableSchema) -> str:
     """SELECT of the rows that are, for the view. Columns that others added are shown too."""
-    d, keeping = table.d, table.keeping
+    d, policy = table.d, table.policy
     q = d.quote
     number = f", {q(SEQUENCE)} AS {q(table.sequence)}"
-    if keeping.history is History.SCD2:
+    if policy.history is History.SCD2:
         key = ", ".join(q(c.name) for c in schema.key_columns)
-        following = (
-            f"leadInFrame({q(SEQUENCE)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)} "
+        window = (
+            f"OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)} "
             "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
         )
+        following = f"leadInFrame({q(SEQUENCE)}) {window} AS {q(NEXT)}"
+        if policy.soft:
+            following += f", leadInFrame({q(GONE)}) {window} = 1 AS {q(DELETED)}"
         ends = f"if({q(NEXT)} = 0, NULL, {d.instant(q(NEXT))})"
         return (
             f"SELECT * EXCEPT ({', '.join(map(q, (SEQUENCE, GONE, SEEN, NEXT)))}){number}, "
             f"{d.instant(q(SEQUENCE))} AS {q(VALID_FROM)}, {ends} AS {q(VALID_TO)}, "
             f"{q(NEXT)} = 0 AS {q(IS_CURRENT)} FROM "
-            f"(SELECT *, {following} AS {q(NEXT)} FROM {table.name} FINAL WHERE {q(SEEN)} = 0) "
+            f"(SELECT *, {following} FROM {table.name} FINAL WHERE {q(SEEN)} = 0) "
             f"WHERE {q(GONE)} = 0"
         )
-    if keeping.history is History.APPEND:
+    if policy.history is History.APPEND:
         hidden = ", ".join(map(q, (SEQUENCE, ROW)))
         return f"SELECT * EXCEPT ({hidden}){number} FROM {table.name} FINAL"
-    number = number if keeping.sequence else ""
+    number = number if policy.sequence else ""
     if schema.keyless:
         listed = ", ".join(q(c.name) for c in schema.columns)
         copies = f"range(toUInt64(greatest({q(COPIES)}, 0))) AS {q(COPY)}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sinks.history import COMMITTED_AT, OPERATION, ORDER
+from changefeed.options import History
+from sinks.merged.history import COMMITTED_AT, OPERATION, ORDER, READ
+from sinks.merged.policy import DELETED
 from sinks.warehouse.applied import LAST
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.merge import unapplied
-from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE, Shape, staged_name
-from sinks.warehouse.tables import DELETED, Staged, Table
+from sinks.warehouse.merge import unapplied, unsent
+from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE, TargetShape, staged_name
+from sinks.warehouse.tables import StagedRows, Table
 
 IS_DELETED, ROW, COPIES, GONE, SEEN = "_is_deleted", "_row", "_copies", "_gone", "_seen"
 NEXT, CURRENT, SEEN_LAST, COPY = "_next", "_current", "_last", "_copy"
@@ -23,12 +25,12 @@ OURS = frozenset(
     {IS_DELETED, ROW, COPIES, GONE, SEEN, NEXT, CURRENT, SEEN_LAST, COPY, _ENDED, _ONE}
 )
 
-# ------------------------------------------------------------------------------- one row a key
+# ------------------------------------------------------------------------------ one row per key
 
 
-def upsert(table: Table, staged: Staged) -> str:
+def upsert(table: Table, staged: StagedRows) -> str:
     """The latest change of each key of a batch, as a row of its version."""
-    d, shape, soft = table.d, staged.shape, table.keeping.soft
+    d, shape, soft = table.d, staged.shape, table.policy.soft
     q = d.quote
     gone = f"d.{q(OPERATION)} = 'DELETE'"
     unsent = sorted(staged.missing - set(shape.schema.key))
@@ -56,8 +58,8 @@ def upsert(table: Table, staged: Staged) -> str:
     return f"{sql} WHERE NOT ({gone} AND t.{q(SEQUENCE)} = 0)" if soft else sql
 
 
-def _latest(table: Table, staged: Staged, unsent: Sequence[int]) -> str:
-    """SELECT of one row a key: the key as it is kept, the other columns as they were staged."""
+def _latest(table: Table, staged: StagedRows, unsent: Sequence[int]) -> str:
+    """SELECT of one row per key: the key as it is kept, the other columns as they were staged."""
     d, shape = table.d, staged.shape
     q = d.quote
     when = f"(s.{q(SEQUENCE)}, s.{q(ORDER)})"
@@ -81,7 +83,7 @@ def _latest(table: Table, staged: Staged, unsent: Sequence[int]) -> str:
     )
 
 
-def _present(table: Table, staged: Staged, names: Sequence[str]) -> str:
+def _present(table: Table, staged: StagedRows, names: Sequence[str]) -> str:
     """SELECT of the rows that the target has of the keys of a batch."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -93,7 +95,7 @@ def _present(table: Table, staged: Staged, names: Sequence[str]) -> str:
     )
 
 
-def _key(table: Table, shape: Shape) -> dict[str, str]:
+def _key(table: Table, shape: TargetShape) -> dict[str, str]:
     """Key column -> its value as it is kept, of a staged row."""
     d = table.d
     return {
@@ -105,10 +107,10 @@ def _keep(place: int) -> str:
     return f"_keep_{place}"
 
 
-def end_rows(table: Table, shape: Shape, version: int, where: str) -> str:
+def end_rows(table: Table, shape: TargetShape, version: int, where: str) -> str:
     """Rows end at a version: marked for readers, or for the engine."""
     q = table.d.quote
-    if table.keeping.soft:
+    if table.policy.soft:
         ended = f"{version} AS {q(SEQUENCE)}, true AS {q(DELETED)}"
         return (
             f"INSERT INTO {table.name} SELECT * REPLACE ({ended}) FROM {table.name} AS t "
@@ -134,7 +136,7 @@ def _counted(table: Table) -> list[str]:
     return [ROW, COPIES, SEQUENCE, ORDER]
 
 
-def count(table: Table, staged: Staged) -> str:
+def count(table: Table, staged: StagedRows) -> str:
     """Each distinct row of the batch with the copies there are of it now."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -163,7 +165,9 @@ def count(table: Table, staged: Staged) -> str:
     )
 
 
-def _side(table: Table, staged: Staged, prefix: str, one: int, operations: Sequence[str]) -> str:
+def _side(
+    table: Table, staged: StagedRows, prefix: str, one: int, operations: Sequence[str]
+) -> str:
     """SELECT of the rows that came (the row after), or of those that went (the row before)."""
     d, names = table.d, staged.shape.names
     q = d.quote
@@ -177,7 +181,7 @@ def _side(table: Table, staged: Staged, prefix: str, one: int, operations: Seque
     )
 
 
-def _typed(table: Table, shape: Shape, alias: str) -> list[str]:
+def _typed(table: Table, shape: TargetShape, alias: str) -> list[str]:
     d = table.d
     return [d.rule(c).of(f"{alias}.{d.quote(c.name)}") for c in shape.columns]
 
@@ -191,7 +195,7 @@ def no_copies(table: Table, version: int, seq: int, where: str) -> str:
     )
 
 
-def take_place(table: Table, shape: Shape, version: int) -> str:
+def take_place(table: Table, shape: TargetShape, version: int) -> str:
     """The copies are those that the scan found."""
     d = table.d
     q = d.quote
@@ -217,25 +221,115 @@ def take_place(table: Table, shape: Shape, version: int) -> str:
 # ------------------------------------------------------------------------------- history
 
 
-def append(table: Table, staged: Staged) -> str:
+def append(table: Table, staged: StagedRows) -> str:
     d, shape = table.d, staged.shape
     q = d.quote
-    values = _typed(table, shape, "s")
-    values += [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION)]
-    values += [d.instant(f"s.{q(SEQUENCE)}"), _digest(d, shape.key)]
     names = [*shape.names, SEQUENCE, ORDER, OPERATION, COMMITTED_AT, ROW]
+    own = [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION)]
+    own.append(d.instant(f"s.{q(SEQUENCE)}"))
+    into = f"INSERT INTO {table.name} ({', '.join(map(q, names))})"
+    if unsent(d, staged):
+        values = [f"s.{q(name)}" for name in shape.names]
+        rows = f"({_carried(table, staged)}) AS s"
+        return f"{into} SELECT {', '.join([*values, *own, f's.{q(ROW)}'])} FROM {rows}"
+    values = [*_typed(table, shape, "s"), *own, _digest(d, shape.key)]
     return (
-        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
+        f"{into} SELECT {', '.join(values)} "
         f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
     )
 
 
-def versions(table: Table, staged: Staged) -> str:
-    """One version a key and transaction."""
+def _carried(table: Table, staged: StagedRows) -> str:
+    """SELECT of a batch's rows as the target has them. A value that the source did not send is that
+    of the version before: of the batch, else of the target (:func:`.history.carried`)."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    key, unknown = _key(table, shape), unsent(d, staged)
+    own = ", ".join(map(q, (SEQUENCE, ORDER, OPERATION, ROW)))
+    others = ", ".join(q(name) for i, name in enumerate(shape.names) if i not in unknown)
+    order = f"ORDER BY {q(SEQUENCE)}, {q(ORDER)}"
+    frame = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+    partition = ", ".join(map(q, shape.key))
+    groups, firsts, values = [], [], []
+    for i, place in unknown.items():
+        name, group = q(shape.names[i]), q(_keep(i))
+        groups.append(
+            f"{name}, sum(if({place}, 0, 1)) OVER (PARTITION BY {partition} {order} {frame}) "
+            f"AS {group}"
+        )
+        # In a tuple, because NULL is a value, too.
+        first = (
+            f"first_value(tuple({name})) OVER (PARTITION BY {partition}, {group} {order} {frame})"
+        )
+        firsts.append(f"tupleElement({first}, 1) AS {q(f'{_keep(i)}_value')}, {group}")
+        value = f"if(g.{group} = 0, t.{name}, g.{q(f'{_keep(i)}_value')})"
+        values.append(f"{value} AS {name}")
+    typed = [
+        f"{key.get(c.name) or d.rule(c).of(f's.{q(c.name)}')} AS {q(c.name)}" for c in shape.columns
+    ]
+    staged_own = ", ".join(f"s.{q(n)} AS {q(n)}" for n in (SEQUENCE, ORDER, OPERATION, MISSING))
+    rows = (
+        f"SELECT {', '.join(typed)}, {staged_own}, {_digest(d, shape.key)} AS {q(ROW)} "
+        f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
+    )
+    grouped = f"SELECT {others}, {own}, {', '.join(groups)} FROM ({rows})"
+    listed = ", ".join(
+        f"g.{q(n)} AS {q(n)}"
+        for n in (
+            *(name for i, name in enumerate(shape.names) if i not in unknown),
+            *(SEQUENCE, ORDER, OPERATION, ROW),
+        )
+    )
+    return (
+        f"SELECT {listed}, {', '.join(values)} FROM "
+        f"(SELECT {others}, {own}, {', '.join(firsts)} FROM ({grouped})) AS g "
+        f"LEFT JOIN ({_before(table, staged)}) AS t ON {d.same(shape.key, 'g', 't')}"
+    )
+
+
+def _before(table: Table, staged: StagedRows) -> str:
+    """SELECT of what the target has last of the keys of which the batch lacks values, unless that
+    is a delete."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    key = ", ".join(map(q, shape.key))
+    asked = (
+        f"({key}) IN (SELECT {', '.join(_key(table, shape).values())} FROM {staged.staging} AS s "
+        f"WHERE {staged.where(d)} AND isNotNull(s.{q(MISSING)}))"
+    )
+    if table.policy.history is History.SCD2:
+        return f"{_current(table, shape)} AND {asked}"
+    # A scan sees all changes of its version.
+    place = f"({q(SEQUENCE)}, {q(OPERATION)} = '{READ}', {q(ORDER)})"
+    listed = [
+        f"tupleElement(argMax(tuple({q(name)}), {place}), 1) AS {q(f'{name}_')}"
+        for i, name in enumerate(shape.names)
+        if i not in shape.schema.key
+    ]
+    listed.append(f"argMax({q(OPERATION)}, {place}) AS {q(_ENDED)}")
+    latest = (
+        f"SELECT {key}, {', '.join(listed)} FROM {table.name} FINAL WHERE {asked} GROUP BY {key}"
+    )
+    names = ", ".join(
+        q(name) if i in shape.schema.key else f"{q(f'{name}_')} AS {q(name)}"
+        for i, name in enumerate(shape.names)
+    )
+    return f"SELECT {names} FROM ({latest}) WHERE {q(_ENDED)} <> 'DELETE'"
+
+
+def versions(table: Table, staged: StagedRows) -> str:
+    """One version per key and transaction."""
     d, shape = table.d, staged.shape
     q = d.quote
     when = f"s.{q(ORDER)}"
-    key = _key(table, shape)
+    if unsent(d, staged):
+        key = {c.name: f"s.{q(c.name)}" for c in shape.schema.key_columns}
+        rows = f"({_carried(table, staged)}) AS s"
+        values = [f"d.{q(name)}" for name in shape.names]
+    else:
+        key = _key(table, shape)
+        rows = f"{staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
+        values = _kept(table, shape, "d")
     listed = [f"{value} AS {q(name)}" for name, value in key.items()]
     listed += [
         f"tupleElement(argMax(tuple(s.{q(name)}), {when}), 1) AS {q(name)}"
@@ -245,19 +339,18 @@ def versions(table: Table, staged: Staged) -> str:
     listed += [f"s.{q(SEQUENCE)} AS {q(SEQUENCE)}"]
     listed += [f"argMax(s.{q(OPERATION)}, {when}) AS {q(OPERATION)}"]
     latest = (
-        f"SELECT {', '.join(listed)} FROM {staged.staging} AS s WHERE {staged.where(d)} "
-        f"AND {unapplied(table, staged)} "
+        f"SELECT {', '.join(listed)} FROM {rows} "
         f"GROUP BY {', '.join((*key.values(), f's.{q(SEQUENCE)}'))}"
     )
     names = [*shape.names, SEQUENCE, GONE, SEEN]
-    values = [*_kept(table, shape, "d"), f"d.{q(SEQUENCE)}", f"d.{q(OPERATION)} = 'DELETE'", "0"]
+    values += [f"d.{q(SEQUENCE)}", f"d.{q(OPERATION)} = 'DELETE'", "0"]
     return (
         f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "
         f"SELECT {', '.join(values)} FROM ({latest}) AS d"
     )
 
 
-def _kept(table: Table, shape: Shape, alias: str) -> list[str]:
+def _kept(table: Table, shape: TargetShape, alias: str) -> list[str]:
     """Columns of a row whose key is as it is kept and whose other columns are as staged."""
     d = table.d
     return [
@@ -268,7 +361,7 @@ def _kept(table: Table, shape: Shape, alias: str) -> list[str]:
     ]
 
 
-def scanned_versions(table: Table, staged: Staged) -> str:
+def scanned_versions(table: Table, staged: StagedRows) -> str:
     """Rows of a scan: a version of those that differ from the current one, else a mark."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -298,7 +391,7 @@ def scanned_versions(table: Table, staged: Staged) -> str:
     )
 
 
-def _current(table: Table, shape: Shape) -> str:
+def _current(table: Table, shape: TargetShape) -> str:
     """SELECT of the current versions; more conditions may follow."""
     q = table.d.quote
     key = ", ".join(map(q, shape.key))
@@ -312,7 +405,7 @@ def _current(table: Table, shape: Shape) -> str:
     )
 
 
-def end_versions(table: Table, shape: Shape, version: int, where: str) -> str:
+def end_versions(table: Table, shape: TargetShape, version: int, where: str) -> str:
     """Current versions end. ``where`` is about ``c``: a key with the number of its current version
     and that at which it was seen last."""
     q = table.d.quote

@@ -7,20 +7,20 @@ is equal. The table is of this comparison alone and is dropped at its end.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
 
-from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.errors import Action, ChangefeedError
 from changefeed.options import History
 from sinks.base import Difference
 from sinks.differences import DifferenceText
-from sinks.history import IS_CURRENT
+from sinks.merged.history import IS_CURRENT
 from sinks.warehouse.dialect import Statement, Warehouse
-from sinks.warehouse.staging import Shape, check_values
+from sinks.warehouse.staging import TargetShape, check_values
 from sinks.warehouse.strategy import is_deleted, ours
 from sinks.warehouse.tables import Table
 
@@ -34,25 +34,51 @@ _NUMBER = "_rows"
 T = TypeVar("T")
 
 
+def held(warehouse: Warehouse, clock: Clock, work: Callable[[], T]) -> T:
+    """Do something while the target is held, and let go of it: the feed needs it, too.
+
+    Raises:
+        ChangefeedError: CF5001, the target is away, or in another program's hands for longer than
+            :data:`PATIENCE`.
+    """
+    deadline = clock.monotonic() + PATIENCE
+    while True:
+        try:
+            warehouse.connect(make=False)
+            break
+        except ChangefeedError as error:
+            if error.action is not Action.RETRY or clock.monotonic() > deadline:
+                raise
+            clock.sleep(_PAUSE)
+    try:
+        return work()
+    finally:
+        warehouse.rest()
+
+
 class Comparison:
     """Compares one target table with rows of the source."""
 
-    def __init__(self, warehouse: Warehouse, table: Table, shape: Shape, readable: str) -> None:
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        table: Table,
+        shape: TargetShape,
+        readable: str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """
         Args:
             warehouse, table, shape: the target.
             readable: the finished name of the table or view that shows its rows.
+            clock: for how long another program may hold the target.
 
         Raises:
             ChangefeedError: CF1303 the target cannot be compared.
         """
-        if table.keeping.history is History.APPEND:
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                f"{shape.schema.table}: a target with history = 'append' cannot be verified",
-                detail="it has every change and no row as it is now",
-            )
+        table.policy.require_comparable(shape.schema)
         self._warehouse = warehouse
+        self._clock = clock
         self._table = table
         self._shape = shape
         self._readable = readable
@@ -89,20 +115,7 @@ class Comparison:
             self._held(lambda: self._warehouse.load(self._name, staged, uuid4().hex))
 
     def _held(self, work: Callable[[], T]) -> T:
-        """Do something while the target is held, and let go of it: the feed needs it, too."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self._warehouse.connect(make=False)
-                break
-            except ChangefeedError as error:
-                if error.action is not Action.RETRY or time.monotonic() > deadline:
-                    raise
-                time.sleep(_PAUSE)
-        try:
-            return work()
-        finally:
-            self._warehouse.rest()
+        return held(self._warehouse, self._clock, work)
 
     # ------------------------------------------------------------------ comparing
 
@@ -132,12 +145,12 @@ class Comparison:
 
     def _target(self) -> str:
         """SELECT of the feed's rows that are in the target now."""
-        d, table, keeping = self._warehouse.dialect, self._table, self._table.keeping
+        d, table, policy = self._warehouse.dialect, self._table, self._table.policy
         sql = f"SELECT {', '.join(map(d.quote, self._shape.names))} FROM {self._readable}"
         sql += f" WHERE {ours(table, self._shape)}"
-        if keeping.history is History.SCD2:
+        if policy.history is History.SCD2:
             sql += f" AND {d.quote(IS_CURRENT)}"
-        elif keeping.soft:
+        elif policy.soft:
             sql += f" AND NOT {is_deleted(table)}"
         return f"({sql})"
 

@@ -408,6 +408,14 @@ class Warehouse(ABC):
         """After ``connect(make=False)``: there is a place to look at."""
         return True
 
+    def check_rights(self) -> None:
+        """After ``connect(make=False)``: look whether the login may make tables. Optional.
+
+        Raises:
+            ChangefeedError: CF5002 it may not; the hint has the statement that allows it.
+        """
+        return None
+
     def identity(self) -> str:
         """The database's own identity, in the form of ``SinkContext.source``, where this can be a
         source too; empty where it cannot or does not say."""

@@ -1,14 +1,13 @@
 """Targets that keep older versions: every change (``append``) or the time of each (``scd2``).
 
-Their form is :mod:`sinks.history`'s. A scan makes a version of ``scd2`` only of rows that differ
-from the current one.
+Their form is :mod:`sinks.merged.history`'s.
 """
 
 from __future__ import annotations
 
 from changefeed.core.clock import Timestamp
 from changefeed.options import History
-from sinks.history import (
+from sinks.merged.history import (
     COMMITTED_AT,
     IS_CURRENT,
     OPERATION,
@@ -18,15 +17,26 @@ from sinks.history import (
     VALID_FROM,
     VALID_TO,
 )
-from sinks.warehouse.merge import typed, unapplied
-from sinks.warehouse.staging import SEQUENCE, Shape, before_name
-from sinks.warehouse.tables import Staged, Table
+from sinks.merged.policy import DELETED
+from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.merge import typed, unapplied, unsent
+from sinks.warehouse.staging import MISSING, SEQUENCE, before_name
+from sinks.warehouse.tables import StagedRows, Table
+
+#: Column of a batch's versions: the operation of the next one (a name that the sink keeps anyway).
+_THEN = "_change"
 
 
-def append(table: Table, staged: Staged) -> list[str]:
+def append(table: Table, staged: StagedRows) -> list[str]:
     """Every change becomes a row."""
     d, shape = table.d, staged.shape
     q = d.quote
+    names = [*shape.names, table.sequence, ORDER, OPERATION, COMMITTED_AT]
+    into = f"INSERT INTO {table.name} ({', '.join(map(q, names))})"
+    if unsent(table.d, staged):
+        listed = [f"v.{q(name)}" for name in (*shape.names, SEQUENCE, ORDER, OPERATION)]
+        listed.append(d.instant(f"v.{q(SEQUENCE)}"))
+        return [f"{into} SELECT {', '.join(listed)} FROM ({carried(table, staged)}) AS v"]
     deleted = f"s.{q(OPERATION)} = 'DELETE'"
     values = []
     for i, column in enumerate(shape.columns):
@@ -36,25 +46,80 @@ def append(table: Table, staged: Staged) -> list[str]:
         values.append(d.rule(column, key=not shape.keyless and i in shape.schema.key).of(source))
     values += [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION)]
     values.append(d.instant(f"s.{q(SEQUENCE)}"))
-    names = [*shape.names, table.sequence, ORDER, OPERATION, COMMITTED_AT]
     return [
-        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
+        f"{into} SELECT {', '.join(values)} "
         f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
     ]
 
 
-def begin_scan(table: Table) -> list[str]:
-    """Rows of a scan that broke off go; those of whole scans stay."""
-    if table.keeping.history is not History.APPEND:
-        return []
+def carried(table: Table, staged: StagedRows) -> str:
+    """SELECT of a batch as :func:`~sinks.warehouse.merge.typed` has it, but a value that the source
+    did not send is that of the version before: of the batch, else of the target.
+
+    A column's values form groups: each begins with a change that has the value and holds the
+    updates after it that have not. Group 0 begins before the batch.
+    """
+    d, shape = table.d, staged.shape
+    q = d.quote
+    unknown = unsent(table.d, staged)
+    if not unknown:
+        return typed(table, staged)
+    key = ", ".join(map(q, shape.key))
+    others = [name for i, name in enumerate(shape.names) if i not in unknown]
+    rest = ", ".join(map(q, (*others, SEQUENCE, ORDER, OPERATION)))
+    order = f"ORDER BY {q(SEQUENCE)}, {q(ORDER)}"
+    frame = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+    groups, values, listed = [], [], [f"g.{q(n)}" for n in (*others, SEQUENCE, ORDER, OPERATION)]
+    for i, place in unknown.items():
+        name, group = q(shape.names[i]), q(f"_keep_{i}")
+        sent = f"CASE WHEN {place} THEN 0 ELSE 1 END"
+        groups.append(f"{name}, sum({sent}) OVER (PARTITION BY {key} {order} {frame}) AS {group}")
+        first = f"first_value({name}) OVER (PARTITION BY {key}, {group} {order} {frame})"
+        values.append(f"{first} AS {name}, {group}")
+        listed.append(f"CASE WHEN g.{group} = 0 THEN t.{name} ELSE g.{name} END AS {name}")
+    grouped = f"SELECT {rest}, {', '.join(groups)} FROM ({typed(table, staged)}) AS c"
+    return (
+        f"SELECT {', '.join(listed)} FROM "
+        f"(SELECT {rest}, {', '.join(values)} FROM ({grouped}) AS f) AS g "
+        f"LEFT JOIN ({_before(table, staged)}) AS t ON {d.same(shape.key, 'g', 't')}"
+    )
+
+
+def _before(table: Table, staged: StagedRows) -> str:
+    """SELECT of what the target has last of the keys of which the batch lacks values, unless that
+    is a delete."""
+    d, shape = table.d, staged.shape
+    q = d.quote
+    key = ", ".join(f"t.{q(name)}" for name in shape.key)
+    row = ", ".join(f"t.{q(name)}" for name in shape.names)
+    lacking = (
+        f"EXISTS (SELECT 1 FROM ({typed(table, staged)}) AS c "
+        f"WHERE c.{q(MISSING)} IS NOT NULL AND {d.same(shape.key, 'c', 't')})"
+    )
+    if table.policy.history is History.SCD2:
+        return f"SELECT {row} FROM {table.name} AS t WHERE t.{q(IS_CURRENT)} AND {lacking}"
+    # A scan sees all changes of its version.
+    scanned = f"CASE WHEN t.{q(OPERATION)} = '{READ}' THEN 1 ELSE 0 END"
+    latest = f"t.{q(table.sequence)} DESC, {scanned} DESC, t.{q(ORDER)} DESC"
+    number = f"row_number() OVER (PARTITION BY {key} ORDER BY {latest}) AS {q('_rank')}"
+    ranked = f"SELECT {row}, t.{q(OPERATION)}, {number} FROM {table.name} AS t WHERE {lacking}"
+    listed = ", ".join(f"l.{q(name)}" for name in shape.names)
+    return (
+        f"SELECT {listed} FROM ({ranked}) AS l "
+        f"WHERE l.{q('_rank')} = 1 AND l.{q(OPERATION)} <> 'DELETE'"
+    )
+
+
+def forget_scans(table: Table, after: int) -> list[str]:
+    """Rows of scans of later versions go."""
     q = table.d.quote
     return [
         f"DELETE FROM {table.name} WHERE {q(OPERATION)} = '{READ}' "
-        f"AND {q(table.sequence)} > {table.applied.value('scanned')}"
+        f"AND {q(table.sequence)} > {after}"
     ]
 
 
-def versions(table: Table, staged: Staged) -> list[str]:
+def versions(table: Table, staged: StagedRows) -> list[str]:
     """Every change ends a version and, unless it is a delete, begins one."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -62,23 +127,24 @@ def versions(table: Table, staged: Staged) -> list[str]:
     same = d.same(shape.key, "t", "v")
     begins = d.instant(f"v.{q(SEQUENCE)}")
     first = f"_first_{staged.batch}"
-    key = ", ".join(map(q, shape.key))
     closed = {VALID_TO: begins, IS_CURRENT: d.false}
+    soft = table.policy.soft
+    if soft:
+        closed[DELETED] = _is(d, f"v.{q(OPERATION)} = 'DELETE'")
     older = f"{same} AND t.{q(IS_CURRENT)} AND v.{q(SEQUENCE)} > t.{q(table.sequence)}"
     names = [*shape.names, table.sequence, VALID_FROM, VALID_TO, IS_CURRENT]
+    names += [DELETED] if soft else []
+    marked = ", " + _is(d, f"v.{q(_THEN)} = 'DELETE'") if soft else ""
     row = ", ".join(f"v.{q(n)}" for n in shape.names)
     ends = d.instant(f"v.{q('_next')}")
     statements = [
         d.temporary(made, _versions(table, staged)),
-        d.temporary(
-            first,
-            f"SELECT {key}, min({q(SEQUENCE)}) AS {q(SEQUENCE)} FROM {q(made)} GROUP BY {key}",
-        ),
+        d.temporary(first, _firsts(table, staged, made)),
         d.update_joined(table.name, q(first), "v", closed, older),
         d.drop_temporary(first),
         f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {row}, v.{q(SEQUENCE)}, "
         f"{begins}, CASE WHEN v.{q('_next')} IS NULL THEN NULL ELSE {ends} END, "
-        f"v.{q('_next')} IS NULL FROM {q(made)} AS v WHERE v.{q(OPERATION)} <> 'DELETE'",
+        f"v.{q('_next')} IS NULL{marked} FROM {q(made)} AS v WHERE v.{q(OPERATION)} <> 'DELETE'",
         d.drop_temporary(made),
     ]
     if staged.scan:
@@ -86,18 +152,43 @@ def versions(table: Table, staged: Staged) -> list[str]:
     return statements
 
 
-def _versions(table: Table, staged: Staged) -> str:
-    """SELECT of one row per key and version, with the version that follows."""
+def _is(d: Dialect, condition: str) -> str:
+    """A truth value that is false where the condition is unknown."""
+    return f"CASE WHEN {condition} THEN {d.true} ELSE {d.false} END"
+
+
+def _firsts(table: Table, staged: StagedRows, made: str) -> str:
+    """SELECT of the first version of each key; with what it is where that matters."""
+    q = table.d.quote
+    key = ", ".join(map(q, staged.shape.key))
+    if not table.policy.soft:
+        return f"SELECT {key}, min({q(SEQUENCE)}) AS {q(SEQUENCE)} FROM {q(made)} GROUP BY {key}"
+    listed = f"{key}, {q(SEQUENCE)}, {q(OPERATION)}"
+    number = f"row_number() OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
+    return (
+        f"SELECT {listed} FROM (SELECT {listed}, {number} AS {q('_rank')} FROM {q(made)}) AS f "
+        f"WHERE f.{q('_rank')} = 1"
+    )
+
+
+def _versions(table: Table, staged: StagedRows) -> str:
+    """SELECT of one row per key and version, with the version that follows; with deletes that mark,
+    also with what that does."""
     d, shape = table.d, staged.shape
     q = d.quote
     key = ", ".join(map(q, shape.key))
     row = ", ".join(map(q, shape.names))
     last = f"row_number() OVER (PARTITION BY {key}, {q(SEQUENCE)} ORDER BY {q(ORDER)} DESC)"
     following = f"lead({q(SEQUENCE)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
+    if table.policy.soft:
+        then = f"lead({q(OPERATION)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
+        following += f" AS {q('_next')}, {then} AS {q(_THEN)}"
+    else:
+        following += f" AS {q('_next')}"
     sql = (
-        f"SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {following} AS {q('_next')} FROM "
+        f"SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {following} FROM "
         f"(SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {last} AS {q('_rank')} "
-        f"FROM ({typed(table, staged)}) AS c) AS r WHERE r.{q('_rank')} = 1"
+        f"FROM ({carried(table, staged)}) AS c) AS r WHERE r.{q('_rank')} = 1"
     )
     if not staged.scan:
         return sql
@@ -108,42 +199,48 @@ def _versions(table: Table, staged: Staged) -> str:
     return f"SELECT x.* FROM ({sql}) AS x WHERE NOT EXISTS ({known})"
 
 
-def _seen(table: Table, staged: Staged) -> str:
+def _seen(table: Table, staged: StagedRows) -> str:
     """Current rows that the scan found as they are: they are of its version now."""
     d, shape = table.d, staged.shape
     q = d.quote
     found = f"SELECT 1 FROM ({typed(table, staged)}) AS x WHERE {d.same(shape.key, 't', 'x')}"
     number = q(table.sequence)
     return (
-        f"UPDATE {table.name} AS t SET {number} = {staged.top[0]} WHERE t.{q(IS_CURRENT)} "
-        f"AND t.{number} < {staged.top[0]} AND EXISTS ({found})"
+        f"UPDATE {table.name} AS t SET {number} = {staged.top.version} WHERE t.{q(IS_CURRENT)} "
+        f"AND t.{number} < {staged.top.version} AND EXISTS ({found})"
     )
 
 
-def end_scan(table: Table, shape: Shape, at: Timestamp) -> list[str]:
-    """Versions that the scan did not find have ended; ``append`` knows no such change."""
-    if table.keeping.history is History.APPEND:
-        return []
+def end_older(table: Table, at: Timestamp) -> list[str]:
+    """Versions that the scan of that instant did not find have ended."""
     d = table.d
     q = d.quote
     return [
         f"UPDATE {table.name} SET {q(VALID_TO)} = {d.instant(str(at.version))}, "
-        f"{q(IS_CURRENT)} = {d.false} WHERE {q(IS_CURRENT)} AND {q(table.sequence)} < {at.version}"
+        f"{q(IS_CURRENT)} = {d.false}{_marked(table)} "
+        f"WHERE {q(IS_CURRENT)} AND {q(table.sequence)} < {at.version}"
     ]
 
 
-def truncate(table: Table, shape: Shape, at: Timestamp) -> list[str]:
-    """All versions have ended; ``append`` gets one row that says so."""
+def record_truncation(table: Table, at: Timestamp, seq: int) -> list[str]:
+    """The row that says of a table that keeps all changes that the source's was emptied."""
+    names = ", ".join(map(table.d.quote, (table.sequence, ORDER, OPERATION, COMMITTED_AT)))
+    return [
+        f"INSERT INTO {table.name} ({names}) SELECT {at.version}, {seq}, '{TRUNCATE}', "
+        f"{table.d.instant(str(at.version))} FROM (SELECT 1 AS one) AS o"
+    ]
+
+
+def end_all(table: Table, at: Timestamp) -> list[str]:
+    """All versions have ended."""
     d = table.d
     q = d.quote
-    instant = d.instant(str(at.version))
-    if table.keeping.history is History.APPEND:
-        names = ", ".join(map(q, (table.sequence, OPERATION, COMMITTED_AT)))
-        return [
-            f"INSERT INTO {table.name} ({names}) SELECT {at.version}, '{TRUNCATE}', {instant} "
-            "FROM (SELECT 1 AS one) AS o"
-        ]
     return [
-        f"UPDATE {table.name} SET {q(VALID_TO)} = {instant}, {q(IS_CURRENT)} = {d.false} "
-        f"WHERE {q(IS_CURRENT)}"
+        f"UPDATE {table.name} SET {q(VALID_TO)} = {d.instant(str(at.version))}, "
+        f"{q(IS_CURRENT)} = {d.false}{_marked(table)} WHERE {q(IS_CURRENT)}"
     ]
+
+
+def _marked(table: Table) -> str:
+    """What an UPDATE sets besides where a version ends because its row is gone."""
+    return f", {table.d.quote(DELETED)} = {table.d.true}" if table.policy.soft else ""

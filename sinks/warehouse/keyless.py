@@ -2,7 +2,7 @@
 
 A batch is a number for each distinct row: how many copies came less how many went. Rows that
 only came are inserted. Of a row that went, all copies are deleted and as many as are left are
-inserted anew, because nothing tells one copy from another. What guards a replay is the
+inserted again, because nothing tells one copy from another. What guards a replay is the
 applied position alone.
 
 A scan cannot be guarded row by row, so its rows gather in ``_scan_<table>`` and take the
@@ -12,21 +12,21 @@ target's place in one step when the scan has ended.
 from __future__ import annotations
 
 from changefeed.core.schema import Column
-from sinks.history import OPERATION
+from sinks.merged.history import OPERATION
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
-from sinks.warehouse.staging import BEFORE, SEQUENCE, Shape, staged_name
-from sinks.warehouse.tables import Staged, Table
+from sinks.warehouse.staging import BEFORE, SEQUENCE, TargetShape, staged_name
+from sinks.warehouse.tables import StagedRows, Table
 
 
-def count_merge(table: Table, staged: Staged) -> list[str]:
+def count_merge(table: Table, staged: StagedRows) -> list[str]:
     """Statements that apply a staged batch of changes."""
     d, shape = table.d, staged.shape
     q = d.quote
     net, left = f"_net_{staged.batch}", f"_left_{staged.batch}"
     row = ", ".join(f"n.{q(c)}" for c in shape.names)
-    names = [*shape.names, *filter(None, [table.keeping.sequence])]
-    values = f"{row}, n.{q(SEQUENCE)}" if table.keeping.sequence else row
+    names = [*shape.names, *filter(None, [table.policy.sequence])]
+    values = f"{row}, n.{q(SEQUENCE)}" if table.policy.sequence else row
     same = d.same_row(shape.names, "t", "n")
     change, copies = f"n.{q('_change')}", f"l.{q('_copies')}"
     into = f"INSERT INTO {table.name} ({', '.join(map(q, names))})"
@@ -47,7 +47,7 @@ def count_merge(table: Table, staged: Staged) -> list[str]:
     ]
 
 
-def _net(table: Table, staged: Staged) -> str:
+def _net(table: Table, staged: StagedRows) -> str:
     """SELECT of each distinct row with ``_change``, copies that came less those that went."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -65,7 +65,9 @@ def _net(table: Table, staged: Staged) -> str:
     )
 
 
-def _side(table: Table, staged: Staged, prefix: str, one: int, operations: tuple[str, ...]) -> str:
+def _side(
+    table: Table, staged: StagedRows, prefix: str, one: int, operations: tuple[str, ...]
+) -> str:
     d = table.d
     q = d.quote
     listed = ", ".join(map(d.literal, operations))
@@ -83,13 +85,13 @@ def _cast(d: Dialect, columns: tuple[Column, ...], prefix: str = "") -> str:
     )
 
 
-def scan_columns(d: Dialect, shape: Shape) -> dict[str, str]:
+def scan_columns(d: Dialect, shape: TargetShape) -> dict[str, str]:
     """Columns of ``_scan_<table>``: log form, as in staging."""
     found = {c.name: d.staging_types[c.physical] for c in shape.columns}
     return found | {SEQUENCE: d.staging_types["int64"]}
 
 
-def gather(table: Table, staged: Staged) -> list[str]:
+def gather(table: Table, staged: StagedRows) -> list[str]:
     """A batch of a scan joins those before it."""
     d = table.d
     names = ", ".join(map(d.quote, scan_columns(d, staged.shape)))
@@ -99,12 +101,12 @@ def gather(table: Table, staged: Staged) -> list[str]:
     ]
 
 
-def take_place(table: Table, shape: Shape) -> list[str]:
+def take_place(table: Table, shape: TargetShape) -> list[str]:
     """The gathered scan becomes the table."""
     d = table.d
     q = d.quote
-    names = [*shape.names, *filter(None, [table.keeping.sequence])]
-    number = f", s.{q(SEQUENCE)}" if table.keeping.sequence else ""
+    names = [*shape.names, *filter(None, [table.policy.sequence])]
+    number = f", s.{q(SEQUENCE)}" if table.policy.sequence else ""
     return [
         f"DELETE FROM {table.name} WHERE 1 = 1",
         f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "

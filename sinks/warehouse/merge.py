@@ -9,28 +9,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sinks.history import OPERATION, ORDER
+from sinks.merged.history import OPERATION, ORDER
+from sinks.merged.policy import DELETED
 from sinks.warehouse.dialect import Dialect, Merge
 from sinks.warehouse.staging import MISSING, SEQUENCE
-from sinks.warehouse.tables import DELETED, Staged, Table
+from sinks.warehouse.tables import StagedRows, Table
 
 _KEEP = "_keep_"
 
 
-def merge(table: Table, staged: Staged) -> list[str]:
-    """Statements that apply a staged batch to a target that has one row a key."""
-    keeping, shape, d = table.keeping, staged.shape, table.d
+def merge(table: Table, staged: StagedRows) -> list[str]:
+    """Statements that apply a staged batch to a target that has one row per key."""
+    policy, shape, d = table.policy, staged.shape, table.d
     number = f"d.{d.quote(SEQUENCE)}"
     side = table.has_side(shape.schema)
-    gone = {DELETED: d.true} | ({keeping.sequence: number} if keeping.sequence else {})
+    gone = {DELETED: d.true} | ({policy.sequence: number} if policy.sequence else {})
     main = Merge(
         table=table.name,
         query=diff(table, staged),
         key=shape.key,
-        values=(*shape.names, keeping.sequence) if keeping.sequence else shape.names,
-        guard=keeping.sequence,
-        gone=gone if keeping.soft else None,
-        back={DELETED: d.false} if keeping.soft else {},
+        values=(*shape.names, policy.sequence) if policy.sequence else shape.names,
+        guard=policy.sequence,
+        gone=gone if policy.soft else None,
+        back={DELETED: d.false} if policy.soft else {},
         keep={shape.names[i]: f"{_KEEP}{i}" for i in _missing(staged)},
         name=f"_diff_{staged.batch}",
     )
@@ -43,14 +44,14 @@ def merge(table: Table, staged: Staged) -> list[str]:
             guard=SEQUENCE,
             back={},
             keep={},
-            gone={SEQUENCE: number} if keeping.soft else None,
+            gone={SEQUENCE: number} if policy.soft else None,
             name=f"_side_{staged.batch}",
         )
         statements += d.merge(numbers)
     return statements
 
 
-def diff(table: Table, staged: Staged) -> str:
+def diff(table: Table, staged: StagedRows) -> str:
     """SELECT of the latest change of each key that was not applied yet, in the target's types."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -66,8 +67,8 @@ def diff(table: Table, staged: Staged) -> str:
     )
     names = [*shape.names, SEQUENCE, OPERATION, *(f"{_KEEP}{i}" for i in known)]
     listed = ", ".join(f"r.{q(n)}" for n in names)
-    if table.keeping.sequence not in ("", SEQUENCE):
-        listed += f", r.{q(SEQUENCE)} AS {q(table.keeping.sequence)}"
+    if table.policy.sequence not in ("", SEQUENCE):
+        listed += f", r.{q(SEQUENCE)} AS {q(table.policy.sequence)}"
     sql = f"SELECT {listed} FROM ({ranked}) AS r WHERE r.{q('_rank')} = 1"
     if table.has_side(shape.schema):
         sql += (
@@ -77,7 +78,7 @@ def diff(table: Table, staged: Staged) -> str:
     return sql
 
 
-def typed(table: Table, staged: Staged) -> str:
+def typed(table: Table, staged: StagedRows) -> str:
     """SELECT of the batch's rows that were not applied yet, in the target's types."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -92,7 +93,7 @@ def typed(table: Table, staged: Staged) -> str:
     )
 
 
-def unapplied(table: Table, staged: Staged, alias: str = "s") -> str:
+def unapplied(table: Table, staged: StagedRows, alias: str = "s") -> str:
     """SQL: the row was not applied. Rows of a scan are, once changes above the scan were."""
     q = table.d.quote
     number = f"{alias}.{q(SEQUENCE)}"
@@ -101,12 +102,22 @@ def unapplied(table: Table, staged: Staged, alias: str = "s") -> str:
     return table.applied.above(number, f"{alias}.{q(ORDER)}")
 
 
-def _missing(staged: Staged) -> list[int]:
+def _missing(staged: StagedRows) -> list[int]:
     """Places of the columns that need care: unknown in some row and not of the key."""
     return sorted(staged.missing - set(staged.shape.schema.key))
 
 
-def _latest_known(d: Dialect, staged: Staged, place: int) -> list[str]:
+def unsent(d: Dialect, staged: StagedRows) -> dict[int, str]:
+    """Places of the columns that an update lacks, and SQL: this row is such an update. An insert
+    lacks values where it is a changed key; what was there before has another key."""
+    q = d.quote
+    return {
+        i: f"{q(OPERATION)} = 'UPDATE' AND coalesce({q(MISSING)}, '') LIKE '%,{i},%'"
+        for i in _missing(staged)
+    }
+
+
+def _latest_known(d: Dialect, staged: StagedRows, place: int) -> list[str]:
     """The last value of a column that the source did send in this batch, and whether there is
     none, so that the target's value stays."""
     q, shape = d.quote, staged.shape

@@ -80,7 +80,7 @@ class MySQLDialect(Dialect):
         "timestamp": TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
         "timestamptz": TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
         "interval": TypeRule("VARCHAR(128)"),
-        # Text: JSON of MySQL orders members anew, and no longer equals what the source sends.
+        # Text: JSON of MySQL reorders members, and no longer equals what the source sends.
         "json": TypeRule("LONGTEXT"),
         "uuid": TypeRule("CHAR(36)"),
         "other": TypeRule("LONGTEXT"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
-from changefeed.options import ExistingTarget, History
+from changefeed.options import ExistingTarget
 from sinks import ownership
 from sinks.base import SinkContext, Target
 from sinks.ownership import Claim, Owner
@@ -23,7 +23,7 @@ from sinks.warehouse.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class TargetContent:
     """What a feed found at its target.
 
     Attributes:
@@ -43,14 +43,14 @@ class Targets:
     def __init__(self, warehouse: Warehouse, strategy: Strategy, policy: ExistingTarget) -> None:
         self._warehouse = warehouse
         self._strategy = strategy
-        self._policy = policy
+        self._existing = policy
         self._identity: str | None = None
         #: The bookkeeping is there.
         self.booked = False
 
     def look(
         self, table: Table, target: Target, schema: TableSchema, context: SinkContext
-    ) -> Holding:
+    ) -> TargetContent:
         """What the feed may do with its target.
 
         Raises:
@@ -75,7 +75,7 @@ class Targets:
             own,
             list(owners.values()),
             feeds=ownership.living(context),
-            policy=self._policy,
+            policy=self._existing,
             exists=bool(present),
             holds_rows=lambda: bool(self._warehouse.query(f"SELECT 1 FROM {table.name} LIMIT 1")),
             what=what,
@@ -87,8 +87,8 @@ class Targets:
         if mine and mine[0] in at_target and (found is Claim.OURS or not present):
             version, seq, scanned = (int(str(value or 0)) for value in mine[0][3:6])
             stale = tuple(each for each in stale if each != table.applied.id)
-            return Holding(Claim.OURS, (version, seq, scanned), stale)
-        return Holding(found, None, tuple(dict.fromkeys(stale)))
+            return TargetContent(Claim.OURS, (version, seq, scanned), stale)
+        return TargetContent(found, None, tuple(dict.fromkeys(stale)))
 
     def words(self, name: str) -> str:
         """A table of the warehouse, for messages."""
@@ -187,13 +187,7 @@ class Targets:
                 hint="existing_target = 'replace' deletes them first; FOR table AS name takes "
                 "another target.",
             )
-        if schema.keyless and table.keeping.history is History.OFF:
-            raise ChangefeedError(
-                ownership.NOT_OURS,
-                f"{schema.table}: existing_target = 'merge' needs a key, to tell its rows from "
-                f"those of {self.words(table.topic)}",
-                hint="give the table a primary key, or take another target by FOR table AS name.",
-            )
+        table.policy.require_shareable(schema, self.words(table.topic))
 
 
 #: Columns by which a staging table is known, and a table of a scan or of sequence numbers.

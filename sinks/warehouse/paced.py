@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from changefeed.core.events import Resolved
 from changefeed.core.uri import SinkURL
+from sinks.merged.pace import Interval
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.sink import WarehouseSink
 
@@ -29,17 +29,14 @@ class PacedSink(WarehouseSink):
         self, warehouse: Warehouse, options: Mapping[str, object] | None, interval: float
     ) -> None:
         super().__init__(warehouse, options)
-        self.pace = self._interval = interval
+        self.pace = Interval(interval)
+        self._interval = interval
         self._stated: float | None = None
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
-        """As in the core, but not oftener than rounds: the next mark says more than this one."""
-        now = time.monotonic()
+        """Like the base class, but at most once per round: a later timestamp is enough."""
+        now = self.clock.monotonic()
         if self._stated is not None and now - self._stated < self._interval:
             return
         super().resolved(mark, payload)
         self._stated = now
-
-    def _adapt(self, seconds: float) -> None:
-        """A round that takes longer than the interval makes it as long."""
-        self.pace = max(self._interval, seconds)

@@ -141,6 +141,29 @@ class PostgreSQL(Warehouse):
         name = self.dialect.literal(self.schema)
         return bool(self.query(f"SELECT 1 FROM pg_namespace WHERE nspname = {name}"))
 
+    def check_rights(self) -> None:
+        """See :meth:`Warehouse.check_rights`: staging tables come and go in the schema."""
+        d, schema = self.dialect, self.dialect.literal(self.schema)
+        known = self._has_schema()
+        may = (
+            f"has_schema_privilege({schema}, 'CREATE') AND has_schema_privilege({schema}, 'USAGE')"
+            if known
+            else "has_database_privilege(current_database(), 'CREATE')"
+        )
+        ((allowed, role, database),) = self.query(f"SELECT {may}, current_user, current_database()")
+        if allowed:
+            return
+        role, database = d.quote(str(role)), d.quote(str(database))
+        if known:
+            what = f"tables in schema {d.quote(self.schema)}"
+            grant = f"GRANT USAGE, CREATE ON SCHEMA {d.quote(self.schema)} TO {role};"
+        else:
+            what = f"schema {d.quote(self.schema)}"
+            grant = f"GRANT CREATE ON DATABASE {database} TO {role};"
+        raise ChangefeedError(
+            "CF5002", f"{self.place}: role {role} may not make {what}", hint=grant
+        )
+
     def run(self, statements: Sequence[Statement]) -> None:
         topic = ""
         connection = self._opened()
@@ -231,10 +254,14 @@ class PostgreSQL(Warehouse):
             self.close()
         column = error.diag.column_name
         detail = f"SQLSTATE {state}" + (f", column {column}" if column else "")
+        if state == _NO_RIGHT:  # the server's text names an object, no value
+            detail = f"{error.diag.message_primary} ({detail})"
         return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)
 
 
 _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
+
+_NO_RIGHT = "42501"
 
 #: SQLSTATE, by its beginning -> what to do.
 _BY_STATE: Mapping[str, tuple[str, str]] = {
@@ -247,7 +274,7 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
     "22": ("CF5006", "cannot hold a value"),
     "23": ("CF5006", "refused a row"),
     "28": ("CF5002", "refused the login"),
-    "42501": ("CF5002", "does not allow this"),
+    _NO_RIGHT: ("CF5002", "does not allow this"),
 }
 
 

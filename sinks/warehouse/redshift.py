@@ -96,7 +96,7 @@ class RedshiftDialect(PostgreSQLDialect):
             "CF5006",
             f"Redshift cannot give column {name} a wider type",
             detail=f"target {table}",
-            hint="it only lengthens VARCHAR: make the target anew.",
+            hint="it only lengthens VARCHAR: create the target again.",
         )
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:

@@ -6,7 +6,7 @@ target before it loses the row.
 
 from __future__ import annotations
 
-from sinks.history import OPERATION
+from sinks.merged.history import OPERATION
 from sinks.warehouse.dialect import Dialect, Merge
 from sinks.warehouse.staging import SEQUENCE
 

@@ -9,47 +9,48 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.options import ExistingTarget, Feature, History
+from changefeed.options import Feature
 from sinks.base import (
     Accepts,
     Batch,
     Capabilities,
-    Delivery,
+    CommitPace,
     Difference,
     Epoch,
-    Pacing,
     Receipt,
-    Sink,
     SinkContext,
     Target,
 )
-from sinks.history import ORDER
-from sinks.ownership import Claim, policy_of
+from sinks.merged.applied import NOTHING_APPLIED, AppliedVersion
+from sinks.merged.history import ORDER
+from sinks.merged.pace import SlowToFall
+from sinks.merged.policy import ScanEnd, TablePolicy
+from sinks.merged.rows import last_of
+from sinks.merged.sink import TableSink
+from sinks.ownership import Claim, no_bookkeeping
 from sinks.warehouse import applied as bookkeeping
-from sinks.warehouse.compare import Comparison
+from sinks.warehouse.compare import Comparison, held
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.owning import (
     NUMBERED_COLUMNS,
     STAGING_COLUMNS,
-    Holding,
+    TargetContent,
     Targets,
 )
-from sinks.warehouse.staging import BATCH, SEQUENCE, Shape, check_values
+from sinks.warehouse.staging import BATCH, SEQUENCE, TargetShape, check_values
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import Keeping, Staged, Table, scan_name, staging_name
+from sinks.warehouse.tables import StagedRows, Table, scan_name, staging_name
 
 log = logging.getLogger("changefeed.sinks.warehouse")
 
@@ -64,23 +65,23 @@ _STALE_US = 3_600_000_000
 
 
 @dataclass
-class _Pending:
+class _PendingRows:
     """Rows of one table and shape since the last commit."""
 
     table: Table
-    shape: Shape
+    shape: TargetShape
     scan: bool
     batch: int
     staging: str
     rows: int = 0
     loads: int = 0
     missing: frozenset[int] = frozenset()
-    top: tuple[int, int] = (0, 0)
+    top: AppliedVersion = NOTHING_APPLIED
     buffer: list[pa.Table] = field(default_factory=list)
     buffered: int = 0
 
-    def staged(self, warehouse: Warehouse) -> Staged:
-        return Staged(
+    def staged(self, warehouse: Warehouse) -> StagedRows:
+        return StagedRows(
             shape=self.shape,
             batch=self.batch,
             staging=warehouse.name(self.staging),
@@ -92,24 +93,23 @@ class _Pending:
 
 
 @dataclass
-class _Known:
+class _TableKnowledge:
     """What is known of a table since the last error."""
 
     table: Table
-    version: int
-    seq: int
+    applied: AppliedVersion
     scanned: int
     ready: set[str] = field(default_factory=set)
     staging: dict[str, str] = field(default_factory=dict)
 
 
-class WarehouseSink(Sink):
+class WarehouseSink(TableSink):
     """Keeps tables of a SQL warehouse equal to the source's. Used by one thread at a time."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         accepts=Accepts.ROWS,
         exactly_once=True,
-        pacing=Pacing(PACE, 500_000),
+        pacing=CommitPace(PACE, 500_000),
         resolved_by_topic=True,
         owns_targets=True,
         features=frozenset({Feature.MERGED_TABLES, Feature.HISTORY, Feature.EXISTING_TARGETS}),
@@ -118,34 +118,28 @@ class WarehouseSink(Sink):
         compares=True,
     )
 
+    #: Rows gathered before they are loaded.
+    load_rows: int = LOAD_ROWS
+
     def __init__(
         self,
         warehouse: Warehouse,
         options: Mapping[str, object] | None = None,
         strategy: Strategy | None = None,
     ) -> None:
-        self.pace = PACE
+        super().__init__(TablePolicy.read(options or {}), SlowToFall(PACE, SLOWEST, SHARE))
         self._warehouse = warehouse
         self._strategy = strategy or Strategy()
-        self._keeping = read_options(options or {})
-        self._context: SinkContext | None = None
-        self._known: dict[str, _Known] = {}
-        self._pending: list[_Pending] = []
+        self._known: dict[str, _TableKnowledge] = {}
+        self._pending: list[_PendingRows] = []
         self._prepared = False
-        # A scan that broke begins anew with ``open``: of each topic the version whose rows gather.
-        self._scanning: dict[str, int] = {}
-        self._policy = policy_of(options or {})
 
     @cached_property
     def _targets(self) -> Targets:
-        return Targets(self._warehouse, self._strategy, self._policy)
+        return Targets(self._warehouse, self._strategy, self._policy.existing)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._warehouse.place})"
-
-    def pacing(self) -> Pacing:
-        """As the last rounds took."""
-        return Pacing(self.pace, self.capabilities.pacing.rows)
 
     def topic(self, name: str) -> str:
         """The target table of a source table: its name; dots become underscores."""
@@ -156,17 +150,18 @@ class WarehouseSink(Sink):
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._forget()
-        self._scanning.clear()
+        self._begun.clear()
         self._connect()
         self._warehouse.rest()
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Reach, login, and whose the targets are; nothing is made, so the right to make tables
-        shows with the feed."""
+        """Reach, login, and whose the targets are. Nothing is made: where the warehouse cannot be
+        asked for the right to make tables, a lack of it shows with the feed."""
         try:
             self._warehouse.connect(make=False)
             if not self._warehouse.there():
                 return []
+            self._warehouse.check_rights()
             self._targets.booked = bool(self._look_at_bookkeeping())
         except ChangefeedError as error:
             return [error]
@@ -198,48 +193,51 @@ class WarehouseSink(Sink):
         """See :meth:`sinks.base.Sink.claims`."""
         return tuple(map(self._warehouse.dialect.canonical, self._strategy.bookkeeping_names))
 
-    def write(self, batch: Batch) -> Receipt:
-        """Gathers rows; a value that the target cannot hold is refused here."""
-        rows = batch.rows
-        if isinstance(rows, pa.RecordBatch):
-            rows = pa.Table.from_batches([rows])
-        receipt = Receipt(batch.partition, rows.num_rows, rows.nbytes)
+    def applied(self, target: Target, schema: TableSchema) -> AppliedVersion:
         self._connect()
-        known = self._table(batch.target, batch.schema)
-        if not batch.scan:
-            rows = _above(rows, known.version, known.seq)
+        return self._table(target, schema).applied
+
+    def scanned(self, target: Target, schema: TableSchema) -> int:
+        self._connect()
+        return self._table(target, schema).scanned
+
+    def stage(self, batch: Batch, rows: pa.Table) -> Receipt:
+        """Gathers rows; a value that the target cannot hold is refused here."""
+        receipt = Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
         if rows.num_rows == 0:
             return receipt
-        shape = self._shape(known, batch)
+        self._connect()
+        known = self._table(batch.target, batch.schema)
+        shape = TargetShape(batch.schema, batch.target.topic)
+        self._prepare(known, shape, scan=batch.scan)
         pending = self._gather(known, shape, batch.scan)
         staged = shape.staged(rows, pending.batch)
         check_values(shape, staged, self._warehouse.dialect)
         pending.missing |= shape.missing(staged)
-        pending.top = max(pending.top, _top(staged))
+        pending.top = pending.top.latest(last_of(staged[SEQUENCE], staged[ORDER]))
         pending.rows += staged.num_rows
         pending.buffer.append(staged)
         pending.buffered += staged.nbytes
-        if sum(t.num_rows for t in pending.buffer) >= LOAD_ROWS or pending.buffered >= LOAD_BYTES:
+        gathered = sum(table.num_rows for table in pending.buffer)
+        if gathered >= self.load_rows or pending.buffered >= LOAD_BYTES:
             self._load(pending)
         return receipt
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
         if not self._pending:
             self._warehouse.rest()
-            return Delivery.DURABLE
-        began = time.monotonic()
+            return False
         self._connect()
         for pending in self._pending:
             self._load(pending)
-        self._run([s for pending in self._pending for s in self._apply(pending)])
+        self._run([s for pending in self._pending for s in self._applying(pending)])
         for pending in self._pending:
             known = self._known.get(pending.table.topic)
             if known is not None and not pending.scan:
-                known.version, known.seq = max((known.version, known.seq), pending.top)
+                known.applied = known.applied.latest(pending.top)
         self._pending.clear()
         self._warehouse.rest()
-        self._adapt(time.monotonic() - began)
-        return Delivery.DURABLE
+        return True
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         left, self._pending = self._pending, []
@@ -258,7 +256,7 @@ class WarehouseSink(Sink):
             log.debug("staged rows of an aborted round stay for now: %s", error.message)
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
-        """States the instant of which all tables of the feed are, beside them."""
+        """Records the feed's resolved timestamp in the bookkeeping table."""
         self._connect()
         ids = [self._names(target).applied.id for target in self._opened.targets]
         if ids:
@@ -266,19 +264,14 @@ class WarehouseSink(Sink):
             self._run([Statement(sql)])
         self._warehouse.rest()
 
-    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """All rows go, are marked or ended; replayed, it does nothing."""
-        self._connect()
+    def empty(self, event: Truncate, target: Target) -> None:
         known = self._table(target, event.schema)
-        place = event.at.version, event.seq
-        if place <= (known.version, known.seq):
-            return
-        shape = Shape(event.schema, target.topic)
+        shape = TargetShape(event.schema, target.topic)
         self._prepare(known, shape, scan=False)
         self._truncate(known, shape, event)
-        known.version, known.seq = place
+        known.applied = AppliedVersion(event.at.version, event.seq)
 
-    def _truncate(self, known: _Known, shape: Shape, event: Truncate) -> None:
+    def _truncate(self, known: _TableKnowledge, shape: TargetShape, event: Truncate) -> None:
         """TRUNCATE, and that it is applied."""
         table = known.table
         statements = self._strategy.begin(table, self._node)
@@ -294,19 +287,14 @@ class WarehouseSink(Sink):
 
     # ------------------------------------------------------------------ optional protocols
 
-    def evolve(self, event: SchemaChange, target: Target) -> None:
-        """Follow a change of shape; replayed, it does nothing."""
-        self._connect()
+    def reshape(self, event: SchemaChange, target: Target) -> None:
         known = self._table(target, event.old)
-        place = event.at.version, event.seq
-        if place <= (known.version, known.seq):
-            return
         self._evolve(known, event)
-        known.version, known.seq = place
+        known.applied = AppliedVersion(event.at.version, event.seq)
         known.ready.clear()
         known.staging.clear()
 
-    def _evolve(self, known: _Known, event: SchemaChange) -> None:
+    def _evolve(self, known: _TableKnowledge, event: SchemaChange) -> None:
         """The change of shape, and that it is applied."""
         table, warehouse = known.table, self._warehouse
         present = warehouse.columns(warehouse.dialect.fit(self._strategy.place(table.topic)))
@@ -316,19 +304,15 @@ class WarehouseSink(Sink):
         self._define(steps, table.topic)
         warehouse.rest()
 
-    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+    def finish_scan(
+        self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
+    ) -> None:
         """Rows that the scan did not find go, as a delete of them would have had it."""
-        self._connect()
-        known = self._table(target, schema)
-        if known.scanned >= at.version:
-            return
-        shape = Shape(schema, target.topic)
-        self._prepare(known, shape, scan=True)
-        table = known.table
-        if self._keeping.history is History.OFF:
-            self._begin_scan(known, shape, at.version)  # no row may have come
+        shape = TargetShape(schema, target.topic)
+        table = self._table(target, schema).table
         statements = self._strategy.begin(table, self._node)
-        statements += self._strategy.end_scan(table, shape, at)
+        if ends is not ScanEnd.NOTHING:
+            statements += self._strategy.end_scan(table, shape, at)
         statements.append(table.applied.advance(at.version, bookkeeping.LAST))
         statements.append(table.applied.scanned(at.version))
         self._run([Statement(sql, table.topic) for sql in statements])
@@ -344,11 +328,13 @@ class WarehouseSink(Sink):
         limit: int,
     ) -> list[Difference]:
         """How the target differs from the source (:meth:`sinks.base.Sink.compare`)."""
-        self._warehouse.connect(make=False)
-        table = self._names(target, context)
-        self._warehouse.rest()
+        table = held(self._warehouse, self.clock, lambda: self._names(target, context))
         return Comparison(
-            self._warehouse, table, Shape(schema, target.topic), self._strategy.readable(table)
+            self._warehouse,
+            table,
+            TargetShape(schema, target.topic),
+            self._strategy.readable(table),
+            self.clock,
         ).run(rows, limit)
 
     def dropped(self, target: Target) -> None:
@@ -364,10 +350,10 @@ class WarehouseSink(Sink):
             gone.append(d.drop_table(table.staging))
         if self._targets.is_ours(table, scan_name(target.topic), NUMBERED_COLUMNS):
             gone.append(d.drop_table(table.scan))
-        if self._keeping.drop:
+        if self._policy.drop:
             gone += self._strategy.drop(table)
         self._define(gone, target.topic)
-        if self._keeping.drop:
+        if self._policy.drop:
             self._run([Statement(table.applied.forget(), target.topic)])
         self._warehouse.rest()
 
@@ -376,12 +362,6 @@ class WarehouseSink(Sink):
     @property
     def _node(self) -> str:
         return self._opened.node
-
-    @property
-    def _opened(self) -> SinkContext:
-        if self._context is None:
-            raise AssertionError("open comes first")
-        return self._context
 
     def _connect(self) -> None:
         warehouse = self._warehouse
@@ -405,22 +385,16 @@ class WarehouseSink(Sink):
         present = self._warehouse.columns(name)
         lacking = {"id", "table_name", "version"} - {column.casefold() for column in present}
         if present and lacking:
-            raise ChangefeedError(
-                "CF5003",
-                f"{self._targets.words(name)} is in the way of the sink's bookkeeping, and was "
-                "not made by a changefeed",
-                detail="it was left as it is",
-                hint="rename it, or give the sink another schema or database.",
-            )
+            raise no_bookkeeping(self._targets.words(name), "schema or database")
         return present
 
     def _names(self, target: Target, context: SinkContext | None = None) -> Table:
         opened = context or self._opened
         job = f"{opened.state}/{opened.job_id}"
         applied = self._strategy.applied(self._warehouse, job, str(target.table))
-        return self._strategy.table(self._warehouse, target.topic, self._keeping, applied)
+        return self._strategy.table(self._warehouse, target.topic, self._policy, applied)
 
-    def _table(self, target: Target, schema: TableSchema) -> _Known:
+    def _table(self, target: Target, schema: TableSchema) -> _TableKnowledge:
         """The table and how far it is. A target that is not this feed's yet is marked.
 
         Raises:
@@ -436,10 +410,13 @@ class WarehouseSink(Sink):
         if holding.progress is None:
             self._take(table, target, schema, holding)
         version, seq, scanned = holding.progress or (0, 0, 0)
-        known = self._known[target.topic] = _Known(table, version, seq, scanned)
+        applied = AppliedVersion(version, seq)
+        known = self._known[target.topic] = _TableKnowledge(table, applied, scanned)
         return known
 
-    def _take(self, table: Table, target: Target, schema: TableSchema, holding: Holding) -> None:
+    def _take(
+        self, table: Table, target: Target, schema: TableSchema, holding: TargetContent
+    ) -> None:
         """The target gets the feed's mark."""
         statements = []
         if holding.stale:
@@ -450,14 +427,7 @@ class WarehouseSink(Sink):
         statements.append(table.applied.insert(self._opened.feed, target.topic))
         self._run([Statement(sql, target.topic) for sql in statements])
 
-    def _shape(self, known: _Known, batch: Batch) -> Shape:
-        shape = Shape(batch.schema, batch.target.topic)
-        self._prepare(known, shape, scan=batch.scan)
-        if batch.scan:
-            self._begin_scan(known, shape, batch.epoch.upto.version)
-        return shape
-
-    def _prepare(self, known: _Known, shape: Shape, *, scan: bool) -> None:
+    def _prepare(self, known: _TableKnowledge, shape: TargetShape, *, scan: bool) -> None:
         """The target, and what stands beside it, exist and have every column of the shape."""
         mark = shape.schema.fingerprint()
         if mark in known.ready:
@@ -471,32 +441,34 @@ class WarehouseSink(Sink):
         if present:
             self._complete(known, shape, present)
         else:
-            if not scan and (known.version or known.scanned):
+            if not scan and (known.applied.version or known.scanned):
                 raise ChangefeedError(
                     "CF5006",
                     f"{shape.schema.table}: its target table {shape.topic} is gone",
                     detail=f"{warehouse.place}",
                     hint="ALTER CHANGEFEED .. DROP the table and ADD it again, so that it is "
-                    "scanned anew.",
+                    "scanned again.",
                     target=shape.topic,
                 )
             self._make(known, shape)
-            known.version = known.seq = known.scanned = 0
+            known.applied, known.scanned = NOTHING_APPLIED, 0
         beside = strategy.settle(table, shape.schema)
         if beside:
             self._define(beside, shape.topic)
         known.ready.add(mark)
 
-    def _make(self, known: _Known, shape: Shape) -> None:
+    def _make(self, known: _TableKnowledge, shape: TargetShape) -> None:
         """A new, empty target."""
         table = known.table
         made = [*self._strategy.create(table, shape.schema), table.applied.reset()]
         self._define(made, shape.topic)
 
-    def _look(self, table: Table, shape: Shape) -> None:
+    def _look(self, table: Table, shape: TargetShape) -> None:
         """What a subclass has to see before a target is made or taken. Raises CF5006 to refuse."""
 
-    def _complete(self, known: _Known, shape: Shape, present: Mapping[str, str]) -> None:
+    def _complete(
+        self, known: _TableKnowledge, shape: TargetShape, present: Mapping[str, str]
+    ) -> None:
         """A target that was there gets the columns it lacks; it must have the key's."""
         table = known.table
         wanted = self._strategy.columns(table, shape.schema)
@@ -513,22 +485,21 @@ class WarehouseSink(Sink):
         if add:
             self._define(add, shape.topic)
 
-    def _begin_scan(self, known: _Known, shape: Shape, version: int) -> None:
-        """Nothing is left of a scan that broke off, where its rows could not be told from this
-        one's; once since ``open``."""
+    def begin_scan(
+        self, target: Target, schema: TableSchema, version: int, *, after: int | None
+    ) -> None:
+        known, shape = self._table(target, schema), TargetShape(schema, target.topic)
+        self._prepare(known, shape, scan=True)
         table = known.table
-        if self._scanning.get(shape.topic) == version:
-            return
-        gone = self._strategy.begin_scan(table, shape)
-        if gone:
+        if after is not None:
+            gone = self._strategy.forget_scans(table, after)
             self._run([Statement(sql, shape.topic) for sql in gone])
-        anew = self._strategy.gathers(table, shape)
-        if anew:
+        gathering = self._strategy.gathers(table, shape)
+        if gathering:
             self._beside(table, shape, scan_name(shape.topic), NUMBERED_COLUMNS)
-            self._define(anew, shape.topic)
-        self._scanning[shape.topic] = version
+            self._define(gathering, shape.topic)
 
-    def _gather(self, known: _Known, shape: Shape, scan: bool) -> _Pending:
+    def _gather(self, known: _TableKnowledge, shape: TargetShape, scan: bool) -> _PendingRows:
         """Where rows of this table and shape gather; the staging table is made when it is not
         there or has another shape."""
         for pending in self._pending:
@@ -539,11 +510,11 @@ class WarehouseSink(Sink):
         staging = known.staging.get(mark)
         if staging is None:
             staging = known.staging[mark] = self._make_staging(known, shape)
-        pending = _Pending(known.table, shape, scan, _new_batch(), staging)
+        pending = _PendingRows(known.table, shape, scan, _new_batch(self.clock), staging)
         self._pending.append(pending)
         return pending
 
-    def _make_staging(self, known: _Known, shape: Shape) -> str:
+    def _make_staging(self, known: _TableKnowledge, shape: TargetShape) -> str:
         warehouse = self._warehouse
         d = warehouse.dialect
         name = staging_name(shape.topic)
@@ -553,7 +524,7 @@ class WarehouseSink(Sink):
         wanted = shape.staging_columns(d)
         present = self._beside(known.table, shape, name, STAGING_COLUMNS)
         create = d.create_staging(warehouse.name(name), wanted)
-        stale = _new_batch() - _STALE_US
+        stale = _new_batch(self.clock) - _STALE_US
         if not present:
             self._define([create], shape.topic)
         elif list(present) != list(wanted):
@@ -564,7 +535,7 @@ class WarehouseSink(Sink):
         return name
 
     def _beside(
-        self, table: Table, shape: Shape, name: str, known: Sequence[str]
+        self, table: Table, shape: TargetShape, name: str, known: Sequence[str]
     ) -> dict[str, str]:
         """The columns of a table beside the target; none where it is not there.
 
@@ -576,7 +547,7 @@ class WarehouseSink(Sink):
 
     # ------------------------------------------------------------------ rows
 
-    def _load(self, pending: _Pending) -> None:
+    def _load(self, pending: _PendingRows) -> None:
         if not pending.buffer:
             return
         rows = pa.concat_tables(pending.buffer)
@@ -586,7 +557,7 @@ class WarehouseSink(Sink):
         pending.loads += 1
         pending.buffer, pending.buffered = [], 0
 
-    def _apply(self, pending: _Pending) -> list[Statement]:
+    def _applying(self, pending: _PendingRows) -> list[Statement]:
         table, d = pending.table, self._warehouse.dialect
         staged = pending.staged(self._warehouse)
         where = f"{d.quote(BATCH)} = {staged.batch}"
@@ -600,7 +571,7 @@ class WarehouseSink(Sink):
         statements = self._strategy.begin(table, self._node)
         statements += self._strategy.apply(table, staged)
         if not staged.scan:
-            statements.append(table.applied.advance(*staged.top))
+            statements.append(table.applied.advance(staged.top.version, staged.top.seq or 0))
         statements.append(self._strategy.unstage(d, staged.staging, staged.batch))
         return [Statement(sql, table.topic) for sql in statements]
 
@@ -623,21 +594,17 @@ class WarehouseSink(Sink):
         with self._errors():
             return self._warehouse.query(sql)
 
-    def _errors(self) -> _Forgetting:
-        return _Forgetting(self)
+    def _errors(self) -> _ForgetOnError:
+        return _ForgetOnError(self)
 
     def _forget(self) -> None:
-        """Look at everything anew: after an error nothing is sure."""
+        """Look at everything again: after an error nothing is sure."""
         self._known.clear()
         self._prepared = False
 
-    def _adapt(self, seconds: float) -> None:
-        wanted = min(SLOWEST, max(PACE, seconds * SHARE))
-        self.pace = wanted if wanted > self.pace else (self.pace + wanted) / 2
 
-
-class _Forgetting:
-    """After an error of the target what the sink believed of it is not sure any more."""
+class _ForgetOnError:
+    """Discards what the sink has cached about its target after an error of the target."""
 
     def __init__(self, sink: WarehouseSink) -> None:
         self._sink = sink
@@ -650,45 +617,13 @@ class _Forgetting:
             self._sink._forget()
 
 
-def read_options(options: Mapping[str, object]) -> Keeping:
-    """How the options want tables kept."""
-
-    def text(name: str, default: str) -> str:
-        value = options.get(name)
-        return default if value is None else str(value)
-
-    sequence = text("sequence_column", SEQUENCE)
-    return Keeping(
-        soft=text("deletes", "yes") == "soft",
-        history=History(text("history", "off")),
-        sequence="" if sequence == "none" else sequence,
-        drop=text("on_drop", "keep") == "drop",
-        shared=policy_of(options) is ExistingTarget.MERGE,
-    )
-
-
-def _above(rows: pa.Table, version: int, seq: int) -> pa.Table:
-    """The changes that were not applied yet."""
-    if not version:
-        return rows
-    number = pc.add(rows["wall"], rows["logical"].cast(pa.int64()))
-    later = pc.and_(pc.equal(number, version), pc.greater(rows["seq"], seq))
-    return rows.filter(pc.or_(pc.greater(number, version), later))
-
-
-def _top(staged: pa.Table) -> tuple[int, int]:
-    version = pc.max(staged[SEQUENCE]).as_py()
-    last = staged.filter(pc.equal(staged[SEQUENCE], version))
-    return version, pc.max(last[ORDER]).as_py()
-
-
 _last_batch = 0
 _batch_lock = threading.Lock()
 
 
-def _new_batch() -> int:
+def _new_batch(clock: Clock) -> int:
     """Microseconds since 1970, never twice in a process."""
     global _last_batch
     with _batch_lock:
-        _last_batch = max(_last_batch + 1, time.time_ns() // 1_000)
+        _last_batch = max(_last_batch + 1, clock.now().wall // 1_000)
         return _last_batch

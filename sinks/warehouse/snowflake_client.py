@@ -21,8 +21,10 @@ import pyarrow.parquet as pq
 import snowflake.connector
 from cryptography.hazmat.primitives import serialization
 from snowflake.connector import errors as snow
+from snowflake.connector.vendored.urllib3 import connectionpool
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.time_limits import PATIENCE, end_answers
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.snowflake_sql import DROP, TEMPORARY, SnowflakeDialect, folded
@@ -34,7 +36,6 @@ _SESSION = {
     "LOCK_TIMEOUT": 120,
     "CLIENT_TELEMETRY_ENABLED": False,
 }
-_LOGIN_TIMEOUT, _NETWORK_TIMEOUT = 20, 120
 
 #: Numbers of Snowflake's messages. The session or its token is over: log in again.
 _SESSION_OVER = frozenset({390104, 390111, 390112, 390114, 390195})
@@ -49,6 +50,35 @@ _NO_LOGIN = range(390100, 390500)
 log = logging.getLogger("changefeed.sinks.snowflake")
 # The library says on WARNING what it then raises, with addresses of the account in it.
 logging.getLogger("snowflake.connector").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, in whole seconds: the connector takes no others.
+
+    Attributes:
+        login: for a login, with what is tried again.
+        call: for a call, with what is tried again.
+        idle: the service may be silent for so long.
+        patience: an answer may take so many times as long.
+    """
+
+    login: int = 20
+    call: int = 120
+    idle: int = 60
+    patience: float = PATIENCE
+
+
+_POOLS = (connectionpool.HTTPConnectionPool, connectionpool.HTTPSConnectionPool)
+#: What the connector makes its connections of, as it came.
+_CONNECTIONS = {pool: pool.ConnectionCls for pool in _POOLS}
+
+
+def _end_answers(limits: Limits) -> None:
+    """Let every answer end. The connector makes its connections itself, some in threads of its own,
+    from a copy of urllib3 that nobody else has: what a schema is given holds for the process."""
+    for pool, connection in _CONNECTIONS.items():
+        pool.ConnectionCls = end_answers(connection, limits.idle, limits.patience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +156,10 @@ _BEGIN, _COMMIT = Statement("BEGIN"), Statement("COMMIT")
 class SnowflakeWarehouse(Warehouse):
     """A schema of a database. Not connected until :meth:`connect`."""
 
-    def __init__(self, login: Login, database: str, schema: str) -> None:
+    def __init__(
+        self, login: Login, database: str, schema: str, limits: Limits | None = None
+    ) -> None:
+        self._limits = limits or Limits()
         self.dialect = SnowflakeDialect()
         self.schema = schema
         self.place = f"Snowflake schema {login.account}/{database}/{schema}"
@@ -140,15 +173,17 @@ class SnowflakeWarehouse(Warehouse):
     def connect(self, *, make: bool = True) -> None:
         if self._connection is not None:
             return
-        arguments = self._login.arguments()
+        arguments, limits = self._login.arguments(), self._limits
+        _end_answers(limits)
         with self._translated("connecting"):
             connection = snowflake.connector.connect(
                 **arguments,
                 database=self.dialect.quote(self._database),
                 autocommit=True,
                 application="changefeed",
-                login_timeout=_LOGIN_TIMEOUT,
-                network_timeout=_NETWORK_TIMEOUT,
+                login_timeout=limits.login,
+                network_timeout=limits.call,
+                socket_timeout=limits.idle,
                 session_parameters=dict(_SESSION),
             )
         self._connection = connection

@@ -6,7 +6,6 @@ How rows are kept is :mod:`.spanner_keeping`.
 from __future__ import annotations
 
 import ipaddress
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -20,18 +19,28 @@ from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import Feature, History
-from sinks.base import Capabilities, Delivery, Epoch, Pacing, Receipt, Target
+from sinks.base import Capabilities, CommitPace, Epoch, Receipt, Target
+from sinks.merged.applied import NOTHING_APPLIED, AppliedVersion
+from sinks.merged.history import ORDER
+from sinks.merged.policy import ScanEnd
+from sinks.merged.rows import last_of
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse import spanner_keeping as keeping
 from sinks.warehouse.bigquery import CREDENTIALS, service_account_key
 from sinks.warehouse.dialect import Statement
-from sinks.warehouse.owning import Holding
-from sinks.warehouse.sink import PACE, WarehouseSink, _Known, _new_batch, _Pending, _top
-from sinks.warehouse.spanner_keeping import FACTS, Progress, Rows, SpannerStrategy
+from sinks.warehouse.owning import TargetContent
+from sinks.warehouse.sink import (
+    PACE,
+    WarehouseSink,
+    _new_batch,
+    _PendingRows,
+    _TableKnowledge,
+)
+from sinks.warehouse.spanner_keeping import FACTS, SpannerStrategy, TransactionRows
 from sinks.warehouse.spanner_rows import Stretch, TooLarge, Wire, cut
-from sinks.warehouse.staging import Shape
+from sinks.warehouse.staging import SEQUENCE, TargetShape
 from sinks.warehouse.tables import Table
 
 if TYPE_CHECKING:
@@ -44,7 +53,7 @@ class SpannerSink(WarehouseSink):
     #: Changes of a round are in memory until it is committed: nothing is staged.
     capabilities: ClassVar[Capabilities] = replace(
         WarehouseSink.capabilities,
-        pacing=Pacing(PACE, 50_000),
+        pacing=CommitPace(PACE, 50_000),
         compares=False,
         features=WarehouseSink.capabilities.features - {Feature.HISTORY},
     )
@@ -86,7 +95,7 @@ class SpannerSink(WarehouseSink):
 
         self._server = Spanner(url.host, *path, endpoint=endpoint, credentials=credentials)
         super().__init__(self._server, options, SpannerStrategy())
-        if self._keeping.history is not History.OFF:
+        if self._policy.history is not History.OFF:
             raise ChangefeedError(
                 "CF1206",
                 "a Spanner sink keeps no history",
@@ -100,27 +109,25 @@ class SpannerSink(WarehouseSink):
 
     # ------------------------------------------------------------------ rounds
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
         if not self._pending:
-            return Delivery.DURABLE
-        began = time.monotonic()
+            return False
         self._connect()
         for scan in (True, False):
             self._apply_gathered([p for p in self._pending if p.scan is scan and p.buffer])
         self._pending.clear()
-        self._adapt(time.monotonic() - began)
-        return Delivery.DURABLE
+        return True
 
-    def _apply_gathered(self, pending: Sequence[_Pending]) -> None:
+    def _apply_gathered(self, pending: Sequence[_PendingRows]) -> None:
         self._apply_cut([(p, pa.concat_tables(p.buffer).combine_chunks()) for p in pending])
         for each in pending:
             each.buffer, each.buffered = [], 0
 
-    def _apply_cut(self, gathered: Sequence[tuple[_Pending, pa.Table]]) -> None:
+    def _apply_cut(self, gathered: Sequence[tuple[_PendingRows, pa.Table]]) -> None:
         """Rows, commit by commit; one that has too many mutations is cut again."""
         limit = self.most_cells
         for parts in self._commits(gathered):
-            fewer: list[tuple[_Pending, pa.Table]] = []
+            fewer: list[tuple[_PendingRows, pa.Table]] = []
             try:
                 self._apply_all(parts)
             except TooLarge as error:
@@ -140,26 +147,26 @@ class SpannerSink(WarehouseSink):
         self.most_cells = min(self.most_cells, max(limit // 2, self.fewest_cells))
 
     def _commits(
-        self, gathered: Sequence[tuple[_Pending, pa.Table]]
-    ) -> Iterator[list[tuple[_Pending, Rows]]]:
+        self, gathered: Sequence[tuple[_PendingRows, pa.Table]]
+    ) -> Iterator[list[tuple[_PendingRows, TransactionRows]]]:
         """Rows of a round, commit by commit."""
         pending, staged = [p for p, _ in gathered], [rows for _, rows in gathered]
         most = [keeping.most_cells(p.table, p.shape.schema) for p in pending]
         wires = [Wire.of(p.shape, self._server.dialect) for p in pending]
 
-        def rows(stretch: Stretch) -> tuple[_Pending, Rows]:
+        def rows(stretch: Stretch) -> tuple[_PendingRows, TransactionRows]:
             i, places = stretch.part, stretch.rows
             if places[-1] - places[0] + 1 == len(places):
                 taken = staged[i].slice(places[0], len(places))
             else:
                 taken = staged[i].take(pa.array(places))
-            return pending[i], Rows(pending[i].table, wires[i], taken, pending[i].scan)
+            return pending[i], TransactionRows(pending[i].table, wires[i], taken, pending[i].scan)
 
         parts = list(zip(staged, most, strict=True))
         for stretches in cut(parts, self.most_cells, self.most_bytes):
             yield [rows(stretch) for stretch in stretches]
 
-    def _apply_all(self, parts: Sequence[tuple[_Pending, Rows]]) -> None:
+    def _apply_all(self, parts: Sequence[tuple[_PendingRows, TransactionRows]]) -> None:
         """One commit. Refused, it is one for each table, so that the error names the one that
         stops: it will not be as the others are any more."""
         topics = {pending.table.topic: None for pending, _ in parts}
@@ -174,25 +181,26 @@ class SpannerSink(WarehouseSink):
         for topic in topics:
             self._apply_one([part for part in parts if part[0].table.topic == topic])
 
-    def _apply_one(self, parts: Sequence[tuple[_Pending, Rows]]) -> None:
+    def _apply_one(self, parts: Sequence[tuple[_PendingRows, TransactionRows]]) -> None:
         """One commit: rows of all its tables, and how far they are."""
-        tops: dict[str, tuple[int, int]] = {}
+        tops: dict[str, AppliedVersion] = {}
         for pending, part in parts:
             if not pending.scan:
-                before = tops.get(pending.table.topic, (0, 0))
-                tops[pending.table.topic] = max(before, _top(part.rows))
+                before = tops.get(pending.table.topic, NOTHING_APPLIED)
+                last = last_of(part.rows[SEQUENCE], part.rows[ORDER])
+                tops[pending.table.topic] = before.latest(last)
 
         def work(transaction: Transaction) -> None:
-            found: dict[str, Progress] = {}
+            found: dict[str, AppliedVersion] = {}
             for pending, part in parts:
                 topic = pending.table.topic
                 if topic not in found:
                     found[topic] = self._progress(transaction, pending.table)
                 keeping.apply(transaction, part.unapplied(found[topic]))
             for topic, top in tops.items():
-                if not found[topic].covers(*top):
+                if not found[topic].covers(top):
                     table = next(p.table for p, _ in parts if p.table.topic == topic)
-                    keeping.advance(transaction, table.applied.id, self._node, *top)
+                    keeping.advance(transaction, table.applied.id, self._node, top)
 
         topics = {pending.table.topic: None for pending, _ in parts}
         with self._errors():
@@ -200,14 +208,14 @@ class SpannerSink(WarehouseSink):
         for topic, top in tops.items():
             known = self._known.get(topic)
             if known is not None:
-                known.version, known.seq = max((known.version, known.seq), top)
+                known.applied = known.applied.latest(top)
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing of the round is in Spanner but whole commits, which are not repeated."""
         self._pending = []
         self._forget()
 
-    def _load(self, pending: _Pending) -> None:
+    def _load(self, pending: _PendingRows) -> None:
         """Many rows of a scan become part of the target at once: they are seen piece by piece
         anyway, and are not to fill the memory. Changes wait for those of the other tables."""
         if pending.scan and pending.buffer:
@@ -227,26 +235,26 @@ class SpannerSink(WarehouseSink):
             with self._errors():
                 self._server.transact(work)
 
-    def _truncate(self, known: _Known, shape: Shape, event: Truncate) -> None:
-        table, place = known.table, (event.at.version, event.seq)
-        if self._keeping.soft:
+    def _truncate(self, known: _TableKnowledge, shape: TargetShape, event: Truncate) -> None:
+        table, place = known.table, AppliedVersion(event.at.version, event.seq)
+        if self._policy.soft:
             if self._is_done(known, place):
                 return
             self._end_all(table, shape, event.at.version, "<=")
 
         def work(transaction: Transaction) -> None:
-            if self._progress(transaction, table).covers(*place):
+            if self._progress(transaction, table).covers(place):
                 return
-            if not self._keeping.soft:
+            if not self._policy.soft:
                 transaction.delete_all(table.topic)
                 if table.has_side(event.schema):
                     transaction.delete_all(keeping.side_of(table.topic))
-            keeping.advance(transaction, table.applied.id, self._node, *place)
+            keeping.advance(transaction, table.applied.id, self._node, place)
 
         with self._errors():
             self._server.transact(work, table.topic)
 
-    def _end_all(self, table: Table, shape: Shape, version: int, older: str) -> None:
+    def _end_all(self, table: Table, shape: TargetShape, version: int, older: str) -> None:
         """Rows older than a version go, or are marked; cut short, it may come again."""
         if not table.has_side(shape.schema):
             with self._errors():
@@ -272,23 +280,24 @@ class SpannerSink(WarehouseSink):
             except TooLarge as error:
                 self._be_smaller(limit, error)
 
-    def _is_done(self, known: _Known, place: tuple[int, int]) -> bool:
+    def _is_done(self, known: _TableKnowledge, place: AppliedVersion) -> bool:
         """Another run has followed an event since this one looked: what no transaction guards
         must not be done again."""
         table = known.table
         with self._errors():
             now = self._server.transact(lambda tx: self._progress(tx, table), table.topic)
-        if now.covers(*place):
+        if now.covers(place):
             self._known.pop(table.topic, None)
             return True
         return False
 
     # ------------------------------------------------------------------ optional protocols
 
-    def _evolve(self, known: _Known, event: SchemaChange) -> None:
+    def _evolve(self, known: _TableKnowledge, event: SchemaChange) -> None:
         """A renamed column is a new one that gets the values of the old one: Spanner renames
         none."""
-        table, server, place = known.table, self._server, (event.at.version, event.seq)
+        table, server = known.table, self._server
+        place = AppliedVersion(event.at.version, event.seq)
         # A change that another run has made must not be made again: what it added would be taken
         # for a column that the source has dropped.
         if self._is_done(known, place):
@@ -309,8 +318,8 @@ class SpannerSink(WarehouseSink):
             self._change(table, changes, present)
 
         def work(transaction: Transaction) -> None:
-            if not self._progress(transaction, table).covers(*place):
-                keeping.advance(transaction, table.applied.id, self._node, *place)
+            if not self._progress(transaction, table).covers(place):
+                keeping.advance(transaction, table.applied.id, self._node, place)
 
         with self._errors():
             server.transact(work, table.topic)
@@ -343,21 +352,18 @@ class SpannerSink(WarehouseSink):
                 why = f"a table without a key cannot lose or change column {column.name} in Spanner"
                 raise evolution.refused(table, event.new, why)
 
-    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        self._connect()
-        known = self._table(target, schema)
-        if known.scanned >= at.version:
-            return
-        shape = Shape(schema, target.topic)
-        self._prepare(known, shape, scan=True)
-        table = known.table
-        self._begin_scan(known, shape, at.version)  # no row may have come
-        self._end_all(table, shape, at.version, "<")
+    def finish_scan(
+        self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
+    ) -> None:
+        table, shape = self._table(target, schema).table, TargetShape(schema, target.topic)
+        if ends is not ScanEnd.NOTHING:
+            self._end_all(table, shape, at.version, "<")
+        whole = AppliedVersion(at.version, bookkeeping.LAST)
 
         def work(transaction: Transaction) -> None:
             row = table.applied.id
-            if not self._progress(transaction, table).covers(at.version, bookkeeping.LAST):
-                keeping.advance(transaction, row, self._node, at.version, bookkeeping.LAST)
+            if not self._progress(transaction, table).covers(whole):
+                keeping.advance(transaction, row, self._node, whole)
             transaction.update(FACTS, ("id", "scanned"), [(row, str(at.version))])
 
         with self._errors():
@@ -365,7 +371,7 @@ class SpannerSink(WarehouseSink):
         self._known.pop(target.topic, None)
 
     def dropped(self, target: Target) -> None:
-        if not self._keeping.drop:
+        if not self._policy.drop:
             self._known.pop(target.topic, None)
             return
         self._connect()
@@ -393,7 +399,7 @@ class SpannerSink(WarehouseSink):
             self._forget()
             raise
 
-    def _progress(self, transaction: Transaction, table: Table) -> Progress:
+    def _progress(self, transaction: Transaction, table: Table) -> AppliedVersion:
         found = keeping.read_progress(transaction, table.applied.id)
         if found is None:
             raise ChangefeedError(
@@ -402,7 +408,9 @@ class SpannerSink(WarehouseSink):
             )
         return found
 
-    def _take(self, table: Table, target: Target, schema: TableSchema, holding: Holding) -> None:
+    def _take(
+        self, table: Table, target: Target, schema: TableSchema, holding: TargetContent
+    ) -> None:
         row, feed = table.applied.id, self._opened.feed
         if holding.claim is Claim.REPLACE:
             with self._errors():
@@ -418,7 +426,7 @@ class SpannerSink(WarehouseSink):
         with self._errors():
             self._server.transact(work, target.topic)
 
-    def _make(self, known: _Known, shape: Shape) -> None:
+    def _make(self, known: _TableKnowledge, shape: TargetShape) -> None:
         table = known.table
         self._define(self._strategy.create(table, shape.schema), shape.topic)
         with self._errors():
@@ -426,7 +434,7 @@ class SpannerSink(WarehouseSink):
                 lambda transaction: keeping.reset(transaction, table.applied.id), shape.topic
             )
 
-    def _look(self, table: Table, shape: Shape) -> None:
+    def _look(self, table: Table, shape: TargetShape) -> None:
         """A table of that name has the key that rows are found by."""
         found, wanted = self._server.key(shape.topic), keeping.key_of(shape.schema)
         if not found:
@@ -442,24 +450,27 @@ class SpannerSink(WarehouseSink):
         if table.has_side(shape.schema) and not self._server.columns(keeping.side_of(shape.topic)):
             self._define([keeping.create_side(table, shape.schema)], shape.topic)
 
-    def _complete(self, known: _Known, shape: Shape, present: Mapping[str, str]) -> None:
+    def _complete(
+        self, known: _TableKnowledge, shape: TargetShape, present: Mapping[str, str]
+    ) -> None:
         names = self._strategy.columns(known.table, shape.schema)
         super()._complete(known, shape, keeping.spelled(names, present))
 
-    def _begin_scan(self, known: _Known, shape: Shape, version: int) -> None:
-        if self._scanning.get(shape.topic) == version:
-            return
+    def begin_scan(
+        self, target: Target, schema: TableSchema, version: int, *, after: int | None
+    ) -> None:
+        known, shape = self._table(target, schema), TargetShape(schema, target.topic)
+        self._prepare(known, shape, scan=True)
         if shape.keyless:
             with self._errors():
                 self._server.change_all(keeping.not_of_this_scan(known.table, version), shape.topic)
-        self._scanning[shape.topic] = version
 
-    def _gather(self, known: _Known, shape: Shape, scan: bool) -> _Pending:
+    def _gather(self, known: _TableKnowledge, shape: TargetShape, scan: bool) -> _PendingRows:
         for pending in self._pending:
             same = pending.table.topic == shape.topic and pending.scan == scan
             if same and pending.shape.schema == shape.schema:
                 return pending
-        pending = _Pending(known.table, shape, scan, _new_batch(), "")
+        pending = _PendingRows(known.table, shape, scan, _new_batch(self.clock), "")
         self._pending.append(pending)
         return pending
 

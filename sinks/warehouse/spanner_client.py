@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTrans
 from google.oauth2 import service_account
 from google.rpc import error_details_pb2
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.spanner_rows import Key, TooLarge, Value
@@ -40,9 +40,9 @@ _HOST = "spanner.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 #: Seconds a call may take; definitions and statements over whole tables take longer.
 _CALL, _LONG = 120.0, 3_600.0
-#: How often a transaction that Spanner aborted is begun anew, and the longest pause in seconds.
+#: How often a transaction that Spanner aborted is begun again, and the longest pause in seconds.
 _ATTEMPTS, _PAUSE = 10, 4.0
-#: Seconds without use after which the session is made anew: Spanner forgets it after an hour.
+#: Seconds without use after which the session is replaced: Spanner forgets it after an hour.
 _IDLE = 1_800.0
 #: A login that was refused, in the text of an error that is told as UNAVAILABLE.
 _NO_TOKEN = re.compile(
@@ -179,7 +179,9 @@ class Spanner(Warehouse):
         *,
         endpoint: str = "",
         credentials: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self.dialect: SpannerDialect = SpannerDialect()
         self.schema = ""
         self.place = f"Spanner database {project}/{instance}/{database}"
@@ -194,9 +196,9 @@ class Spanner(Warehouse):
     # ------------------------------------------------------------------ connection
 
     def connect(self, *, make: bool = True) -> None:
-        if self._client is not None and time.monotonic() - self._used > _IDLE:
+        if self._client is not None and self._clock.monotonic() - self._used > _IDLE:
             self.close()
-        self._used = time.monotonic()
+        self._used = self._clock.monotonic()
         if self._client is not None:
             return
         with self._explained("connecting"):
@@ -274,7 +276,7 @@ class Spanner(Warehouse):
                         raise
                     wanted = _asked_pause(error)
             pause = min(_PAUSE, pause * 2)
-            time.sleep(max(wanted, pause * random.uniform(0.5, 1.0)))
+            self._clock.sleep(max(wanted, pause * random.uniform(0.5, 1.0)))
         raise AssertionError("the last attempt returns or raises")
 
     def _attempt(self, work: Callable[[Transaction], Result]) -> Result:
@@ -339,7 +341,7 @@ class Spanner(Warehouse):
                 except api.Aborted:
                     if attempt == _ATTEMPTS - 1:
                         raise
-            time.sleep(random.uniform(0.5, 1.0) * min(_PAUSE, 0.1 * 2**attempt))
+            self._clock.sleep(random.uniform(0.5, 1.0) * min(_PAUSE, 0.1 * 2**attempt))
 
     # ------------------------------------------------------------------ definitions and looks
 

@@ -23,16 +23,18 @@ import pyarrow.compute as pc
 
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
-from sinks.history import OPERATION, ORDER
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.history import OPERATION, ORDER
+from sinks.merged.policy import DELETED, TablePolicy
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
-from sinks.warehouse.applied import Applied
+from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.spanner_rows import Key, Value, Wire, digests
 from sinks.warehouse.spanner_sql import SpannerDialect
 from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import DELETED, Keeping, Table
+from sinks.warehouse.tables import Table
 
 if TYPE_CHECKING:
     from sinks.warehouse.spanner_client import Transaction
@@ -58,7 +60,7 @@ def side_of(topic: str) -> str:
 # ------------------------------------------------------------------------------- definitions
 
 
-class _Applied(Applied):
+class _AppliedRows(AppliedRow):
     """All rows: there is one a table, and who asks takes those that it means."""
 
     def marks(self, topics: Sequence[str]) -> str:
@@ -69,8 +71,10 @@ class _Applied(Applied):
 class SpannerStrategy(Strategy):
     """The definitions; what changes rows is below, and no SQL."""
 
-    def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
-        plain = super().table(warehouse, topic, keeping, applied)
+    def table(
+        self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
+    ) -> Table:
+        plain = super().table(warehouse, topic, policy, applied)
         return replace(plain, side=warehouse.name(side_of(topic)))
 
     merges = False
@@ -85,8 +89,8 @@ class SpannerStrategy(Strategy):
     def bookkeeping_names(self) -> tuple[str, ...]:
         return (FACTS,)
 
-    def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
-        return _Applied(warehouse.dialect, warehouse.name(FACTS), job, name)
+    def applied(self, warehouse: Warehouse, job: str, name: str) -> AppliedRow:
+        return _AppliedRows(warehouse.dialect, warehouse.name(FACTS), job, name)
 
     def bookkeeping(self, warehouse: Warehouse) -> list[str]:
         d = warehouse.dialect
@@ -105,7 +109,7 @@ class SpannerStrategy(Strategy):
             if not _NAME.fullmatch(column.name):
                 why = f"Spanner allows no column {column.name}: {_ALLOWED}"
                 raise table.refused(schema, why)
-        if schema.keyless and not table.keeping.sequence:
+        if schema.keyless and not table.policy.sequence:
             why = "sequence_column = 'none' needs a table with a key in Spanner"
             raise table.refused(schema, why)
 
@@ -202,23 +206,11 @@ def refuse_change(table: Table, schema: TableSchema, change: evolution.Change) -
 # ------------------------------------------------------------------------------- how far it is
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a table is complete: as in :mod:`.applied`."""
-
-    version: int
-    seq: int
-    scanned: int
-
-    def covers(self, version: int, seq: int) -> bool:
-        """The change was applied."""
-        return (version, seq) <= (self.version, self.seq)
-
-
-def read_progress(transaction: Transaction, id: str) -> Progress | None:
-    """The row of a table; None for one that is new. Whoever else reads it to write waits."""
+def read_progress(transaction: Transaction, id: str) -> AppliedVersion | None:
+    """How far a table is; None where that is new. Whoever else reads it to write waits."""
     for row in transaction.read(FACTS, _PROGRESS, [(id,)]):
-        return Progress(*(int(str(value or 0)) for value in row))
+        version, seq, _ = (int(str(value or 0)) for value in row)
+        return AppliedVersion(version, seq)
     return None
 
 
@@ -227,17 +219,17 @@ def reset(transaction: Transaction, id: str) -> None:
     transaction.update(FACTS, ("id", *_PROGRESS), [(id, "0", "0", "0")])
 
 
-def advance(transaction: Transaction, id: str, node: str, version: int, seq: int) -> None:
+def advance(transaction: Transaction, id: str, node: str, applied: AppliedVersion) -> None:
     """Everything up to this change is applied."""
-    values: tuple[Value, ...] = (id, str(version), str(seq), node)
+    values: tuple[Value, ...] = (id, str(applied.version), str(applied.seq or 0), node)
     transaction.update(FACTS, ("id", "version", "seq", "node"), [values])
 
 
-# ------------------------------------------------------------------------------- one row a key
+# ------------------------------------------------------------------------------ one row per key
 
 
 @dataclass(frozen=True)
-class Rows:
+class TransactionRows:
     """Rows of one table that go into a transaction.
 
     Attributes:
@@ -252,19 +244,19 @@ class Rows:
     rows: pa.Table
     scan: bool
 
-    def unapplied(self, progress: Progress) -> Rows:
+    def unapplied(self, applied: AppliedVersion) -> TransactionRows:
         """Without those that were applied. Rows of a scan are, once changes above it were."""
         version = self.rows[SEQUENCE]
         if self.scan:
-            later = pc.greater_equal(version, progress.version)
+            later = pc.greater_equal(version, applied.version)
         else:
-            same = pc.equal(version, progress.version)
-            after = pc.greater(self.rows[ORDER], progress.seq)
-            later = pc.or_(pc.greater(version, progress.version), pc.and_(same, after))
+            same = pc.equal(version, applied.version)
+            after = pc.greater(self.rows[ORDER], applied.seq or 0)
+            later = pc.or_(pc.greater(version, applied.version), pc.and_(same, after))
         return replace(self, rows=self.rows.filter(later))
 
 
-def apply(transaction: Transaction, rows: Rows) -> None:
+def apply(transaction: Transaction, rows: TransactionRows) -> None:
     """Rows become part of the target."""
     if not rows.rows.num_rows:
         return
@@ -284,10 +276,10 @@ def most_cells(table: Table, schema: TableSchema) -> int:
     return columns + (len(schema.key) + 1 if table.has_side(schema) else 0)
 
 
-def _merge(transaction: Transaction, batch: Rows) -> None:
+def _merge(transaction: Transaction, batch: TransactionRows) -> None:
     """The changes of each key from its last whole row or delete on, in their order."""
     table, wire, rows = batch.table, batch.wire, batch.rows
-    shape, keeping = wire.shape, table.keeping
+    shape, policy = wire.shape, table.policy
     values = wire.columns(rows)
     place = {name: i for i, name in enumerate(shape.names)}
     keys: list[Key] = list(zip(*(values[place[name]] for name in shape.key), strict=True))
@@ -303,13 +295,13 @@ def _merge(transaction: Transaction, batch: Rows) -> None:
     asked = list(chains)
     stored = _stored(transaction, batch, asked)
     there = set(stored) if not table.has_side(shape.schema) else None
-    if keeping.soft and there is None:
+    if policy.soft and there is None:
         there = {wire.canonical(k) for k in transaction.read(table.topic, shape.key, asked)}
     names = [*shape.names]
-    if keeping.sequence:
-        names.append(keeping.sequence)
+    if policy.sequence:
+        names.append(policy.sequence)
         values.append([str(number) for number in numbers])
-    if keeping.soft:
+    if policy.soft:
         names.append(DELETED)
         values.append([False] * len(keys))
     made = list(zip(*values, strict=True))
@@ -330,14 +322,14 @@ def _merge(transaction: Transaction, batch: Rows) -> None:
                 written.setdefault(unsent[i], []).append(i)
         for missing, found in written.items():
             _upsert(transaction, batch, names, missing, [made[i] for i in found])
-        if keeping.soft and there is not None:
+        if policy.soft and there is not None:
             deleted = [i for i in deleted if keys[i] in there]
             _mark(transaction, batch, [(keys[i], numbers[i]) for i in deleted])
         else:
             transaction.delete(table.topic, [keys[i] for i in deleted])
         if table.has_side(shape.schema):
             kept = [i for found in written.values() for i in found]
-            if keeping.soft:
+            if policy.soft:
                 kept += deleted
             else:
                 transaction.delete(side_of(table.topic), [keys[i] for i in deleted])
@@ -346,19 +338,21 @@ def _merge(transaction: Transaction, batch: Rows) -> None:
         wave = following
 
 
-def _stored(transaction: Transaction, batch: Rows, keys: Sequence[Key]) -> dict[Key, int]:
+def _stored(
+    transaction: Transaction, batch: TransactionRows, keys: Sequence[Key]
+) -> dict[Key, int]:
     """Key -> the number of its row in the target."""
     table, shape = batch.table, batch.wire.shape
     side = table.has_side(shape.schema)
     place = side_of(table.topic) if side else table.topic
-    number = SEQUENCE if side else table.keeping.sequence
+    number = SEQUENCE if side else table.policy.sequence
     found = transaction.read(place, (*shape.key, number), keys)
     return {batch.wire.canonical(row[:-1]): int(str(row[-1] or 0)) for row in found}
 
 
 def _upsert(
     transaction: Transaction,
-    batch: Rows,
+    batch: TransactionRows,
     names: Sequence[str],
     missing: str | None,
     rows: Sequence[tuple[Value, ...]],
@@ -372,11 +366,13 @@ def _upsert(
     transaction.upsert(batch.table.topic, names, rows)
 
 
-def _mark(transaction: Transaction, batch: Rows, gone: Sequence[tuple[Key, int]]) -> None:
+def _mark(
+    transaction: Transaction, batch: TransactionRows, gone: Sequence[tuple[Key, int]]
+) -> None:
     """Rows stay, marked as deleted."""
     table, key = batch.table, batch.wire.shape.key
-    if table.keeping.sequence:
-        columns: tuple[str, ...] = (*key, DELETED, table.keeping.sequence)
+    if table.policy.sequence:
+        columns: tuple[str, ...] = (*key, DELETED, table.policy.sequence)
         rows: list[tuple[Value, ...]] = [(*k, True, str(number)) for k, number in gone]
     else:
         columns, rows = (*key, DELETED), [(*k, True) for k, _ in gone]
@@ -386,7 +382,7 @@ def _mark(transaction: Transaction, batch: Rows, gone: Sequence[tuple[Key, int]]
 # ------------------------------------------------------------------------------- no key
 
 
-def _count(transaction: Transaction, batch: Rows) -> None:
+def _count(transaction: Transaction, batch: TransactionRows) -> None:
     """Copies that came less copies that went, of each distinct row."""
     operation = batch.rows[OPERATION]
     net: Counter[str] = Counter()
@@ -410,7 +406,7 @@ def _count(transaction: Transaction, batch: Rows) -> None:
     transaction.delete(batch.table.topic, gone)
 
 
-def _gather(transaction: Transaction, batch: Rows) -> None:
+def _gather(transaction: Transaction, batch: TransactionRows) -> None:
     """Each row of a scan is the next copy of this scan."""
     marks, values = _distinct(batch, batch.rows, "")
     version = batch.rows[SEQUENCE][0].as_py()
@@ -422,12 +418,12 @@ def _gather(transaction: Transaction, batch: Rows) -> None:
     transaction.upsert(batch.table.topic, _names(batch), rows)
 
 
-def _names(batch: Rows) -> list[str]:
+def _names(batch: TransactionRows) -> list[str]:
     return [ROW, COPY, *batch.wire.shape.names, batch.table.sequence]
 
 
 def _distinct(
-    batch: Rows, rows: pa.Table, prefix: str
+    batch: TransactionRows, rows: pa.Table, prefix: str
 ) -> tuple[list[str], list[tuple[Value, ...]]]:
     """The digest of each row, and its values with its number."""
     values = batch.wire.columns(rows, prefix)
@@ -478,7 +474,7 @@ def not_scanned(table: Table, key: Sequence[str], version: int, most: int) -> st
 
 
 def _soft(table: Table) -> bool:
-    return table.keeping.soft
+    return table.policy.soft
 
 
 def _older(number: str, older: str, version: int, live: str) -> str:
@@ -493,7 +489,7 @@ def end_rows(
 ) -> None:
     """Rows of these keys go, or are marked, and their numbers with them."""
     side = side_of(table.topic)
-    if not table.keeping.soft:
+    if not table.policy.soft:
         transaction.delete(table.topic, keys)
         transaction.delete(side, keys)
         return

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
-from sinks.history import ORDER
+from sinks.merged.history import ORDER
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import SEQUENCE, Shape, staged_name
+from sinks.warehouse.staging import SEQUENCE, TargetShape, staged_name
 
 #: A value on the wire.
 Value = str | bool | float | None
@@ -95,11 +95,11 @@ def canonical(sql: str, value: Value) -> Value:
 class Wire:
     """How the rows of a shape travel: names and SQL types of its columns."""
 
-    shape: Shape
+    shape: TargetShape
     types: tuple[str, ...]
 
     @classmethod
-    def of(cls, shape: Shape, d: SpannerDialect) -> Wire:
+    def of(cls, shape: TargetShape, d: SpannerDialect) -> Wire:
         """Of a shape as the dialect keeps it."""
         keyed = not shape.keyless
         rules = (

@@ -24,10 +24,12 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableSchema
-from sinks.history import OPERATION, OPERATIONS, ORDER
+from sinks.merged import policy
+from sinks.merged.history import OPERATION, OPERATIONS, ORDER
+from sinks.merged.rows import key_value, versions_of
 from sinks.warehouse.dialect import Dialect, TypeRule
 
-BATCH, SEQUENCE, MISSING = "_batch_id", "_sequence_num", "_missing"
+BATCH, SEQUENCE, MISSING = "_batch_id", policy.SEQUENCE, "_missing"
 META: dict[str, str] = {
     BATCH: "int64",
     SEQUENCE: "int64",
@@ -60,7 +62,7 @@ def staged_name(column: str, prefix: str) -> str:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TargetShape:
     """A table's schema version as the warehouse sees it. ``topic`` names the target table."""
 
     schema: TableSchema
@@ -108,10 +110,9 @@ class Shape:
 
     def staged(self, rows: pa.Table, batch_id: int) -> pa.Table:
         """Rows of the log as rows of the staging table."""
-        deleted = pc.equal(rows["op"], "d")
         data = {
             BATCH: pa.repeat(pa.scalar(batch_id, pa.int64()), rows.num_rows),
-            SEQUENCE: pc.add(rows["wall"], rows["logical"].cast(pa.int64())),
+            SEQUENCE: versions_of(rows),
             ORDER: rows["seq"],
             OPERATION: _OPERATIONS.take(pc.index_in(rows["op"], _CODES).combine_chunks()),
             MISSING: self._missing(rows["missing"]),
@@ -121,9 +122,7 @@ class Shape:
             data[before_name(column.name)] = _plain(column, rows[f"b{i}"])
         keys = () if self.keyless else self.before
         for i, column in enumerate(self.columns):
-            value = rows[f"a{i}"]
-            if i in keys:
-                value = pc.if_else(deleted, rows[f"b{i}"], value)
+            value = key_value(rows, i) if i in keys else rows[f"a{i}"]
             data[column.name] = _plain(column, value)
         return pa.table(data)
 
@@ -155,7 +154,7 @@ def _plain(column: Column, value: pa.ChunkedArray) -> pa.ChunkedArray:
     return value
 
 
-def check_values(shape: Shape, staged: pa.Table, d: Dialect) -> None:
+def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
     """Every value can be kept by its target type.
 
     Raises:

@@ -13,17 +13,15 @@ from typing import ClassVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
-from changefeed.options import History
+from sinks.merged.policy import DELETED, MergeMode, Removal, TablePolicy
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution, history, keyless
-from sinks.warehouse.applied import Applied
+from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.merge import merge
-from sinks.warehouse.staging import BATCH, SEQUENCE, Shape
+from sinks.warehouse.staging import BATCH, SEQUENCE, TargetShape
 from sinks.warehouse.tables import (
-    DELETED,
-    Keeping,
-    Staged,
+    StagedRows,
     Table,
     scan_name,
     side_name,
@@ -39,9 +37,11 @@ class Strategy:
 
     # ------------------------------------------------------------------ names and bookkeeping
 
-    def table(self, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
+    def table(
+        self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
+    ) -> Table:
         """A target table and what belongs to it."""
-        return Table.of(warehouse, topic, keeping, applied)
+        return Table.of(warehouse, topic, policy, applied)
 
     def place(self, topic: str) -> str:
         """The table that holds the rows of a topic, unquoted: its columns are looked at."""
@@ -57,7 +57,7 @@ class Strategy:
 
     def number(self, table: Table, schema: TableSchema) -> str:
         """The column by which a target of ours is known; empty where it has none."""
-        return table.keeping.sequence if schema.keyless else table.sequence
+        return table.policy.sequence if schema.keyless else table.sequence
 
     def beside(self, topic: str) -> tuple[str, ...]:
         """The tables that may stand beside the target of a topic, unquoted."""
@@ -84,9 +84,9 @@ class Strategy:
         """The finished name of what shows the target's rows to its readers."""
         return table.name
 
-    def applied(self, warehouse: Warehouse, job: str, name: str) -> Applied:
+    def applied(self, warehouse: Warehouse, job: str, name: str) -> AppliedRow:
         """The bookkeeping of one table."""
-        return Applied(warehouse.dialect, warehouse.name(bookkeeping.TABLE), job, name)
+        return AppliedRow(warehouse.dialect, warehouse.name(bookkeeping.TABLE), job, name)
 
     def bookkeeping(self, warehouse: Warehouse) -> list[str]:
         """Definitions of the bookkeeping."""
@@ -146,13 +146,14 @@ class Strategy:
         """First of a run that changes the table."""
         return [table.applied.lock(node)]
 
-    def apply(self, table: Table, staged: Staged) -> list[str]:
+    def apply(self, table: Table, staged: StagedRows) -> list[str]:
         """A staged batch becomes part of the target."""
-        if table.keeping.history is History.APPEND:
+        mode = table.policy.mode(staged.shape.schema)
+        if mode is MergeMode.APPEND:
             return history.append(table, staged)
-        if table.keeping.history is History.SCD2:
+        if mode is MergeMode.VERSIONS:
             return history.versions(table, staged)
-        if not staged.shape.keyless:
+        if mode is MergeMode.MERGE:
             return merge(table, staged)
         return keyless.gather(table, staged) if staged.scan else keyless.count_merge(table, staged)
 
@@ -160,51 +161,55 @@ class Strategy:
         """A batch leaves its staging table (a finished name)."""
         return f"DELETE FROM {staging} WHERE {d.quote(BATCH)} = {batch}"
 
-    def truncate(self, table: Table, shape: Shape, at: Timestamp, seq: int) -> list[str]:
+    def truncate(self, table: Table, shape: TargetShape, at: Timestamp, seq: int) -> list[str]:
         """All rows of the table went at the source."""
-        d = table.d
-        if table.keeping.history is not History.OFF:
-            statements = history.truncate(table, shape, at)
-        elif table.keeping.soft:
-            statements = [soft_delete_all(table, at.version, ours(table, shape))]
+        d, removal = table.d, table.policy.removal
+        if removal is Removal.RECORD:
+            statements = history.record_truncation(table, at, seq)
+        elif removal is Removal.END:
+            statements = history.end_all(table, at)
+        elif removal is Removal.MARK:
+            live = f"{ours(table, shape)} AND NOT {is_deleted(table)}"
+            statements = [soft_delete_all(table, at.version, live)]
         else:
             statements = [f"DELETE FROM {table.name} WHERE {ours(table, shape)}"]
         if table.has_side(shape.schema):
             number = d.quote(SEQUENCE)
             statements.append(
                 f"UPDATE {table.side} SET {number} = {at.version} WHERE 1 = 1"
-                if table.keeping.soft
+                if table.policy.soft
                 else f"DELETE FROM {table.side} WHERE 1 = 1"
             )
         return statements
 
     # ------------------------------------------------------------------ scans
 
-    def gathers(self, table: Table, shape: Shape) -> list[str]:
+    def gathers(self, table: Table, shape: TargetShape) -> list[str]:
         """Definitions of where a scan gathers that cannot go to the target row by row."""
-        if table.keeping.history is not History.OFF or not shape.keyless:
+        if table.policy.mode(shape.schema) is not MergeMode.COUNT:
             return []
         columns = keyless.scan_columns(table.d, shape)
         return [table.d.drop_table(table.scan), table.d.create_table(table.scan, columns)]
 
-    def begin_scan(self, table: Table, shape: Shape) -> list[str]:
-        """What a scan that broke off has left in the target goes, where it could not be told
-        from this one's rows."""
-        return [] if table.keeping.history is History.OFF else history.begin_scan(table)
+    def forget_scans(self, table: Table, after: int) -> list[str]:
+        """Of a table that keeps all changes the rows of scans of later versions go."""
+        return history.forget_scans(table, after)
 
-    def end_scan(self, table: Table, shape: Shape, at: Timestamp) -> list[str]:
+    def end_scan(self, table: Table, shape: TargetShape, at: Timestamp) -> list[str]:
         """The whole scan was applied: what it did not find goes."""
-        if table.keeping.history is not History.OFF:
-            return history.end_scan(table, shape, at)
+        if table.policy.removal is Removal.RECORD:
+            return []
+        if table.policy.removal is Removal.END:
+            return history.end_older(table, at)
         if shape.keyless:
             return keyless.take_place(table, shape)
         return sweep(table, shape, at.version)
 
 
-def ours(table: Table, shape: Shape) -> str:
+def ours(table: Table, shape: TargetShape) -> str:
     """SQL: the row is the feed's; one that was there before has no sequence number."""
     d = table.d
-    if not table.keeping.shared:
+    if not table.policy.shared:
         return "1 = 1"
     if not table.has_side(shape.schema):
         return f"{d.quote(table.sequence)} IS NOT NULL"
@@ -224,17 +229,17 @@ def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
     return found
 
 
-def sweep(table: Table, shape: Shape, version: int) -> list[str]:
+def sweep(table: Table, shape: TargetShape, version: int) -> list[str]:
     """Rows of an older version than a scan are not at the source any more.
 
     A row without a number was not written by the feed: in a shared target it stays, in one of the
     feed's own somebody put it there, and it goes.
     """
-    d, shared = table.d, table.keeping.shared
+    d, shared = table.d, table.policy.shared
     if not table.has_side(shape.schema):
         sequence = d.quote(table.sequence)
         old = f"{sequence} < {version}" if shared else f"coalesce({sequence}, 0) < {version}"
-        if table.keeping.soft:
+        if table.policy.soft:
             return [soft_delete_all(table, version, f"{old} AND NOT {is_deleted(table)}")]
         return [f"DELETE FROM {table.name} WHERE {old}"]
     number = d.quote(SEQUENCE)
@@ -243,10 +248,10 @@ def sweep(table: Table, shape: Shape, version: int) -> list[str]:
     match = f"EXISTS ({same} AND {older})" if shared else f"NOT EXISTS ({same} AND NOT {older})"
     statements = (
         [soft_delete_all(table, version, match)]
-        if table.keeping.soft
+        if table.policy.soft
         else [f"DELETE FROM {table.name} WHERE {match}"]
     )
-    if not table.keeping.soft:
+    if not table.policy.soft:
         statements.append(f"DELETE FROM {table.side} WHERE {number} < {version}")
     return statements
 
@@ -260,6 +265,6 @@ def soft_delete_all(table: Table, version: int, where: str = "1 = 1") -> str:
     """Mark rows as deleted."""
     d = table.d
     sets = f"{d.quote(DELETED)} = {d.true}"
-    if table.keeping.sequence:
-        sets += f", {d.quote(table.keeping.sequence)} = {version}"
+    if table.policy.sequence:
+        sets += f", {d.quote(table.policy.sequence)} = {version}"
     return f"UPDATE {table.name} SET {sets} WHERE {where}"

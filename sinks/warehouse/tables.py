@@ -7,34 +7,14 @@ from dataclasses import dataclass
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
-from sinks.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
-from sinks.warehouse.applied import Applied
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.policy import Removal, TablePolicy
+from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Dialect, Warehouse
-from sinks.warehouse.staging import BATCH, BEFORE, META, SEQUENCE, Shape
-
-DELETED = "_deleted"
+from sinks.warehouse.staging import BATCH, BEFORE, META, SEQUENCE, TargetShape
 
 #: Names that statements use inside.
 _INSIDE = frozenset({"_rank", "_next", "_one", "_change", "_row", "_copies"})
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """How a feed wants its tables kept: the options, read.
-
-    Attributes:
-        soft: a deleted row stays, marked in ``_deleted``.
-        history: old versions stay too.
-        sequence: name of the target's column of the sequence number; empty: a side table has it.
-        drop: a table dropped at the source is dropped.
-        shared: the target may hold rows that are not the feed's; they have no sequence number.
-    """
-
-    soft: bool = False
-    history: History = History.OFF
-    sequence: str = SEQUENCE
-    drop: bool = False
-    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,8 +30,8 @@ class Table:
     staging: str
     side: str
     scan: str
-    keeping: Keeping
-    applied: Applied
+    policy: TablePolicy
+    applied: AppliedRow
     view: str = ""
 
     @property
@@ -60,7 +40,9 @@ class Table:
         return self.applied.name
 
     @classmethod
-    def of(cls, warehouse: Warehouse, topic: str, keeping: Keeping, applied: Applied) -> Table:
+    def of(
+        cls, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
+    ) -> Table:
         """The table of a topic."""
         return cls(
             d=warehouse.dialect,
@@ -69,7 +51,7 @@ class Table:
             staging=warehouse.name(staging_name(topic)),
             side=warehouse.name(side_name(topic)),
             scan=warehouse.name(scan_name(topic)),
-            keeping=keeping,
+            policy=policy,
             applied=applied,
         )
 
@@ -84,35 +66,29 @@ class Table:
 
     def extra(self) -> dict[str, str]:
         """Columns that we add to the source's."""
-        d, number = self.d, self.d.staging_types["int64"]
-        instant, flag = d.types["timestamptz"].sql, d.staging_types["bool"]
-        if self.keeping.history is History.APPEND:
-            text = d.staging_types["string"]
-            return {self.sequence: number, ORDER: number, OPERATION: text, COMMITTED_AT: instant}
-        if self.keeping.history is History.SCD2:
-            return {
-                self.sequence: number,
-                VALID_FROM: instant,
-                VALID_TO: instant,
-                IS_CURRENT: flag,
-            }
-        found = {self.keeping.sequence: number} if self.keeping.sequence else {}
-        return found | ({DELETED: flag} if self.keeping.soft else {})
+        d = self.d
+        types = {
+            "int64": d.staging_types["int64"],
+            "text": d.staging_types["string"],
+            "bool": d.staging_types["bool"],
+            "timestamptz": d.types["timestamptz"].sql,
+        }
+        return {name: types[kind] for name, kind in self.policy.own_columns().items()}
 
     @property
     def sequence(self) -> str:
         """The target's column of the sequence number; history always has one."""
-        return self.keeping.sequence or SEQUENCE
+        return self.policy.sequence or SEQUENCE
 
     def declared_key(self, schema: TableSchema) -> tuple[str, ...]:
         """Columns that identify a row of the target; none where it keeps several of a key."""
-        if schema.keyless or self.keeping.history is not History.OFF:
+        if schema.keyless or self.policy.history is not History.OFF:
             return ()
         return tuple(c.name for c in schema.key_columns)
 
     def has_side(self, schema: TableSchema) -> bool:
         """A side table keeps the sequence number of each row."""
-        return not self.keeping.sequence and not schema.keyless
+        return not self.policy.sequence and not schema.keyless
 
     def side_columns(self, schema: TableSchema) -> dict[str, str]:
         """Columns of the side table: the key and the number."""
@@ -133,12 +109,9 @@ class Table:
         folded = [n.casefold() for n in names]
         if self.d.folds_case and len(set(folded)) != len(folded):
             raise self.refused(schema, f"two columns differ only in case, {self.d.name} folds it")
-        if schema.keyless and not self.d.counts and self.keeping.history is not History.APPEND:
+        if schema.keyless and not self.d.counts and self.policy.removal is not Removal.RECORD:
             raise self.refused(schema, f"{self.d.name} needs a table with a key")
-        if schema.keyless and self.keeping.soft:
-            raise self.refused(schema, "deletes = 'soft' needs a table with a key")
-        if schema.keyless and self.keeping.history is History.SCD2:
-            raise self.refused(schema, "history = 'scd2' needs a table with a key")
+        self.policy.require_key(schema)
 
     def refused(self, schema: TableSchema, why: str) -> ChangefeedError:
         """The table cannot be kept."""
@@ -151,7 +124,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedRows:
     """Rows of one table in its staging table, not applied yet.
 
     Attributes:
@@ -160,16 +133,16 @@ class Staged:
         rows: how many.
         scan: they are of a scan.
         missing: places of columns that the source did not send in some row.
-        top: the largest (version, seq).
+        top: the last change.
     """
 
-    shape: Shape
+    shape: TargetShape
     batch: int
     staging: str
     rows: int
     scan: bool
     missing: frozenset[int]
-    top: tuple[int, int]
+    top: AppliedVersion
 
     def where(self, d: Dialect, alias: str = "s") -> str:
         """SQL: the row is of this batch."""

@@ -23,7 +23,7 @@ FRAME = len(_HEAD) + len(_TAIL) + 18
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BodyPiece:
     """Messages of one table on one lane, in order: values without nulls, and their instants."""
 
     target: Target
@@ -34,9 +34,9 @@ class Piece:
     def __len__(self) -> int:
         return len(self.values)
 
-    def slice(self, start: int, stop: int) -> Piece:
+    def slice(self, start: int, stop: int) -> BodyPiece:
         """Messages from ``start`` up to ``stop``."""
-        return Piece(
+        return BodyPiece(
             self.target,
             self.values.slice(start, stop - start),
             self.walls[start:stop],
@@ -54,7 +54,7 @@ class Piece:
         return int(self.sizes().sum())
 
 
-Parcel = Sequence[Piece]
+Parcel = Sequence[BodyPiece]
 """What goes into one request."""
 
 
@@ -94,8 +94,8 @@ def batch_key(job: int, parcel: Parcel, content: bytes) -> str:
 def halves(parcel: Parcel) -> tuple[Parcel, Parcel]:
     """The parcel in two parts, in order; it has two messages at least."""
     middle = count(parcel) // 2
-    first: list[Piece] = []
-    second: list[Piece] = []
+    first: list[BodyPiece] = []
+    second: list[BodyPiece] = []
     for piece in parcel:
         cut = min(middle, len(piece))
         if cut:
@@ -111,11 +111,11 @@ class Queue:
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:
         self._most = (most_messages, most_bytes - FRAME)
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[BodyPiece] = deque()
         self.messages = 0
         self.bytes = 0
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: BodyPiece) -> None:
         """Append."""
         if not len(piece):
             return
@@ -130,7 +130,7 @@ class Queue:
 
     def take(self) -> Parcel:
         """The next request's messages; one that is too large by itself goes alone."""
-        taken: list[Piece] = []
+        taken: list[BodyPiece] = []
         room, space = self._most
         while self._pieces:
             piece = self._pieces[0]
@@ -158,7 +158,7 @@ class Queue:
 
 def by_lane(
     target: Target, rows: pa.RecordBatch | pa.Table, lanes: int
-) -> Iterator[tuple[int, Piece]]:
+) -> Iterator[tuple[int, BodyPiece]]:
     """The rows that have a value, each key on one lane."""
     batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
     for batch in batches:
@@ -166,7 +166,7 @@ def by_lane(
             batch = batch.filter(pc.is_valid(batch.column("value")))
         if not batch.num_rows:
             continue
-        piece = Piece(
+        piece = BodyPiece(
             target,
             batch.column("value"),
             batch.column("wall").to_numpy(zero_copy_only=False),
@@ -182,7 +182,7 @@ def by_lane(
                 yield int(lane), piece
             else:
                 values = piece.values.filter(pa.array(mask))
-                yield int(lane), Piece(target, values, piece.walls[mask], piece.logicals[mask])
+                yield int(lane), BodyPiece(target, values, piece.walls[mask], piece.logicals[mask])
 
 
 def lanes_of(keys: pa.Array, lanes: int) -> npt.NDArray[np.int64]:

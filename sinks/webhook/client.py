@@ -13,7 +13,6 @@ import re
 import ssl
 import tempfile
 import threading
-import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -21,8 +20,9 @@ from pathlib import Path
 import httpx
 import pyarrow as pa
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.time_limits import limit_httpx, within
+from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 from sinks.webhook.options import Tls, WebhookSettings
 
 SIGNATURE = "X-Changefeed-Signature"
@@ -41,7 +41,7 @@ _LOGIN = {401, 403, 407}
 _CONTENT = {400, 409, 413, 415, 422}
 
 
-class Refused(Exception):
+class RefusedContent(Exception):
     """The endpoint does not want this content. ``status`` is its answer."""
 
     def __init__(self, status: int) -> None:
@@ -52,9 +52,20 @@ class Refused(Exception):
 class Client:
     """POSTs bodies to one endpoint; used by several threads."""
 
-    def __init__(self, settings: WebhookSettings, feed: str, halt: threading.Event) -> None:
-        """``halt`` ends the pause between two attempts, and the attempts."""
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        feed: str,
+        halt: threading.Event,
+        *,
+        patience: float = PATIENCE,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """``halt`` ends the pause between two attempts, and the attempts; a request may take
+        ``patience`` times what the endpoint may be silent."""
         self._settings = settings
+        self._patience = patience
+        self._clock = clock
         self._halt = halt
         # At INFO it logs every URL, and a URL may hold a token.
         for name in ("httpx", "httpcore"):
@@ -83,7 +94,7 @@ class Client:
         """
         retry = self._settings.retry
         packed = _packed(content, self._settings.compression)
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = self._clock.monotonic() + MOST_SECONDS
         attempt = 0
         while True:
             attempt += 1
@@ -98,16 +109,16 @@ class Client:
                 problem = _judged(self._settings.place, status)
             pause = max(wanted, min(LONGEST_PAUSE, retry.backoff * 2.0 ** min(attempt - 1, 30)))
             spent = retry.max is not None and attempt >= retry.max
-            late = time.monotonic() + pause > deadline
+            late = self._clock.monotonic() + pause > deadline
             if spent or late or pause > LONGEST_PAUSE or problem.action is not Action.RETRY:
                 raise problem
-            if self._halt.wait(pause):
+            if self._clock.wait(self._halt, pause):
                 raise problem
 
     def look(self) -> ChangefeedError | None:
         """Why the endpoint cannot be reached; an answer of any kind means that it can."""
         try:
-            with within(self._settings.timeout):
+            with within(self._settings.timeout, patience=self._patience):
                 self._client.head(self._settings.url)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return _unreachable(self._settings.place, error)
@@ -119,19 +130,23 @@ class Client:
         """Status, and seconds the server wants us to wait."""
         headers = {BATCH_KEY: key}
         if self._settings.signing_secret is not None:
-            headers[SIGNATURE] = signature(self._settings.signing_secret, content, time.time())
+            headers[SIGNATURE] = signature(
+                self._settings.signing_secret, content, self._clock.now().wall / 1e9
+            )
         request = self._client.build_request(
             "POST", self._settings.url, content=packed, headers=headers
         )
-        with within(self._settings.timeout, len(packed)):
+        with within(self._settings.timeout, len(packed), self._patience):
             response = self._client.send(request, stream=True)
             try:
                 _drain(response)
             finally:
                 response.close()
         if response.status_code in _CONTENT:
-            raise Refused(response.status_code)
-        return response.status_code, _retry_after(response.headers.get("retry-after"))
+            raise RefusedContent(response.status_code)
+        return response.status_code, _retry_after(
+            response.headers.get("retry-after"), self._clock.now().wall / 1e9
+        )
 
 
 def signature(secret: str, content: bytes, now: float) -> str:
@@ -172,14 +187,14 @@ def _drain(response: httpx.Response) -> None:
             return
 
 
-def _retry_after(text: str | None) -> float:
+def _retry_after(text: str | None, now: float) -> float:
     """Seconds of a ``Retry-After`` header: a number or a date (RFC 9110, 10.2.3)."""
     if not text:
         return 0.0
     if re.fullmatch(r"\s*[0-9]{1,9}\s*", text, re.ASCII):
         return float(text)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
     except ValueError:
         return 0.0
 

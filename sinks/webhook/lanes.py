@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from sinks.webhook.body import Parcel, Piece, Queue
+from sinks.webhook.body import BodyPiece, Parcel, Queue
 
 BUFFER_BYTES = 32_000_000
 """Messages that wait in memory; ``put`` waits above it."""
@@ -33,7 +33,7 @@ class Lanes:
         self._moved = threading.Condition()
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="webhook")
 
-    def put(self, lane: int, piece: Piece) -> None:
+    def put(self, lane: int, piece: BodyPiece) -> None:
         """Queue messages; waits while too much is queued.
 
         After a failure it takes nothing any more: ``settle`` says why.

@@ -19,9 +19,9 @@ from changefeed.options import Feature
 from sinks.base import (
     Batch,
     Capabilities,
+    CommitPace,
     Delivery,
     Epoch,
-    Pacing,
     Receipt,
     Sink,
     SinkContext,
@@ -46,7 +46,7 @@ class WebhookSink(Sink):
         key_in_value=True,
         topic_in_value=True,
         compressions=("none", "gzip", "zstd"),
-        features=frozenset({Feature.EXTRA_HEADERS, Feature.WEBHOOK_REQUESTS}),
+        features=frozenset({Feature.EXTRA_HEADERS, Feature.TRANSACTIONS, Feature.WEBHOOK_REQUESTS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
 
@@ -69,9 +69,9 @@ class WebhookSink(Sink):
         self._remote = True
         self._reset()
 
-    def pacing(self) -> Pacing:
+    def pacing(self) -> CommitPace:
         """As ``webhook_sink_config`` says."""
-        return Pacing(self.settings.frequency)
+        return CommitPace(self.settings.frequency)
 
     def topic(self, name: str) -> str:
         """The topic of the table ``name``, as it stands in every message."""
@@ -146,13 +146,13 @@ class WebhookSink(Sink):
 
     def _send(self, parcel: Parcel) -> None:
         """Deliver a request's messages; called from the lanes."""
-        from sinks.webhook.client import Refused
+        from sinks.webhook.client import RefusedContent
 
         client, _ = self._connected()
         content = body(parcel)
         try:
             client.post(content, batch_key(self._job, parcel, content))
-        except Refused as refused:
+        except RefusedContent as refused:
             if count(parcel) == 1:
                 raise _poison(parcel[0].target, len(content), refused.status) from None
             for half in halves(parcel):
@@ -172,13 +172,13 @@ class WebhookSink(Sink):
         self._post_mark(json.dumps(mark, ensure_ascii=False, sort_keys=True).encode())
 
     def _post_mark(self, payload: bytes) -> None:
-        from sinks.webhook.client import Refused
+        from sinks.webhook.client import RefusedContent
 
         client, _ = self._connected()
         digest = hashlib.sha256(f"{self._job}:".encode() + payload).hexdigest()[:32]
         try:
             client.post(payload, digest)
-        except Refused as refused:
+        except RefusedContent as refused:
             raise ChangefeedError(
                 "CF5002",
                 f"the webhook at {self.settings.place} does not take the mark of a timestamp: "

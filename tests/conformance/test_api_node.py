@@ -13,7 +13,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
-from tests.nemesis.service import until
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
@@ -102,11 +102,12 @@ def test_a_running_feed_takes_its_new_name(bench: Bench) -> None:
     feeds.execute(f"CREATE CHANGEFEED f FOR orders INTO 'file://{bench.folder}'")
     feeds.sync("f")
     feeds.execute("ALTER CHANGEFEED f RENAME TO g")
-    runner = feeds.node._runners[1]
+    runner = feeds.node.feeds.runner(1)
+    assert runner is not None
 
     def renamed() -> bool:
         threads = {thread.name for thread in threading.enumerate()}
-        return "feed-g" in threads and runner.outlet.context().feed == "g"
+        return "feed-g" in threads and runner.sink_session.context().feed == "g"
 
     until(renamed, "the runner has the new name")
     assert "feed-f" not in {thread.name for thread in threading.enumerate()}
@@ -123,11 +124,11 @@ def test_a_node_whose_thread_ended_is_not_alive(bench: Bench) -> None:
 
 def test_the_limit_of_the_disk_reaches_the_capture(bench: Bench) -> None:
     feeds = bench.feeds
-    feeds.node._max_disk = 123 << 20
+    feeds.node.sources._max_disk = 123 << 20
     feeds.execute("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
-    keeper = feeds.node.keeper("shop")
-    until(lambda: keeper.capture_pid is not None, "the capture runs")
-    pid = keeper.capture_pid
+    source_runtime = feeds.node.source_runtime("shop")
+    until(lambda: source_runtime.capture_pid is not None, "the capture runs")
+    pid = source_runtime.capture_pid
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     assert arguments[arguments.index("--disk") + 1] == str(123 << 20)
 

@@ -8,18 +8,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from changefeed.catalog import NODE_TTL, Catalog, LeaseLost
-from changefeed.catalog.history import KEPT_EVENTS
-from changefeed.catalog.jobs import KEPT_DROPPED
-from changefeed.catalog.model import JobSpec, Status, TableProgress, TableState, Wanted
-from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.catalog.model import DesiredStatus, JobSpec, Status, TableProgress, TableState
+from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from tests.services.postgres import Database
 
 URI = "postgresql://app:s3cret@127.0.0.1:5432/shop"
 ORDERS = TableName("shop", "public", "orders")
@@ -123,7 +124,7 @@ def test_the_change_counter_rises_for_what_others_must_notice(catalog: Catalog) 
     assert risen()
     job = catalog.create_job(spec())
     assert risen()
-    catalog.request(job.id, Wanted.PAUSED)
+    catalog.request(job.id, DesiredStatus.PAUSED)
     assert risen()
     lease = catalog.acquire_lease(job.id, "n1", 10)
     assert lease
@@ -318,7 +319,7 @@ def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
     catalog.set_captured("shop", {ITEMS: Timestamp(20)})
     assert catalog.captured("shop") == {ITEMS: Timestamp(9)}
     assert catalog.captured("other") == {}
-    for oid, since in ((7, 9), (7, 9), (8, 22)):  # another table under the name begins anew
+    for oid, since in ((7, 9), (7, 9), (8, 22)):  # another table under the name begins afresh
         catalog.set_captured("shop", {ITEMS: Timestamp(22)}, {ITEMS: oid})
         assert catalog.captured("shop") == {ITEMS: Timestamp(since)}
         assert catalog.captured_table_ids("shop") == {ITEMS: oid}
@@ -363,6 +364,26 @@ def test_what_the_log_must_keep(catalog: Catalog) -> None:
     assert catalog.oldest_needed("shop") is None
 
 
+def test_what_each_feed_needs_of_the_log(catalog: Catalog) -> None:
+    one = catalog.create_job(spec("one", ORDERS, ITEMS))
+    two = catalog.create_job(spec("two"))
+    lease = catalog.acquire_lease(one.id, "n", 10)
+    assert lease
+    assert catalog.needed_from("shop") == {}  # they will scan
+    orders = TableProgress(
+        ORDERS, "orders", state=TableState.RUNNING, scan_at=Timestamp(50), done_upto=Timestamp(60)
+    )
+    items = TableProgress(ITEMS, "items", state=TableState.SCANNING, scan_at=Timestamp(70))
+    catalog.save_progress(one.id, {ORDERS: orders, ITEMS: items}, lease=lease)
+    assert catalog.needed_from("shop") == {}  # while one table is scanned, the log must go on
+    items = replace(items, state=TableState.RUNNING, done_upto=Timestamp(80))
+    catalog.save_progress(one.id, {ITEMS: items}, lease=lease)
+    assert catalog.needed_from("shop") == {one.id: Timestamp(60)}
+    catalog.delete_job(one.id)
+    catalog.transition(two.id, Status.SUCCEEDED, reason="x")
+    assert catalog.needed_from("shop") == {}
+
+
 # -- jobs ---------------------------------------------------------------------------------
 
 
@@ -370,7 +391,7 @@ def test_a_new_job(catalog: Catalog, state: State) -> None:
     job = catalog.create_job(
         replace(spec("f", sink="kafka://u:s3cret@k"), cursor=Timestamp(1, 2), end_time=Timestamp(9))
     )
-    assert (job.status, job.wanted, job.generation) == (Status.PENDING, Wanted.RUNNING, 1)
+    assert (job.status, job.wanted, job.generation) == (Status.PENDING, DesiredStatus.RUNNING, 1)
     assert job.created == job.modified == state.clock.wall
     assert job.options == {"updated": "", "resolved": "10s"}
     assert (job.cursor, job.end_time) == (Timestamp(1, 2), Timestamp(9))
@@ -447,7 +468,7 @@ def test_listing(catalog: Catalog) -> None:
     catalog.delete_job(ids[2])
     assert [job.id for job in catalog.jobs()] == [ids[0], ids[1], ids[3]]
     assert [job.id for job in catalog.jobs(include_finished=False)] == [ids[0], ids[3]]
-    catalog.request(ids[1], Wanted.DROPPED)
+    catalog.request(ids[1], DesiredStatus.DROPPED)
     assert [job.id for job in catalog.jobs(include_finished=False)] == [ids[0], ids[1], ids[3]]
     assert [job.id for job in catalog.dropped_jobs()] == [ids[2]]
     assert [job.id for job in catalog.source_jobs("shop")] == [ids[0], ids[3]]
@@ -479,9 +500,9 @@ def test_a_dropped_job_leaves_no_secret_and_no_progress(catalog: Catalog) -> Non
     assert catalog.lease_holder(job.id) is None
 
 
-def test_dropped_jobs_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KEPT_DROPPED > 10
-    monkeypatch.setattr("changefeed.catalog.jobs.KEPT_DROPPED", 2)
+def test_dropped_jobs_are_bounded(catalog: Catalog) -> None:
+    assert catalog.kept_dropped > 10
+    catalog.kept_dropped = 2
     ids = [catalog.create_job(spec(None)).id for _ in range(4)]
     for job_id in ids:
         catalog.delete_job(job_id)
@@ -680,6 +701,38 @@ def test_a_node_outlives_a_clock_that_jumps_by_a_day(
     assert catalog.acquire_lease(job.id, "n2", 15) is None
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("behind", [-86_400, -100, 100, 86_400])
+def test_clocks_of_machines_that_differ_move_no_job(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch, behind: float
+) -> None:
+    """A state that machines share has one clock for leases, whatever theirs say."""
+    one, other = Catalog.open(postgres.uri), Catalog.open(postgres.uri)
+    try:
+        job = one.create_job(spec())
+        one.register_node("n1", 1, "one.host")
+        lease = one.acquire_lease(job.id, "n1", 15)
+        assert lease
+        wrong = ManualClock(SystemClock().now().wall + int(behind * 1e9))
+        monkeypatch.setattr(other, "_clock", wrong)
+        other.register_node("n2", 1, "other.host")
+        assert other.acquire_lease(job.id, "n2", 15) is None
+        assert other.lease_holder(job.id) == "n1"
+        assert one.renew_leases([lease], 15) == set()
+        for catalog in (one, other):
+            assert [node.id for node in catalog.live_nodes()] == ["n1", "n2"]
+        one.release_lease(lease)
+        taken = other.acquire_lease(job.id, "n2", 15)
+        assert taken
+        assert one.acquire_lease(job.id, "n1", 15) is None
+        assert other.renew_lease(taken, 15).token == taken.token
+        other.heartbeat("n2")
+        assert [node.id for node in one.live_nodes()] == ["n1", "n2"]
+    finally:
+        one.close()
+        other.close()
+
+
 def test_two_takers_of_a_free_lease(state: State) -> None:
     job = state.open().create_job(spec())
     catalogs = [state.open() for _ in range(4)]
@@ -709,6 +762,34 @@ def test_the_lease_of_a_process_that_died_here_is_free_at_once(catalog: Catalog)
     assert catalog.acquire_lease(job.id, "here", 50) is None
 
 
+def test_what_others_save_of_a_source_meanwhile_stays(
+    catalog: Catalog, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pulse saves how far the log is while a statement asks for a new one."""
+    catalog.save_source_state("shop", memo={"slot": "s"})
+    write = catalog._database.write
+
+    def late(*, notify: bool = True) -> AbstractContextManager[Connection]:
+        monkeypatch.undo()
+        state.open().save_source_state("shop", renewal=True)
+        return write(notify=notify)
+
+    monkeypatch.setattr(catalog._database, "write", late)
+    catalog.save_source_state("shop", frontier=Timestamp(9))
+    found = catalog.source_state("shop")
+    assert found.renewal and found.frontier == Timestamp(9) and found.memo == {"slot": "s"}
+
+
+def test_a_new_log_is_asked_for_with_the_change_of_the_job(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS))
+    catalog.save_source_state(job.source, error="gone", error_code="CF2104")
+    catalog.alter_job(job.id, rescan={ORDERS: 0})
+    assert not catalog.source_state(job.source).renewal
+    catalog.alter_job(job.id, rescan={ORDERS: 0}, renew_log=True)
+    assert catalog.source_state(job.source).renewal
+    assert catalog.source_state(job.source).error == "gone"
+
+
 def test_nodes_live_by_heartbeat(catalog: Catalog, state: State) -> None:
     catalog.register_node("a", os.getpid(), socket.gethostname())
     state.clock.advance(NODE_TTL)
@@ -723,11 +804,9 @@ def test_nodes_live_by_heartbeat(catalog: Catalog, state: State) -> None:
     assert catalog.live_nodes() == []
 
 
-def test_events_are_newest_first_and_bounded(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert KEPT_EVENTS >= 100
-    monkeypatch.setattr("changefeed.catalog.history.KEPT_EVENTS", 3)
+def test_events_are_newest_first_and_bounded(catalog: Catalog) -> None:
+    assert catalog.kept_events >= 100
+    catalog.kept_events = 3
     one, two = catalog.create_job(spec("one")), catalog.create_job(spec("two"))
     catalog.record_event(two.id, "notice", "stays")
     for number in range(6):
@@ -857,7 +936,8 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     catalog.save_source_state("shop", identity="77")
     prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
     with catalog._database.write() as transaction:
-        transaction.execute(text(f"DROP TABLE {prefix}gap"))
+        for later_table in ("gap", "function"):
+            transaction.execute(text(f"DROP TABLE {prefix}{later_table}"))
         columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
         later = ("source_state.memo", "source_state.holds")
         for column in (*columns, "job_table.gap", "table_schema.announced", *later):
@@ -882,3 +962,4 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     source = upgraded.source_state("shop")
     assert (source.memo, source.identity) == ({"slot": "s", "publication": "p"}, "77")
     assert source.holds == "slot s, publication p"
+    assert upgraded.functions() == []

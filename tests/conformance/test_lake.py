@@ -12,10 +12,12 @@ import pytest
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Sink, SinkContext
 from sinks.lake import iceberg
+from sinks.lake.sink import IcebergSink
 from sinks.registry import open_sink
-from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from sinks.testing.merge_harness import MergeHarness
+from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.testing.rounds import run_random_rounds
-from tests.lake import Lake, unused_catalog
+from tests.helpers.lake import Lake, unused_catalog
 
 pytestmark = pytest.mark.spark
 
@@ -66,15 +68,24 @@ class BySpark(LakeHarness):
         assert receipt.rows == batch.rows.num_rows
 
 
-def every_round_is_large(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Have Iceberg's tables take each round for a large one; whether they spread it, by round."""
+class LargeRounds(LakeHarness):
+    """Iceberg's tables take each round for a large one."""
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        made = super().sink(options)
+        assert isinstance(made, IcebergSink)
+        made.spread_rows = 1
+        return made
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether Iceberg's tables spread a large round, by round."""
     asked, spread = iceberg.IcebergTable._spreads, []
 
     def spreads(table: iceberg.IcebergTable) -> bool:
         spread.append(asked(table))
         return spread[-1]
 
-    monkeypatch.setattr(iceberg, "SPREAD_ROWS", 1)
     monkeypatch.setattr(iceberg.IcebergTable, "_spreads", spreads)
     return spread
 
@@ -99,12 +110,20 @@ OF_DELTA = {
     "refuses_targets_of_other_feeds",
 }
 
+#: Of these the ones that `make test` leaves to `make test-all`.
+SLOW_OF_DELTA = {"counts_duplicates", "refuses_targets_of_other_feeds"}
+
 
 def cases(*, scans: bool = False) -> list[object]:
     """Format and case."""
     everything = os.environ.get("CHANGEFEED_TESTS") == "all"
     return [
-        pytest.param(kind, case, id=f"{kind}-{case}")
+        pytest.param(
+            kind,
+            case,
+            id=f"{kind}-{case}",
+            marks=pytest.mark.extended if case.name in SLOW_OF_DELTA else (),
+        )
         for kind in ("delta", "iceberg")
         for case in MERGE_CASES
         if everything or kind == "iceberg" or case.name in OF_DELTA
@@ -127,12 +146,13 @@ def test_scans_by_spark(
     run_merge_case(case, BySpark(spark_engine, place(kind, tmp_path), tmp_path / "scratch"))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_random_rounds(
     tmp_path: Path, spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
-    spread = every_round_is_large(monkeypatch)
-    harness = LakeHarness(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
+    spread = watched(monkeypatch)
+    harness = LargeRounds(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
     run_random_rounds(harness, 11, rounds=2)
     assert spread and all(spread)

@@ -13,10 +13,11 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.options import History
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
-from sinks.lake.applied import Applied
+from sinks.lake.delta import DeltaTable
 from sinks.lake.place import place_of
 from sinks.lake.staging import read, stage
 from tests.conformance.test_lake import place
@@ -111,6 +112,7 @@ def test_what_a_table_has_newer_stays(bench: Bench) -> None:
 JOINS = ("broadcast", "shuffle_hash", "merge")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("join", JOINS)
 @pytest.mark.parametrize("new", [(), (("c", (3, "c", None)),)])
 def test_a_round_in_which_nothing_is_newer_leaves_no_second_row(
@@ -154,6 +156,7 @@ def test_two_texts_of_one_key_are_a_merges_error(bench: Bench) -> None:
     assert bench.lake.query("select v from {t}") == [("a",)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("seed", "options"), [(1, {}), (2, {"partition_by": "v"})])
 def test_any_changes_give_the_same_as_a_dictionary(
     bench: Bench, seed: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
@@ -189,6 +192,7 @@ def test_any_changes_give_the_same_as_a_dictionary(
     assert set(ways(bench)) == {"round"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("change", "way"),
     [
@@ -206,6 +210,7 @@ def test_tables_that_need_more_are_merged(bench: Bench, change: str, way: str) -
     assert ways(bench) == ["round", way]
 
 
+@pytest.mark.extended
 def test_another_writers_commit_in_between_is_a_conflict(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +232,7 @@ def test_another_writers_commit_in_between_is_a_conflict(
     assert rows(bench, "id, v0") == {(1, "b"), (2, "a"), (3, "c")}
 
 
+@pytest.mark.extended
 def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
     """The same round by a writer that thinks it has not been: a node that came back late."""
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
@@ -240,11 +246,12 @@ def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
     assert len(bench.lake.query("describe history {t}")) == versions
 
 
-def test_another_delta_takes_merges(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.extended
+def test_another_delta_takes_merges(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
-    monkeypatch.setattr(delta_round, "_HELPER", "NoSuchHelper$")
+    table = bench.sink._tables["t"]
+    assert isinstance(table, DeltaTable)
+    table.helper = "NoSuchHelper$"
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))
     assert rows(bench, "id, v0") == {(1, "b")}
     assert ways(bench) == ["round", "merge"]
@@ -262,7 +269,7 @@ def test_a_filter_may_look_into_staged_files(spark_engine: SparkEngine, tmp_path
     table = pa.Table.from_pylist(rows, schema=SCHEMA.log_schema())
     target = Target(SCHEMA.table, "t")
     batch = Batch("feed", Epoch(1, Timestamp(9)), 0, target, SCHEMA, table)
-    file = stage(batch, tmp_path / "a.parquet", after=Applied(), history="off")
+    file = stage(batch, tmp_path / "a.parquet", history=History.OFF)
     assert file is not None
     with spark_engine.use(packs=("delta",)) as session:
         found = read(session, [file]).where("c0 >= 40 and c0 <= 99000")

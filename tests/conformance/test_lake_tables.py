@@ -18,10 +18,11 @@ from changefeed.core.events import Resolved
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.spark.session import SparkEngine
 from sinks.base import Batch, Epoch, SinkContext, Target
+from sinks.lake.iceberg import IcebergTable
 from sinks.lake.sink import LakeSink
 from sinks.registry import open_sink
-from tests.conformance.test_lake import every_round_is_large, place
-from tests.lake import Lake
+from tests.conformance.test_lake import place, watched
+from tests.helpers.lake import Lake
 
 pytestmark = pytest.mark.spark
 
@@ -164,6 +165,7 @@ def test_a_value_without_a_place_stops_the_table_and_is_not_told(bench: Bench) -
         assert value not in f"{error.message} {error.detail}"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [{"partition_by": "v0", "optimize": 0.001, "expire": 0.001}])
 def test_partitions_notes_resolved_and_upkeep(bench: Bench, kind: str) -> None:
     schema = schema_of(("text", "string"))
@@ -226,6 +228,7 @@ _AS_IN_0_1 = (
 )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [{"history": "append"}])
 @pytest.mark.parametrize(("kind", "crashed"), [("delta", True), ("iceberg", False)])
 def test_a_history_of_version_0_1_gets_the_form_of_now(bench: Bench, crashed: bool) -> None:
@@ -258,6 +261,7 @@ def test_a_history_of_version_0_1_gets_the_form_of_now(bench: Bench, crashed: bo
     assert not {"_ordinal", "_changed_at"} & set(columns)
 
 
+@pytest.mark.extended
 def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
     """Rows that somebody else put there do no harm, and a newer version of a row stays."""
     schema = schema_of(("text", "string"))
@@ -278,7 +282,10 @@ def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
 def test_a_large_round_keeps_to_the_order_somebody_gave_a_table(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spread = every_round_is_large(monkeypatch)
+    spread = watched(monkeypatch)
+    table = bench.sink._tables["t"]
+    assert isinstance(table, IcebergTable)
+    table.spread_rows = 1
     schema = schema_of(("text", "string"))
     bench.round(schema, 5, ("c", (1, "x")))
     bench.lake.query(f"alter table {bench.lake.table('t')} add partition field v0")

@@ -11,14 +11,15 @@ import fastavro
 import pytest
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.schema import BeforeImage, Column, Form
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
 from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
 from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.typed_rows import RowPlan
 from changefeed.encoding.unsent import UNSENT
-from tests.message_model import change, column, log_table, messages, table
+from tests.helpers.message_model import change, column, log_table, messages, table
 
 T = table([column("a", "int4", nullable=False), column("b", "text")], before_image=BeforeImage.FULL)
 AT = "1536242855577149065.0000000000"
@@ -143,6 +144,116 @@ def test_unsent_values_are_marked() -> None:
     }  # fmt: skip
 
 
+def test_unsent_values_are_left_out() -> None:
+    """In every envelope, also where the first column is meant, and of types without room."""
+    names = [("v", "text"), ("k", "int4"), ("n", "int8"), ("j", "jsonb")]
+    schema = replace(table([column(name, kind) for name, kind in names]), key=(1,))
+    rows = [
+        change("u", [None, 1, 5, None], {"1": 1}, missing='["v", "j"]'),
+        change("u", ["x", 2, None, "{}"], {"1": 2}, missing='["n"]'),
+        change("u", [None, 3, None, None], {"1": 3}),
+        change("d", None, {"1": 4}),
+    ]
+    expected = [
+        {"k": 1, "n": 5},
+        {"v": "x", "k": 2, "j": {}},
+        {c: None for c, _ in names} | {"k": 3},
+    ]
+    for envelope in (Envelope.WRAPPED, Envelope.ENRICHED, Envelope.ROW, Envelope.BARE):
+        for updated in (False, True):
+            plan = MessagePlan(schema, "t", envelope=envelope, updated=updated, unsent=Unsent.OMIT)
+            made = encode_messages(log_table(schema, rows), plan)["value"].to_pylist()
+            values = [json.loads(value) for value in made[:3]]
+            if envelope in (Envelope.WRAPPED, Envelope.ENRICHED):
+                values = [value["after"] for value in values]
+            for value in values:
+                value.pop("__crdb__", None)
+            assert values == expected
+    projected = MessagePlan(schema, "t", projection=("k",), unsent=Unsent.OMIT)
+    made = encode_messages(log_table(schema, rows), projected)["value"].to_pylist()
+    assert made[:3] == [b'{"after": {"k": %d}}' % k for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("envelope", [Envelope.WRAPPED, Envelope.ROW, Envelope.DEBEZIUM])
+def test_no_message_without_a_value(envelope: Envelope) -> None:
+    schema = table([column("k", "int4"), column("v", "text"), column("w", "text")])
+    rows = [change("u", [1, None, "x"], {"0": 1}, missing='["v"]')]
+    plan = MessagePlan(schema, "t", envelope=envelope, unsent=Unsent.FAIL)
+    with pytest.raises(ChangefeedError, match=r"column v .* was not sent, .*'fail'") as caught:
+        encode_messages(log_table(schema, rows), plan)
+    assert caught.value.code.number == "CF4001" and caught.value.scope is Scope.TABLE
+    with pytest.raises(ChangefeedError, match=r"column v .* was not sent"):
+        RowPlan(plan).rows(log_table(schema, rows))
+    without = replace(plan, projection=("k", "w"))
+    assert encode_messages(log_table(schema, rows), without).num_rows == 1
+    assert RowPlan(without).rows(log_table(schema, rows)).num_rows == 1
+
+
+@pytest.mark.parametrize("unsent", [Unsent.MARK, Unsent.OMIT])
+def test_a_message_whose_key_was_not_sent_is_an_error(unsent: Unsent) -> None:
+    """It would be another key's message."""
+    schema = table([column("k", "int4"), column("v", "text")])
+    rows = [change("u", [1, None], {"0": 1}, missing='["v"]')]
+    plan = MessagePlan(schema, "t", key_column="v", unsent=unsent)
+    with pytest.raises(ChangefeedError, match=r"column v .* was not sent, and it is the key"):
+        encode_messages(log_table(schema, rows), plan)
+
+
+@pytest.mark.parametrize("unsent", [Unsent.MARK, Unsent.OMIT])
+def test_a_message_whose_headers_were_not_sent_is_an_error(unsent: Unsent) -> None:
+    schema = table([column("k", "int4"), column("h", "jsonb")])
+    rows = [change("u", [1, None], {"0": 1}, missing='["h"]')]
+    plan = MessagePlan(schema, "t", headers_column="h", unsent=unsent)
+    with pytest.raises(ChangefeedError, match=r"column h .* was not sent, and it is the headers"):
+        encode_messages(log_table(schema, rows), plan)
+
+
+#: Logical types, and what stands for a value in formats with types; None: there is no room.
+ROOM: dict[str, tuple[Any, Any, Any]] = {
+    "text": (UNSENT, UNSENT, UNSENT),
+    "json": (json.dumps(UNSENT),) * 3,
+    "bytes": (UNSENT.encode(),) * 3,
+    "decimal": (UNSENT, UNSENT, UNSENT),
+    "decimal(12,2)": (UNSENT, UNSENT, None),
+    "array<text>": ([UNSENT], [UNSENT], [UNSENT]),
+    "array<uuid>": ([UNSENT], [UNSENT], [UNSENT]),
+    "array<bytes>": ([UNSENT.encode()],) * 3,
+    "array<int32>": (None, None, None),
+    "array<decimal(12,2)>": (None, None, None),
+    "array<timestamptz>": (None, None, None),
+}
+
+
+@pytest.mark.parametrize("logical", ROOM)
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["avro", "protobuf", "parquet"])
+def test_unsent_values_in_formats_with_types(logical: str, place: int) -> None:
+    """The placeholder in the column's own type, or an error that says what to do."""
+    form = Form.TEXT if logical in ("text", "bytes") else Form.RAW
+    schema = table([column("k", "int4"), replace(column("v", "text"), logical=logical, form=form)])
+    written = (Format.AVRO, Format.PROTOBUF, Format.PARQUET)[place]
+    plan = MessagePlan(schema, "t", format=written)
+    rows = [change("u", [1, None], {"0": 1}, missing='["v"]')]
+    expected = ROOM[logical][place]
+    if expected is None:
+        with pytest.raises(ChangefeedError, match=r"column v of .* was not sent") as caught:
+            encode_messages(log_table(schema, rows), plan)
+        assert caught.value.code.number == "CF4001"
+        assert "REPLICA IDENTITY FULL" in caught.value.hint
+        return
+    value: Any = encode_messages(log_table(schema, rows), plan).to_pylist()[0]["value"]
+    if written is Format.PARQUET:
+        assert value["v"] == expected
+    elif written is Format.AVRO:
+        found: Any = fastavro.schemaless_reader(
+            io.BytesIO(value), cast(Any, value_schema(plan)), None
+        )
+        assert found["after"]["v"] == expected
+    else:
+        [element] = expected if isinstance(expected, list) else [expected]
+        data = element if isinstance(element, bytes) else element.encode()
+        assert value.endswith(bytes([len(data)]) + data)
+
+
 def test_an_unsent_value_without_a_placeholder_is_an_error() -> None:
     schema = table([column("k", "int4"), column("n", "int8")])
     rows = [change("u", [1, None], {"0": 1}, missing='["n"]')]
@@ -162,7 +273,7 @@ def test_clean_columns_are_taken_at_their_word() -> None:
     assert made["value"][0].as_py() == b'{"after": {"a": 1, "b": "y"}}'
 
 
-@pytest.mark.parametrize("columns", [1, 120])
+@pytest.mark.parametrize("columns", [1, pytest.param(120, marks=pytest.mark.extended)])
 def test_many_rows_keep_their_order(columns: int) -> None:
     schema = table([column("id", "int8"), *(column(f"c{i}", "text") for i in range(columns))])
     rows = [

@@ -9,7 +9,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.sources.base import Watch
-from changefeed.sources.mysql import MySQLSource, snapshot
+from changefeed.sources.mysql import MySQLSource
+from changefeed.sources.mysql.snapshot import SnapshotPatience
 from tests.services.mysql import READER_PASSWORD, BinlogServer
 
 pytestmark = pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
@@ -130,11 +131,10 @@ def test_numbers_that_may_go_back_are_a_warning(binlog_server: BinlogServer, dat
 
 
 def test_a_scan_locks_its_tables_where_the_server_never_rests(
-    binlog_server: BinlogServer, database: str, monkeypatch: pytest.MonkeyPatch
+    binlog_server: BinlogServer, database: str
 ) -> None:
-    monkeypatch.setattr(snapshot, "LOCK_FREE_ATTEMPTS", 0)
-    monkeypatch.setattr(snapshot, "LOCK_SECONDS", 1)
     source = MySQLSource("shop", binlog_server.uri(database))
+    source.patience = SnapshotPatience(lock_free=0, lock=1)
     table = source.describe(None, "t")
     binlog_server.run("INSERT INTO t VALUES (1, 'seen')", database=database)
     with source.snapshot([table]) as image:

@@ -17,8 +17,8 @@ from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.session import connect
 from changefeed.sources.mysql.stream import BinlogStream
+from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
-from tests.waiting import until
 
 BOTH = pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
 

@@ -8,19 +8,26 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from changefeed.catalog import JobSpec, Status, TableProgress, TableState
+from changefeed.catalog.model import Job
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.state import StateLayout
+from changefeed.core.timings import Timings
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.feed import Feed
 from changefeed.spark.session import SparkEngine
+from changefeed.statements.context import Context
+from changefeed.statements.sync import _shapes_to_come
 from tests.e2e.feeds import Feeds, running
-from tests.nemesis.service import until
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
@@ -89,11 +96,10 @@ def bench(
     tmp_path: Path,
     postgres: Database,
     spark_engine: SparkEngine,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Bench]:
-    monkeypatch.setattr("changefeed.capture.reconciler.LOOK_SECONDS", 0.3)
-    monkeypatch.setattr("changefeed.capture.reconciler.EXPAND_SECONDS", 0.3)
-    with running(tmp_path / "state", spark_engine) as feeds:
+    timings = getattr(request, "param", Timings(source_look=0.3, expand=0.3, retry_first=0.01))
+    with running(tmp_path / "state", spark_engine, timings=timings) as feeds:
         yield Bench(feeds, postgres, tmp_path / "out")
 
 
@@ -159,10 +165,10 @@ def test_a_table_made_anew_is_another_table_until_it_is_added(bench: Bench) -> N
         "begin; drop table a; create table a (id int primary key, note text);"
         "insert into a values (7, 'new'); commit"
     )
-    bench.fails("a", "was dropped and made anew")
+    bench.fails("a", "was dropped and created again")
     bench.database.execute("insert into a values (8, 'newer')")
     bench.feeds.execute("RESUME CHANGEFEED f")
-    bench.fails("a", "was dropped and made anew")
+    bench.fails("a", "was dropped and created again")
     bench.synced("b", 2)
     assert bench.notes("a") == ["a1"], "nothing of the other table"
 
@@ -197,15 +203,12 @@ def test_a_table_that_got_its_name_back_is_resumed_with_a_scan(bench: Bench) -> 
     assert sorted(bench.notes("a")) == ["a1", "a2", "a3"]
 
 
-def test_a_renamed_table_with_rows_at_once_fails_alone(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bench", [Timings(source_look=600.0)], indirect=True)
+def test_a_renamed_table_with_rows_at_once_fails_alone(bench: Bench, tmp_path: Path) -> None:
     """The first row under the new name comes before anybody has looked at the source again."""
     bench.feeds.execute(f"CREATE CHANGEFEED f FOR a, b INTO 'duckdb://{tmp_path}/copy.duckdb'")
     bench.database.execute("insert into a values (2, 'a2')")
     bench.feeds.sync("f")
-    monkeypatch.setattr("changefeed.capture.reconciler.LOOK_SECONDS", 600.0)
-    bench.feeds.node.keeper("shop").source.current_position()  # the look that runs now is over
     bench.database.execute("alter table a rename to x; insert into x values (3, 'x3')")
     bench.fails("a", 'was renamed to "public.x"')
     before = bench.feeds.catalog.job("f").emitted_rows
@@ -217,7 +220,6 @@ def test_a_fault_of_ours_that_repeats_stops_its_table_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.create("a, b")
-    monkeypatch.setattr("changefeed.feeds.runner.FIRST_PAUSE_SECONDS", 0.01)
     right = Feed.messages
 
     def wrong(feed: Feed, schema: TableSchema) -> MessagePlan:
@@ -298,7 +300,7 @@ def test_a_paused_feed_misses_nothing_of_a_table_that_was_left_out(bench: Bench)
     bench.database.execute("alter table a drop constraint a_pkey")
     bench.fails("a", "no replica identity", "CF2003")
     bench.database.execute("update a set note = 'a2'; alter table a add primary key (id)")
-    until(lambda: not bench.feeds.node.keeper("shop").problems, "a is captured again", 60)
+    until(lambda: not bench.feeds.node.source_runtime("shop").problems, "a is captured again", 60)
     bench.feeds.execute("RESUME CHANGEFEED f")
     bench.feeds.sync("f")
     assert bench.notes("a") == ["a1", "a2"]
@@ -411,14 +413,30 @@ def test_a_publication_that_was_dropped_stops_every_feed(bench: Bench) -> None:
     bench.synced("b", 3)
 
 
-def test_sync_says_that_columns_come_with_the_next_row(bench: Bench) -> None:
+def test_columns_change_without_a_row(bench: Bench) -> None:
     bench.create("a, b")
     bench.database.execute("insert into a values (2, 'a2')")
     assert bench.feeds.execute("SYNC CHANGEFEED f").notices == []
     bench.database.execute(
         "alter table a add column extra int; alter table b alter note set not null"
     )
-    (notice,) = bench.feeds.execute("SYNC CHANGEFEED f").notices
-    assert notice.startswith("the columns of public.a changed at the source")
-    bench.database.execute("insert into a values (3, 'a3', 3)")
+
+    def announced() -> bool:
+        known = bench.feeds.catalog.announced_schema(TableName("shop", "public", "a"))
+        return known is not None and "extra" in [column.name for column in known.columns]
+
+    until(announced, "the feed knows the column", 60)
     assert bench.feeds.execute("SYNC CHANGEFEED f").notices == []
+
+
+def test_sync_tells_of_columns_that_the_feed_does_not_know() -> None:
+    name = TableName("shop", "public", "a")
+    key = Column("id", "integer", "int32", Form.NATIVE, "int32", False, 1)
+    extra = Column("extra", "integer", "int32", Form.NATIVE, "int32", True, 2)
+    known = TableSchema(name, (key,), (0,), version=1)
+    catalog = SimpleNamespace(tables=lambda _job: [], announced_schema=lambda _table: known)
+    context = cast(Context, SimpleNamespace(catalog=catalog))
+    job = cast(Job, SimpleNamespace(id=1))
+    assert _shapes_to_come(job, {name: known}, context) == []
+    (notice,) = _shapes_to_come(job, {name: replace(known, columns=(key, extra))}, context)
+    assert notice.startswith("the columns of public.a changed at the source")

@@ -12,7 +12,7 @@ import pytest
 from changefeed.catalog.model import TableProgress
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.shapes import Envelope
-from changefeed.encoding.compile import source_members, table_messages
+from changefeed.encoding.compile import origin_of, source_members, table_messages
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.options import parse_options
@@ -67,7 +67,8 @@ def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> Mess
     assert isinstance(statement, nodes.CreateChangefeed)
     typed = parse_options(statement.options, scheme="kafka")
     progress = TableProgress(TABLE, "top", columns=columns)
-    return table_messages(typed, progress, schema, source_members("shop", 1, "kafka"))
+    members, origin = source_members("shop", 1, "kafka"), origin_of("postgresql://h/shop", "shop")
+    return table_messages(typed, progress, schema, members, origin=origin)
 
 
 @pytest.mark.parametrize("identity", [BeforeImage.KEY, BeforeImage.FULL])

@@ -18,9 +18,9 @@ from changefeed.core.events import Frontier
 from changefeed.sources.postgres.continuity import History
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn
 from tests.conftest import PostgresFactory
-from tests.postgres_tail import SLOT, Catalog, Tail, prepare
+from tests.helpers.postgres_tail import SLOT, Catalog, Tail, prepare
+from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
-from tests.waiting import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -59,7 +59,7 @@ class Reader:
         self.rows += [change.after["id"] for change in tail.changes() if change.after]
 
     def insert(self, *numbers: int) -> None:
-        """A commit a row."""
+        """One commit per row."""
         for number in numbers:
             self.db.execute("insert into t values (%s, 'x')", [number])
 

@@ -92,16 +92,16 @@ OURS = [(name, True, True, True, True, True, False) for name in ("a", "b")]
         (
             "drop publication {p}; create publication {p} for table a, b",
             ["a", "b"],
-            "was dropped and made anew",
+            "was dropped and created again",
         ),
         (
             "drop publication {p}; create publication {p} for all tables",
             ["a", "b"],
-            "was dropped and made anew",
+            "was dropped and created again",
         ),
         ("alter publication {p} set table a where (id > 5), b", ["a"], "row filter"),
         ("alter publication {p} drop table a; alter publication {p} add table a (id)", ["a"], ""),
-        ("alter publication {p} add tables in schema public", ["a", "b"], "made anew"),
+        ("alter publication {p} add tables in schema public", ["a", "b"], "created again"),
     ],
 )
 def test_what_somebody_did_to_it(

@@ -12,13 +12,13 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
-from changefeed.sources.base import Captured
+from changefeed.sources.base import CaptureResult
 from changefeed.sources.postgres import PostgresSource, setup
 from changefeed.sources.postgres.attachment import PostgresAttachment, object_name
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL
+from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
-from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -171,7 +171,7 @@ def test_many_at_once_agree(postgres: Database, source: PostgresSource, name: st
     sources = [PostgresSource("shop", postgres.uri) for _ in range(6)]
     gate = threading.Barrier(len(sources))
 
-    def go(one: PostgresSource) -> Captured:
+    def go(one: PostgresSource) -> CaptureResult:
         gate.wait()
         return attachment(one, name).capture([A, B], resume=False)
 
@@ -179,15 +179,15 @@ def test_many_at_once_agree(postgres: Database, source: PostgresSource, name: st
         made = list(pool.map(go, sources))
     for one in sources:
         one.close()
-    assert all(captured == Captured() for captured in made)
+    assert all(captured == CaptureResult() for captured in made)
     assert attachment(source, name).state().exists
     assert published(postgres, name) == ["a", "b"]
 
 
 def test_prepare_waits_for_those_who_were_writing(
-    postgres: Database, held: PostgresAttachment, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, source: PostgresSource, held: PostgresAttachment, name: str
 ) -> None:
-    monkeypatch.setattr(setup, "SETTLE_SECONDS", 60.0)
+    source.patience.settle = 60.0
     with postgres.connect(autocommit=False) as writer, ThreadPoolExecutor(1) as pool:
         held.capture([B], resume=False)
         writer.execute("insert into a values (1, 'before')")
@@ -197,7 +197,7 @@ def test_prepare_waits_for_those_who_were_writing(
         postgres.execute("insert into a values (2, 'meanwhile')")
         assert not waiting.done()
         writer.commit()
-        assert waiting.result(20) == Captured()
+        assert waiting.result(20) == CaptureResult()
     with connect(postgres.uri) as connection:
         assert setup.settling(connection, name) == set()
 
@@ -224,9 +224,9 @@ def test_who_gave_up_waiting_is_not_forgotten(
 
 @ALL
 def test_a_slot_that_waits_names_those_it_waits_for(
-    postgres: Database, held: PostgresAttachment, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, source: PostgresSource, held: PostgresAttachment
 ) -> None:
-    monkeypatch.setattr(setup, "LONGEST_SLOT_SECONDS", 2.0)
+    source.patience.longest_slot = 2.0
     with postgres.connect(autocommit=False) as writer:
         writer.execute("insert into a values (1, 'before')")
         with pytest.raises(ChangefeedError) as caught:
@@ -249,9 +249,9 @@ def made(held: PostgresAttachment) -> bool:
 
 
 def test_a_locked_table_is_named_and_its_writers_go_on(
-    postgres: Database, held: PostgresAttachment, name: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, source: PostgresSource, held: PostgresAttachment, name: str
 ) -> None:
-    monkeypatch.setattr(setup, "LOCK_SECONDS", 0.5)
+    source.patience.lock = 0.5
     held.capture([B], resume=False)
     with postgres.connect(autocommit=False) as builder, ThreadPoolExecutor(1) as pool:
         builder.execute("lock table a in share update exclusive mode")
@@ -262,7 +262,7 @@ def test_a_locked_table_is_named_and_its_writers_go_on(
         error = waiting.exception()
         assert isinstance(error, ChangefeedError) and error.code.number == "CF2005"
         assert f"pid {builder.info.backend_pid}" in error.message
-    assert held.capture([A, B], resume=True) == Captured()
+    assert held.capture([A, B], resume=True) == CaptureResult()
     assert published(postgres, name) == ["a", "b"]
 
 

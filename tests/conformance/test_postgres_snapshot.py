@@ -388,6 +388,6 @@ def test_rows_are_the_same_by_either_way_of_reading(
     with source.snapshot([schema]) as snapshot:
         parts = snapshot.parts(schema)
         from_socket = rows(parts)
-        monkeypatch.setattr(copyout, "_is_plain", lambda _: False)
+        monkeypatch.setattr(copyout, "is_plain", lambda _: False)
         assert rows(parts) == from_socket
         assert len(from_socket) == 995

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,14 +16,20 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage
 from changefeed.sources.base import StreamFallback
+from changefeed.sources.postgres.connect import LateSession, connect
+from changefeed.sources.postgres.details import read_details
+from changefeed.sources.postgres.idle_changes import IdleChanges, _Look
 from changefeed.sources.postgres.lookup import Lookup
-from changefeed.sources.postgres.lsn import parse_lsn, position_of
-from changefeed.sources.postgres.wire import ReplicationConnection
+from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
+from changefeed.sources.postgres.relations import Relations
+from changefeed.sources.postgres.stream import ReplicationStream
+from changefeed.sources.postgres.types import schema_of
+from changefeed.sources.postgres.wire import ReplicationConnection, Row
 from tests.conformance.conftest import ALL
 from tests.conftest import PostgresFactory
-from tests.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
+from tests.helpers.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
+from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
-from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -270,6 +276,102 @@ def test_schema_changes_in_mid_stream(postgres: Database, tmp_path: Path) -> Non
     assert sorted(seqs) == list(range(1, 16))
 
 
+def _shape_changes(tail: Tail) -> list[SchemaChange]:
+    return [e for e in tail.events if isinstance(e, SchemaChange)]
+
+
+def _more_changes(tail: Tail, than: int) -> bool:
+    return len(_shape_changes(tail)) > than
+
+
+@ALL
+def test_a_schema_change_that_no_row_follows(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key, a int)")
+    prepare(postgres)
+    statements = [
+        ("alter table t add b int default 5", True),
+        ("alter table t rename a to c", False),
+        ("alter table t alter b set not null", False),
+        ("alter table t drop constraint t_pkey", False),
+        ("alter table t drop c", False),
+    ]
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1, 1)")
+        tail.catch_up()
+        for statement, _ in statements:
+            known = len(_shape_changes(tail))
+            postgres.execute(statement)
+            tail.wait_for(partial(_more_changes, tail, known))
+        at = [change.at for change in _shape_changes(tail)]
+        assert tail.frontier.at >= at[-1] and at == sorted(set(at))
+        postgres.execute("alter table t replica identity full; insert into t values (2, 7)")
+        tail.catch_up()
+    changes = _shape_changes(tail)
+    assert [change.rewritten for change in changes] == [*(r for _, r in statements), False]
+    assert [c.name for c in changes[4].new.columns] == ["id", "b"]
+    assert changes[3].new.keyless
+    assert changes[5].old == changes[4].new, "the row had a change of its own to announce"
+    assert [c.after for c in tail.changes()] == [{"id": 1, "a": 1}, {"id": 2, "b": 7}]
+
+
+@pytest.mark.parametrize("postgres", [16], indirect=True)
+def test_a_schema_change_of_a_table_that_was_never_written(
+    postgres: Database, tmp_path: Path
+) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    catalog = Catalog()
+    with connect(postgres.uri) as session:
+        [(oid,)] = session.execute("select 'public.t'::regclass::oid::int8").fetchall()
+        catalog.intern(schema_of(read_details(session, [oid])[oid], "src"))
+    postgres.execute("alter table t add a int")
+    with tailing(postgres, tmp_path, catalog=catalog) as tail:
+        tail.wait_for(lambda: _shape_changes(tail))
+        postgres.execute("insert into t values (1, 2)")
+        tail.catch_up()
+    [change] = _shape_changes(tail)
+    assert [c.name for c in change.new.columns] == ["id", "a"]
+    assert tail.batches("t")[0].schema == change.new
+
+
+@pytest.mark.parametrize("postgres", [16], indirect=True)
+def test_what_a_row_has_announced_is_not_a_change_again(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+        for n in range(2, 6):
+            postgres.execute(f"alter table t add c{n} int")
+            postgres.execute(f"insert into t values ({n})")
+        tail.catch_up()
+        postgres.execute("alter table t rename to u; create table t (id int primary key, x int)")
+        tail.catch_up()
+        postgres.execute("select pg_logical_emit_message(true, 'x', 'x')")
+        tail.catch_up()
+    changes = _shape_changes(tail)
+    assert [len(c.new.columns) for c in changes] == [2, 3, 4, 5]
+    assert len({(c.old.version, c.new.version) for c in changes}) == 4
+
+
+def test_the_catalog_is_asked_only_while_the_log_grows() -> None:
+    looks: list[int] = []
+
+    class Watched(IdleChanges):
+        def _look(self) -> Any:
+            looks.append(1)
+            return _Look(100 * len(looks), {})
+
+    watched = Watched(LateSession(""), "", cast(Relations, None))
+    assert watched.due(50) == [] and len(looks) == 1
+    watched.due(99)
+    watched.due(100, hasty=True)
+    watched.due(100, hasty=True)
+    assert len(looks) == 1, "nothing was written since"
+    watched.due(101, hasty=True)
+    assert len(looks) == 2
+
+
 def test_schema_change_inside_one_batch(postgres: Database, tmp_path: Path) -> None:
     """Rows of before and after arrive together, also inside one transaction."""
     postgres.execute("create table t (id int primary key, a int)")
@@ -305,6 +407,40 @@ def test_change_while_nobody_looked(postgres: Database, tmp_path: Path) -> None:
     [change, batch] = tail.events
     assert isinstance(change, SchemaChange) and isinstance(batch, ChangeBatch)
     assert change.at == next(batch.changes()).at
+
+
+def test_the_last_acknowledgement_of_an_earlier_reader_is_waited_for(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes it after the next reader has come, and sends nothing below it any more: what
+    it then leaves out is no other history."""
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with monkeypatch.context() as silent:
+        silent.setattr(ReplicationStream, "acknowledge", lambda *_: None)
+        with tailing(postgres, tmp_path) as tail:
+            postgres.execute("insert into t values (1)")
+            tail.catch_up()
+    earlier = ReplicationConnection(postgres.uri)
+    earlier.start_replication(SLOT, 0, {"proto_version": "1", "publication_names": PUBLICATION})
+    query, ended = ReplicationConnection.query, threading.Event()
+    active = "select 1 from pg_replication_slots where active"
+
+    def late(connection: ReplicationConnection, sql: str) -> list[Row]:
+        rows = query(connection, sql)
+        if "confirmed_flush_lsn" in sql and not ended.is_set():
+            ended.set()
+            earlier.send_status(lsn_of(tail.frontier.position))
+            earlier.close()
+            until(lambda: not postgres.execute(active))
+        return rows
+
+    monkeypatch.setattr(ReplicationConnection, "query", late)
+    with tailing(postgres, tmp_path, start=tail.frontier, catalog=tail.catalog) as next_tail:
+        postgres.execute("insert into t values (2)")
+        next_tail.catch_up()
+    assert ended.is_set()
+    assert [change.after for change in next_tail.changes()] == [{"id": 2}]
 
 
 def test_renamed_table_is_announced(postgres: Database, tmp_path: Path) -> None:

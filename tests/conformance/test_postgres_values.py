@@ -16,7 +16,7 @@ from changefeed.sources.postgres.connect import connect
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.values import text_column, text_value
-from tests.postgres_tail import Tail, prepare, tailing
+from tests.helpers.postgres_tail import Tail, prepare, tailing
 from tests.services.postgres import Database
 
 pytestmark = pytest.mark.postgres

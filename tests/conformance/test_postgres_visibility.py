@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from changefeed.core.events import SchemaChange
-from changefeed.sources.postgres import PostgresSource, visibility
+from changefeed.sources.postgres import PostgresSource
 from changefeed.sources.postgres.lookup import Lookup
 from tests.conformance.conftest import ALL
-from tests.postgres_tail import Tail, prepare, tailing
+from tests.helpers.postgres_tail import Tail, prepare, tailing
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -104,18 +104,20 @@ def test_a_key_that_changed_a_moment_ago_is_the_key(
 
 
 def test_a_key_that_is_shown_too_late_is_found_with_a_later_row(
-    postgres: Database, tmp_path: Path, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, tmp_path: Path, source: PostgresSource
 ) -> None:
     """A standby that is away holds no stream; what the catalog shows then is taken."""
-    monkeypatch.setattr(visibility, "PATIENCE", 0.0)
-    monkeypatch.setattr("changefeed.sources.postgres.relations._LATE", 0.0)
+    at_once = {"patience": 0.0, "look_again": 0.0}
     postgres.execute(
         "create table t (a int primary key, b text); alter table t replica identity full;"
         "insert into t values (1, 'x')"
     )
     prepare(postgres)
     postgres.execute("update t set b = 'y'")
-    with held(postgres) as commits, tailing(postgres, tmp_path, unseen=source.unseen) as tail:
+    with (
+        held(postgres) as commits,
+        tailing(postgres, tmp_path, unseen=source.unseen, **at_once) as tail,
+    ):
         tail.wait_for(lambda: tail.changes("t"))
         commits.write(_KEY.format("update t set b = 'z'"))
         tail.wait_for(lambda: len(tail.changes("t")) == 2)

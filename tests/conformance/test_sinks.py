@@ -31,7 +31,7 @@ def _run(case: Case, harness: Harness) -> None:
 
 
 class _Base:
-    """What most harnesses have in common: one partition a topic, no limit, no secret."""
+    """What most harnesses have in common: one partition per topic, no limit, no secret."""
 
     never: Mapping[str, str] = {}
     secret = ""

@@ -570,6 +570,7 @@ def deliver(
     sink.commit(epoch, [sink.write(Batch("f", epoch, 0, target, T_SCHEMA, table))])
 
 
+@pytest.mark.extended
 def test_the_rights_we_ask_for_are_enough(guarded: SecureElasticsearch) -> None:
     parameters = "index_prefix=feed_&dead_letter_index=feed_letters"
     sink = ElasticsearchSink(f"{guarded.uri_of('feed')}/?{parameters}")

@@ -119,6 +119,7 @@ def test_outlives_outage(own_kafka: KafkaBroker, producer: str) -> None:
     assert run_case(case, OutageHarness(own_kafka)) == ""
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: str) -> None:
     """One row of each key is rewritten all the time; the broker dies twice under it."""
@@ -191,13 +192,39 @@ def test_a_frozen_broker_is_given_up(own_kafka: KafkaBroker, producer: str) -> N
     sink.close()
 
 
-def test_nothing_reaches_the_terminal(
-    producer: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_sink_does_not_wait_for_a_frozen_broker(
+    own_kafka: KafkaBroker, producer: str
 ) -> None:
-    """No broker at that address: one error of ours, not a line of the library's."""
-    monkeypatch.setattr("sinks.kafka.topics.REQUEST_SECONDS", 2.0)
+    """A node that is stopped does not wait out the patience with a broker that is away."""
+    feed = Feed({"t": "t"})
+    sink = make_sink(own_kafka, stall=120.0)
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 1)])
+    own_kafka.pause()
+    try:
+        threading.Timer(0.5, sink.interrupt).start()
+        with pytest.raises(ChangefeedError):
+            feed.deliver(sink, [put(1, "y", 2)])
+    finally:
+        own_kafka.unpause()
+    sink.close()
+
+
+def test_an_interrupted_sink_does_not_wait_for_its_first_answer() -> None:
     sink = KafkaSink("kafka://127.0.0.1:1")
-    sink.stall_seconds = 0.5
+    sink.request_seconds = 120.0
+    threading.Timer(0.5, sink.interrupt).start()
+    targets = (Target(table_schema("t").table, "t"),)
+    with pytest.raises(ChangefeedError) as caught:
+        sink.open(SinkContext("f", 0, targets))
+    assert caught.value.code.number == "CF5001"
+    sink.close()
+
+
+def test_nothing_reaches_the_terminal(producer: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """No broker at that address: one error of ours, not a line of the library's."""
+    sink = KafkaSink("kafka://127.0.0.1:1")
+    sink.request_seconds, sink.stall_seconds = 2.0, 0.5
     with pytest.raises(ChangefeedError) as caught:
         Feed({"t": "t"}).open(sink)
     assert caught.value.code.number == "CF5001"
@@ -487,10 +514,10 @@ def test_a_look_at_the_broker_makes_nothing(kafka: KafkaBroker, topic: str) -> N
     sink.close()
 
 
-def test_a_look_at_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.kafka.topics.REQUEST_SECONDS", 1.0)
+def test_a_look_at_a_broker_that_is_away() -> None:
     for targets in ((Target(table_schema("t").table, "t"),), ()):
         sink = KafkaSink("kafka://127.0.0.1:1")
+        sink.request_seconds = 1.0
         problems = sink.check(SinkContext("validate", 0, targets))
         assert [problem.code.number for problem in problems] == ["CF5001"]
         sink.close()

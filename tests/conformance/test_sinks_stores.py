@@ -10,6 +10,7 @@ import base64
 import itertools
 import json
 import pickle
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,9 +24,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pyarrow import fs
 
+from changefeed.core.clock import ManualClock
 from changefeed.core.errors import Action, ChangefeedError
 from sinks.base import Sink
 from sinks.files.places import objects
+from sinks.files.sink import FilesSink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
 from sinks.testing.feed import Feed, at, put
@@ -41,10 +44,12 @@ _numbers = itertools.count(1)
 STORES = pytest.mark.parametrize("store", ["s3", "gcs", "azure"], indirect=True)
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Google's client repeats a request that fails for a second, not for ten."""
-    monkeypatch.setattr(objects, "GOOGLE_SECONDS", 1)
+def made(uri: str, options: Mapping[str, Any] | None = None) -> FilesSink:
+    """A sink whose client of Google's repeats a request that fails for a second, not for ten."""
+    sink = open_sink(uri, options)
+    assert isinstance(sink, FilesSink)
+    sink.google_seconds = 1
+    return sink
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ class StoreHarness:
         self._used: dict[str, None] = {}
 
     def sink(self) -> Sink:
-        return open_sink(self._uri, self._options)
+        return made(self._uri, self._options)
 
     def topic(self, table: str) -> str:
         self._used[table] = None
@@ -118,7 +123,7 @@ def test_conformance(
 
 
 def opened(uri: str) -> tuple[Sink, Feed]:
-    sink = open_sink(uri)
+    sink = made(uri)
     feed = Feed({"t": "t", "u": "u"}, key_in_value=True)
     feed.open(sink)
     return sink, feed
@@ -126,7 +131,7 @@ def opened(uri: str) -> tuple[Sink, Feed]:
 
 def failure(uri: str, *secrets: str) -> ChangefeedError:
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": "t"}).open(open_sink(uri))
+        Feed({"t": "t"}).open(made(uri))
     shown = f"{caught.value.message}{caught.value.detail}{caught.value.hint}"
     assert not any(secret in shown for secret in (SECRET, *secrets))
     return caught.value
@@ -438,7 +443,7 @@ def test_azure_shows_nothing_between_upload_and_copy(
     sink.close()
 
 
-def test_azure_leftovers_are_swept(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_leftovers_are_swept(azure: AzureServer) -> None:
     """What an upload that was cut has left is removed when it is old; nothing else is."""
     azure.bucket("swept")
     foreign = [".tmp/theirs", ".tmp/other/part", f".tmp/{'b' * 16}/part", f".tmp/{'b' * 16}/more"]
@@ -448,14 +453,16 @@ def test_azure_leftovers_are_swept(azure: AzureServer, monkeypatch: pytest.Monke
     opened(azure.uri("swept/x"))[0].close()
     stays = ["kept", "more", "part", "part", "theirs"]
     assert sorted(azure.objects("swept/x")) == sorted([*stays, "part"])
-    monkeypatch.setattr(objects, "ORPHAN_SECONDS", -1.0)
-    opened(azure.uri("swept/x"))[0].close()
+    later = made(azure.uri("swept/x"))
+    later.clock = ManualClock(time.time_ns() + 7200 * 10**9)
+    Feed({"t": "t"}, key_in_value=True).open(later)
+    later.close()
     assert sorted(azure.objects("swept/x")) == stays
 
 
 def test_an_address_is_not_a_part_of_the_name() -> None:
     """What stands for the store in errors and manifests has no parameters in it."""
-    sink = open_sink(f"gs://b/x?BEARER_TOKEN=t&GCS_ENDPOINT={quote('http://127.0.0.1:1')}")
+    sink = made(f"gs://b/x?BEARER_TOKEN=t&GCS_ENDPOINT={quote('http://127.0.0.1:1')}")
     with pytest.raises(ChangefeedError) as caught:
         Feed({"t": "t"}).open(sink)
     assert urlsplit(caught.value.message.split()[0]).query == ""

@@ -9,7 +9,8 @@ from snowflake.connector.errors import ProgrammingError
 
 from sinks.base import Sink
 from sinks.registry import open_sink
-from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case
+from sinks.testing.merge_harness import MergeHarness
+from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from tests.services.snowflake import PASSWORD, SnowflakeEmulator
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from changefeed.core.events import ChangeBatch, Flush, SchemaChange
 from changefeed.sources.base import Attachment, Memo, Snapshot, Source, StreamRequest
-from changefeed.sources.testing import reader
 from changefeed.sources.testing.conformance import CASES, run_case
 from tests.conformance.test_source_conformance import PostgresHarness
 from tests.services.postgres import Database
@@ -153,7 +152,6 @@ def test_a_fault_is_found(
     name: str,
     postgres: Database,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (case,) = (case for case in CASES if case.name == name)
     with postgres.server.database() as other:
@@ -161,7 +159,7 @@ def test_a_fault_is_found(
         assert run_case(case, harness) == ""
         harness.execute("DROP TABLE IF EXISTS t, late")
         harness.fault = fault
-        monkeypatch.setattr(reader, "DEADLINE", 5.0)
+        harness.deadline = 2.0
         with pytest.raises((AssertionError, ValueError)):
             run_case(case, harness)
         harness.close()

@@ -18,8 +18,8 @@ from changefeed.core.shapes import Envelope, Format
 from changefeed.encoding.plan import MessagePlan
 from changefeed.scan.spark import run_scan
 from changefeed.spark.session import SparkEngine
-from tests import message_model as model
-from tests.spark_parts import MadePart, ToFiles, delivered
+from tests.helpers import message_model as model
+from tests.helpers.spark_parts import MadePart, ToFiles, delivered
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,7 @@ from changefeed.core.shapes import Deletes
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
-from tests import message_model as model
+from tests.helpers import message_model as model
 
 KEYS: dict[str, tuple[Column, list[object], list[str]]] = {
     "int": (

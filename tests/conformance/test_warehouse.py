@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import duckdb
 import pytest
@@ -14,9 +15,10 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.options import Options
 from changefeed.plan.sink_resolution import find_sink, probe_of
 from changefeed.sources.postgres.setup import system_id
-from sinks.base import Sink, Target
+from sinks.base import Sink, SinkContext, Target
 from sinks.registry import open_sink
-from sinks.testing.merging import MERGE_CASES, MergeCase, MergeHarness, run_merge_case, visible
+from sinks.testing.merge_harness import MergeHarness
+from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case, visible
 from sinks.testing.rounds import run_random_rounds
 from sinks.testing.rows import RowFeed, Source, delete, insert, table_of
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
@@ -260,8 +262,12 @@ _OPTIONS: Sequence[Mapping[str, object]] = (
 )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("options", _OPTIONS, ids=str)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "options",
+    [o if not o else pytest.param(o, marks=pytest.mark.extended) for o in _OPTIONS],
+    ids=str,
+)
 def test_random_rounds_duckdb(tmp_path: Path, options: Mapping[str, object], seed: int) -> None:
     run_random_rounds(DuckDBHarness(tmp_path / "shop.duckdb"), seed, options)
 
@@ -314,6 +320,40 @@ def test_errors_of_postgresql(postgres: Database) -> None:
     assert caught.value.target == "t"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
     sink.close()
+
+
+@pytest.mark.postgres
+def test_a_look_at_postgresql_finds_rights_that_are_missing(postgres: Database) -> None:
+    """And the statement of the hint is what was missing."""
+    with postgres.connect() as connection:
+        connection.execute("create role weak_target login")
+        connection.execute('create schema "Their own"')
+    weak = postgres.uri.replace("postgres@", "weak_target@")
+    database = postgres.uri.rpartition("/")[2]
+    try:
+        for schema, what, grant in (
+            (
+                "new",
+                'schema "new"',
+                f'GRANT CREATE ON DATABASE "{database}" TO "weak_target";',
+            ),
+            (
+                "Their own",
+                'tables in schema "Their own"',
+                'GRANT USAGE, CREATE ON SCHEMA "Their own" TO "weak_target";',
+            ),
+        ):
+            sink = open_sink(f"{weak}?schema={quote(schema)}")
+            (problem,) = sink.check(SinkContext("validate", 0, ()))
+            assert problem.code == "CF5002"
+            assert f'role "weak_target" may not make {what}' in problem.message
+            assert problem.hint == grant
+            postgres.execute(grant)
+            assert sink.check(SinkContext("validate", 0, ())) == []
+            sink.close()
+    finally:
+        postgres.execute("drop owned by weak_target")
+        postgres.execute("drop role weak_target")
 
 
 @pytest.mark.postgres

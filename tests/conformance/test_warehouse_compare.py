@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sinks.testing.comparing import differences
-from sinks.testing.merging import MergeHarness
+from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.rows import RowFeed, Source, insert, table_of, update
 from tests.conformance.test_warehouse import MariaDBHarness, PostgreSQLHarness
 from tests.services.mariadb import MariaDB

@@ -33,10 +33,10 @@ from pathlib import Path
 
 from changefeed.embedded.server import free_port
 from tests.docs.blocks import ROOT, Block, blocks
+from tests.helpers.waiting import until
 from tests.services.cache import server_folder
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
-from tests.waiting import until
 
 #: The longest that one line may take: `make install` loads 700 MB.
 PATIENCE = 1500.0
@@ -269,7 +269,7 @@ def _own_feeds(reader: Reader, at: Prompt, shop: Database, block: Block, files: 
     at.type(show)
     listed = at.read_until(r"name +\|[\s\S]*\(2 rows.*\)")
     say("".join(f"          # {line}\n" for line in listed.splitlines()[-5:]).rstrip())
-    until(lambda: "39.90" in _text(files), 60)
+    until(lambda: "39.90" in _text(files), seconds=60)
     at.close()
 
 
@@ -279,15 +279,15 @@ def _text(files: Path) -> str:
 
 def _served(shop: Database, kafka: KafkaBroker, files: Path, http: int, message: Block) -> None:
     """The service takes the prompt's feeds over, and the README's message arrives."""
-    until(lambda: _healthy(http), 60)
+    until(lambda: _healthy(http), seconds=60)
     shop.execute("update orders set status = 'paid' where id = 3")
     wanted = (b"[3]", message.text.strip().encode())
 
     def arrived() -> bool:
         return wanted in [(record.key, record.value) for record in kafka.messages("orders")]
 
-    until(arrived, 60)
-    until(lambda: json.loads(message.text)["after"]["status"] in _text(files), 60)
+    until(arrived, seconds=60)
+    until(lambda: json.loads(message.text)["after"]["status"] in _text(files), seconds=60)
     say(f"          # the topic orders has, at key [3]: {wanted[1].decode()}")
 
 

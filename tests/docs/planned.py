@@ -40,7 +40,7 @@ _CONNECTIONS = {
     "crm": "postgresql://app:pw@db:5432/crm",
 }
 #: Statements that would wait for a node or for Spark: they are only parsed.
-_PARSED = (nodes.Sync, nodes.Verify)
+_PARSED = (nodes.Sync, nodes.Verify, nodes.CreateDataset, nodes.CreateFunction)
 _USED = re.compile(r"(?:ALTER|PAUSE|RESUME|DROP|SHOW|SHOW CREATE) CHANGEFEED (?!IF|JOB)(\w+)")
 
 

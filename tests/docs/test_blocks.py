@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -34,6 +35,7 @@ from changefeed.dataset.config import read_config
 from changefeed.dataset.model import OPERATION
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import value_proto
+from changefeed.query.probe import takes_arrow
 from changefeed.sources.registry import ENTRY_POINT_GROUP
 from changefeed.sources.testing import conformance as source_conformance
 from changefeed.spark_source.settings import KNOWN
@@ -47,7 +49,7 @@ from sinks.webhook.client import signature
 from tests.docs.blocks import ROOT, Block, all_blocks, blocks, is_of_a_server
 from tests.docs.planned import PagesWorld, plan
 from tests.golden import message_page
-from tests.message_model import table
+from tests.helpers.message_model import table
 from tests.unit.test_protobuf import numbered
 
 #: Takes the blocks of one page and language, and an empty folder.
@@ -68,12 +70,12 @@ SERVERS = {
 #: Commands that are not changefeed's, psql or make, and what holds them.
 FOREIGN_COMMANDS = {
     "bq": "Google's client",
-    "curl": "tests/e2e/test_examples.py reads the index",
-    "duckdb": "tests/e2e/test_examples.py reads the file",
+    "curl": "tests/e2e/test_typed_examples.py types it",
+    "duckdb": "tests/e2e/test_typed_examples.py types it",
     "echo": "feeds changefeed, whose words are read here",
-    "find": "tests/e2e/test_examples.py reads the files",
-    "kafka-console-consumer.sh": "tests/e2e/test_examples.py reads the topic",
-    "python": "tests/e2e/test_webhook.py runs the receiver",
+    "find": "tests/e2e/test_typed_examples.py types it",
+    "kafka-console-consumer.sh": "tests/e2e/test_typed_examples.py types it",
+    "python": "tests/e2e/test_typed_examples.py types it",
 }
 
 
@@ -182,6 +184,17 @@ def dataset_console(found: list[Block], folder: Path) -> None:
     assert len(commands) == 2
     for command in commands:
         check_changefeed(shlex.split(command)[1:])
+
+
+def query_functions(found: list[Block], folder: Path) -> None:
+    """The functions do what the page says, and are called as it says."""
+    names: dict[str, Any] = {}
+    for block in found:
+        exec(block.text, names)
+    rows, columns = names["bucket"], names["shout"]
+    assert (rows(17, 16), rows(None, 16)) == (1, None)
+    assert columns(pa.array(["open", None])).to_pylist() == ["OPEN", None]
+    assert (takes_arrow(rows), takes_arrow(columns)) == (False, True)
 
 
 def dataset_reading(found: list[Block], folder: Path) -> None:
@@ -327,6 +340,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("docs/operating.md", "ini"): service_unit,
     ("docs/operating.md", "yaml"): alerts,
     ("docs/shell.md", "json"): shell_error,
+    ("docs/queries.md", "python"): query_functions,
     ("docs/sink-guide.md", "python"): sink_guide,
     ("docs/sink-guide.md", "toml"): entry_points(sink_registry.GROUP),
     ("docs/sink-webhook.md", "python"): webhook_receiver,
@@ -339,6 +353,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
 PICTURES = {
     ("ARCHITECTURE.md", "text"): "pictures; import-linter holds the layers",
     ("CONTRIBUTING.md", "text"): "which package may import which; import-linter holds it",
+    ("docs/datasets.md", "text"): "syntax; tests/golden/test_language.py holds it",
     ("docs/formats.md", "text"): "a record of the file of schemas, shortened",
     ("docs/language.md", ""): "made from the grammar: tests/golden/test_language.py",
     ("docs/messages.md", ""): "made by the encoder: tests/golden/message_page.py",

@@ -7,16 +7,33 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from changefeed.api import Engine, Result, Session
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, Status
+from changefeed.catalog.model import TableState
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.sizes import Sizes
+from changefeed.core.timings import Timings
 from changefeed.node.node import Node
 from changefeed.spark.session import SparkEngine
 from grammar.split import split
+
+#: So that sinks that merge every few seconds do so at once.
+BRISK = Timings(rest_longest=0.1)
 
 
 class Feeds:
     """Statements against one state, all in one session."""
 
-    def __init__(self, state: Path, spark: SparkEngine, *, max_disk: int | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        spark: SparkEngine,
+        *,
+        max_disk: int | None = None,
+        timings: Timings | None = None,
+        sizes: Sizes | None = None,
+    ) -> None:
+        self._timings = timings
+        self._sizes = sizes
         self.state = state
         self._spark = spark
         self._max_disk = max_disk
@@ -26,7 +43,14 @@ class Feeds:
     def open(self) -> None:
         """Open the state and start its node (again)."""
         self.catalog = Catalog.open(str(self.state))
-        self.node = Node(self.catalog, str(self.state), engine=self._spark, max_disk=self._max_disk)
+        self.node = Node(
+            self.catalog,
+            str(self.state),
+            engine=self._spark,
+            max_disk=self._max_disk,
+            timings=self._timings,
+            sizes=self._sizes,
+        )
         assert self.node.start(), "another node runs this state"
         self.engine = Engine(self.catalog, host=self.node)
 
@@ -34,6 +58,12 @@ class Feeds:
         """Stop the node, keep the state."""
         self.node.stop()
         self.catalog.close()
+
+    def restart(self, sizes: Sizes) -> None:
+        """Another node goes on with the state, with these sizes."""
+        self.close()
+        self._sizes = sizes
+        self.open()
 
     def execute(self, sql: str) -> Result:
         """One statement."""
@@ -52,12 +82,44 @@ class Feeds:
         """Wait until everything committed before now is durable in the feed's sink."""
         self.execute(f"SYNC CHANGEFEED {name} TIMEOUT '{timeout}'")
 
+    def verified(self) -> list[str]:
+        """VERIFY finds the target of each feed that runs equal to its source; the names of those.
+
+        A feed with a failed table is behind, and one whose target says nothing of the rows as
+        they are (a history, a query) cannot be compared.
+        """
+        equal = []
+        for job in self.catalog.jobs(include_finished=False):
+            failed = any(t.state is TableState.FAILED for t in self.catalog.tables(job.id))
+            if job.status is not Status.RUNNING or failed:
+                continue
+            try:
+                answer = self.execute(f'VERIFY CHANGEFEED "{job.name}"')
+            except ChangefeedError as error:
+                if error.code is not Code.NOT_SUPPORTED:
+                    raise
+                continue
+            assert answer.failure is None, (job.name, answer.rows[:5])
+            equal.append(job.name)
+        return equal
+
 
 @contextmanager
-def running(state: Path, spark: SparkEngine, *, max_disk: int | None = None) -> Iterator[Feeds]:
-    """Feeds on a fresh state, stopped afterwards; ``max_disk`` limits the change log's bytes."""
+def running(
+    state: Path,
+    spark: SparkEngine,
+    *,
+    max_disk: int | None = None,
+    timings: Timings | None = None,
+    sizes: Sizes | None = None,
+) -> Iterator[Feeds]:
+    """Feeds on a fresh state, stopped afterwards.
+
+    ``max_disk`` limits the change log's bytes; ``timings`` says how often the node acts, ``sizes``
+    how much in one go.
+    """
     state.mkdir(parents=True, exist_ok=True)
-    feeds = Feeds(state, spark, max_disk=max_disk)
+    feeds = Feeds(state, spark, max_disk=max_disk, timings=timings, sizes=sizes)
     try:
         yield feeds
     finally:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.e2e.feeds import Feeds
+from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 from tests.services.registry import Registry
-from tests.waiting import until
 
 #: Keys and values of a topic; a mark's key is None.
 Reader = Callable[[str], list[tuple[Any, Any]]]

@@ -16,10 +16,10 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Dataset, read_config
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import visible_files
-from tests.datasets import publish_rows
-from tests.duckdb_file import opened
 from tests.e2e.feeds import Feeds, running
-from tests.waiting import until
+from tests.helpers.datasets import publish_rows
+from tests.helpers.duckdb_file import opened
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.e2e]
 

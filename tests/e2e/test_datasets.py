@@ -18,9 +18,11 @@ import pytest
 
 from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
-from changefeed.dataset import Dataset, effective_date, read_config, run_dataset
+from changefeed.dataset import Dataset, effective_date, read_config
+from changefeed.dataset.compare import BROADCAST_BYTES
+from changefeed.dataset.run import run_dataset
 from changefeed.spark.session import SparkEngine
-from tests.datasets import article_config, article_days
+from tests.helpers.datasets import article_config, article_days
 
 pytestmark = pytest.mark.spark
 
@@ -126,21 +128,14 @@ def test_day_can_be_repeated(spark_engine: SparkEngine, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
-def test_delta(
-    spark_engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broadcast: bool
-) -> None:
-    if not broadcast:
-        monkeypatch.setattr("changefeed.dataset.run.BROADCAST_BYTES", 0)
+def test_delta(spark_engine: SparkEngine, tmp_path: Path, broadcast: bool) -> None:
+    most = BROADCAST_BYTES if broadcast else 0
     dataset = config(tmp_path, KEYED, extract_type="delta")
     first = write_csv(tmp_path / "1", [(1, "x"), (2, "y"), (3, "z")])
-    run_dataset(spark_engine, dataset, first, DAY1)
+    run_dataset(spark_engine, dataset, first, DAY1, broadcast=most)
     delta = write_csv(tmp_path / "2", [(2, "Y"), (3, "z"), (4, "new")])
-    assert run_dataset(spark_engine, dataset, delta, DAY2).counts == {
-        "I": 1,
-        "U": 1,
-        "X": 1,
-        "N": 1,
-    }
+    outcome = run_dataset(spark_engine, dataset, delta, DAY2, broadcast=most)
+    assert outcome.counts == {"I": 1, "U": 1, "X": 1, "N": 1}
     assert short(read(dataset.current)) == [
         (1, "x", "X", 18),
         (2, "Y", "U", 19),

@@ -6,13 +6,18 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.e2e.feeds import Feeds
-from tests.services.debezium import Event, consumed, engine, event
-from tests.services.mariadb import PASSWORD, USER
+from tests.services.debezium import (
+    Event,
+    consumed,
+    engine,
+    event,
+    mysql_settings,
+    postgres_settings,
+)
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
 
@@ -113,11 +118,11 @@ CHANGES = (
 )
 
 
-def create(feeds: Feeds, folder: Path, targets: str) -> None:
+def create(feeds: Feeds, folder: Path, targets: str, more: str = "") -> None:
     """Start a feed of tables and wait for the end of its scan."""
     feeds.execute(
         f"CREATE CHANGEFEED f FOR {targets} INTO 'experimental-sql:///sqlite:///{folder}/out.db'"
-        " WITH envelope = 'debezium', schemas_enable"
+        f" WITH envelope = 'debezium', schemas_enable{more}"
     )
     feeds.sync("f")
 
@@ -173,16 +178,7 @@ def test_postgresql_as_debezium_reads_it(postgres: Database, feeds: Feeds, tmp_p
     postgres.execute(
         f"INSERT INTO types (id, {', '.join(required)}) VALUES (2, {', '.join(required.values())})"
     )
-    address = urlsplit(postgres.uri)
-    settings = {
-        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
-        "plugin.name": "pgoutput",
-        "database.hostname": address.hostname or "",
-        "database.port": str(address.port),
-        "database.user": address.username or "",
-        "database.password": address.password or "",
-        "database.dbname": postgres.name,
-    }
+    settings = postgres_settings(postgres)
     feeds.connect(shop=postgres.uri)
     feeds.execute("USE shop")
     create(feeds, tmp_path, "types, rows")
@@ -190,7 +186,7 @@ def test_postgresql_as_debezium_reads_it(postgres: Database, feeds: Feeds, tmp_p
         peer.wait_for(2)
         for statement in CHANGES:
             postgres.execute(statement)
-        theirs = peer.wait_for(2 + 14)
+        theirs = peer.wait_for(2 + 16)
 
     compare(messages(feeds, tmp_path), theirs, ("db", "schema", "txId", "ts_us"))
 
@@ -211,17 +207,7 @@ def test_mysql_as_debezium_reads_it(
             f"INSERT INTO types VALUES (1, {values})",
             "INSERT INTO types (id, l, kk, mm) VALUES (2, 'v', 1, 2)",
         )
-        settings = {
-            "connector.class": "io.debezium.connector.mysql.MySqlConnector",
-            "database.hostname": "127.0.0.1",
-            "database.port": str(binlog_server.port),
-            "database.user": USER,
-            "database.password": PASSWORD,
-            "database.server.id": "4711",
-            "database.include.list": database,
-            "include.schema.changes": "false",
-            "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
-        }
+        settings = mysql_settings(binlog_server, database)
         feeds.connect(shop=binlog_server.uri(database))
         feeds.execute("USE shop")
         create(feeds, tmp_path, 'types, "rows"')
@@ -229,9 +215,65 @@ def test_mysql_as_debezium_reads_it(
             peer.wait_for(2)
             for statement in CHANGES:
                 run(statement.replace(" rows", " `rows`"))
-            theirs = peer.wait_for(2 + 14)
+            theirs = peer.wait_for(2 + 16)
 
         compare(messages(feeds, tmp_path), theirs, ("db",))
+
+
+@pytest.mark.parametrize("postgres", [16], indirect=True)
+def test_transactions_as_debezium_tells_them(
+    postgres: Database, feeds: Feeds, tmp_path: Path
+) -> None:
+    """The same numbers and the same counts, and messages of the same schema; the ids are ours."""
+    for table in ("types", "rows"):
+        postgres.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, a text)")
+    postgres.execute("INSERT INTO types VALUES (1, 'x')")
+    settings = postgres_settings(postgres) | {"provide.transaction.metadata": "true"}
+    feeds.connect(shop=postgres.uri)
+    feeds.execute("USE shop")
+    create(feeds, tmp_path, "types, rows", ", transaction_metadata")
+    with engine(tmp_path / "peer", settings) as peer:
+        peer.wait_for(1)
+        postgres.execute(
+            "INSERT INTO rows VALUES (1, 'x'); UPDATE types SET id = 9 WHERE id = 1;"
+            "INSERT INTO rows VALUES (2, 'y')"
+        )
+        postgres.execute("INSERT INTO rows VALUES (7, 'x')")
+        postgres.execute("DELETE FROM types")
+        # A row of the scan, six changes, two tombstones, three transactions.
+        theirs = peer.wait_for(1 + 6 + 2 + 6)
+
+    found = messages(feeds, tmp_path)
+    ours = [event(f"{t}\t{k.decode()}\t{v.decode() if v else ''}") for t, k, v in found]
+    assert told(ours) == told(theirs)
+    for mine, yours in zip(boundaries(ours), boundaries(theirs), strict=True):
+        for name in ("key_schema", "value_schema"):
+            shapes = [shape(getattr(e, name), e.topic) for e in (mine, yours)]
+            assert not (wrong := differences(*shapes)), "\n".join(wrong)
+
+
+def boundaries(found: list[Event]) -> list[Event]:
+    return [event for event in found if event.topic.endswith("transaction")]
+
+
+def told(found: list[Event]) -> tuple[list[Any], list[Any]]:
+    """What is said of transactions, each with a number in the place of its id."""
+    numbers: dict[str, int] = {}
+    ends = []
+    for one in boundaries(found):
+        value = dict(one.value or {})
+        number = numbers.setdefault(value.pop("id").split(":")[0], len(numbers))
+        assert value.pop("ts_ms") > 0
+        counts = value.pop("data_collections")
+        ends.append((number, value, counts and sorted(map(str, counts))))
+    rows = []
+    for one in found:
+        if one.value is not None and "op" in one.value:
+            block = dict(one.value["transaction"] or {})
+            if block:
+                block["id"] = numbers[block["id"].split(":")[0]]
+            rows.append((one.topic.rpartition(".")[2], one.value["op"], str(one.key), block))
+    return sorted(rows, key=str), ends
 
 
 def compare(

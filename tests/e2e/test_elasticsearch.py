@@ -12,11 +12,11 @@ import pytest
 
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
 from tests.nemesis.service import Service
 from tests.services.elasticsearch import MAJORS, Elasticsearch, OpenSearch
 from tests.services.http_faults import FaultyProxy, answer, cut, lose_answer
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -36,6 +36,8 @@ class Bench:
         self.db = db
         self.server = server
         self.prefix = f"e2e{next(_numbers)}_"
+        #: A test that leaves an index as it should not be says so.
+        self.equal = True
         feeds.connect(shop=db.uri)
 
     def create(self, name: str, targets: str, options: str = "", parameters: str = "") -> None:
@@ -59,7 +61,10 @@ def bench(
         "insert into t select i, 'row ' || i, i * 1.5 from generate_series(1, 10) i"
     )
     with running(tmp_path / "state", spark_engine) as feeds:
-        yield Bench(feeds, postgres, elasticsearch)
+        made = Bench(feeds, postgres, elasticsearch)
+        yield made
+        if made.equal:
+            feeds.verified()
 
 
 def truth(db: Database, sql: str = "select to_jsonb(t), a from t") -> dict[str, Any]:
@@ -110,6 +115,10 @@ def test_schema_changes_bring_fields(bench: Bench) -> None:
         **{"a": "long", "b": "text", "n": "double", "more": "flattened", "at": "date"},
         "label": "text",
     }
+    # A renamed column is another field; documents get it when their row changes, or by this.
+    answer = bench.feeds.execute("VERIFY CHANGEFEED f")
+    assert {row[1] for row in answer.rows} >= {"[2]", "[11]"}
+    assert bench.feeds.execute("VERIFY CHANGEFEED f REPAIR").failure is None
 
 
 def test_a_truncated_table_is_an_empty_index(bench: Bench) -> None:
@@ -148,6 +157,9 @@ def test_one_bad_document_stops_its_table_or_goes_to_the_dead_letters(bench: Ben
     until(reason)
     assert "refused documents of table shop.public.j: 1 document: " in reason()
     assert "field doc of type flattened" in reason()
+    answer = bench.feeds.execute("VERIFY CHANGEFEED lenient")
+    assert [row[:3] for row in answer.rows] == [("public.j", "[2]", "missing")]
+    bench.equal = False
 
 
 def test_wrapped_documents_and_chosen_columns(bench: Bench) -> None:
@@ -215,6 +227,7 @@ def test_a_feed_into_opensearch_says_so(
     assert opensearch.call("GET", "/_cat/indices?format=json") == []
 
 
+@pytest.mark.extended
 def test_killed_at_every_place_the_index_equals_the_table(
     tmp_path: Path, postgres: Database, elasticsearch: Elasticsearch
 ) -> None:

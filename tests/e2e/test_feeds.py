@@ -16,14 +16,14 @@ from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 class Bench:
-    """One database, one state, one folder a feed."""
+    """One database, one state, one folder per feed."""
 
     def __init__(self, feeds: Feeds, db: Database, folder: Path) -> None:
         self.feeds = feeds
@@ -291,8 +291,8 @@ def test_kill_a_process_in_the_middle(bench: Bench, victim: str) -> None:
             "insert into t select i, 'r' from generate_series(%s::int, %s::int) i",
             [10_000 * (round_ + 1), 10_000 * (round_ + 1) + 5_999],
         )
-        keeper = bench.feeds.node.keeper("shop")
-        pid = keeper.capture_pid if victim == "capture" else bench.feeds.node.engine.pid
+        source_runtime = bench.feeds.node.source_runtime("shop")
+        pid = source_runtime.capture_pid if victim == "capture" else bench.feeds.node.engine.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
         bench.db.execute("update t set b = 'updated' where a = %s", [round_ + 1])

@@ -10,12 +10,12 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Code
 from changefeed.core.faults import armed
-from changefeed.scan import table as reading
+from changefeed.core.sizes import Sizes
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
-from tests.lake import Lake, unused_catalog
+from tests.helpers.lake import Lake, unused_catalog
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
@@ -58,10 +58,11 @@ def bench(
     )
     with running(tmp_path / "state", spark_engine) as feeds:
         yield Bench(feeds, postgres, Lake(spark_engine, uri))
+        feeds.verified()
 
 
-def test_every_kind_of_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SMALL_ROWS", 0)  # the scan goes through Spark
+def test_every_kind_of_change(bench: Bench) -> None:
+    bench.feeds.restart(Sizes(small_scan_rows=0))  # the scan goes through Spark
     bench.create()
     bench.check()
     db = bench.db
@@ -78,6 +79,7 @@ def test_every_kind_of_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     assert {note["changefeed.feed"] for note in bench.lake.notes("t")} == {"f"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("bench", ["delta"], indirect=True)
 def test_a_crash_between_merge_and_progress_changes_nothing(bench: Bench) -> None:
     bench.create()

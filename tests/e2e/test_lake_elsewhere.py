@@ -14,20 +14,19 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.faults import armed
-from changefeed.scan import table as reading
+from changefeed.core.sizes import Sizes
 from changefeed.spark.session import SparkEngine
-from sinks.lake import look
 from sinks.lake.place import place_of
 from tests.e2e.feeds import running
 from tests.e2e.test_lake import Bench
-from tests.lake import Lake, unused_catalog
+from tests.helpers.lake import Lake, unused_catalog
+from tests.helpers.waiting import until
 from tests.services import iceberg_rest
 from tests.services.cache import server_folder
 from tests.services.hdfs import Hdfs
 from tests.services.iceberg_rest import Door, IcebergRest
 from tests.services.postgres import Database
 from tests.services.s3 import KEY, SECRET, S3Server
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.extended]
 
@@ -85,11 +84,11 @@ def bench(
     tmp_path: Path,
     postgres: Database,
     spark_engine: SparkEngine,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
+    sizes = Sizes()
     kind = request.param.split()
     if kind[-1] == "hdfs":
-        monkeypatch.setattr(reading, "SMALL_ROWS", 0)  # the scan goes through Spark
+        sizes = Sizes(small_scan_rows=0)  # the scan goes through Spark
         hdfs: Hdfs = request.getfixturevalue("hdfs")
         uri = on_hdfs(kind[0], f"{hdfs.directory(spark_engine.session(), postgres.name)}/lake")
     elif kind[-1] == "s3a":
@@ -100,7 +99,7 @@ def bench(
         "create table t (a int primary key, b text);"
         "insert into t select i, 'row ' || i from generate_series(1, 10) i"
     )
-    with running(tmp_path / "state", spark_engine) as feeds:
+    with running(tmp_path / "state", spark_engine, sizes=sizes) as feeds:
         yield Bench(feeds, postgres, Lake(spark_engine, uri))
 
 
@@ -199,9 +198,7 @@ def test_hdfs_that_refuses_or_does_not_answer(
     postgres: Database,
     spark_engine: SparkEngine,
     hdfs: Hdfs,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(look, "CONNECT_SECONDS", 1.0)
     postgres.execute("create table t (a int primary key, b text)")
     with ExitStack() as stack:
         feeds = stack.enter_context(running(tmp_path / "state", spark_engine))

@@ -64,3 +64,41 @@ def test_a_full_change_log_stalls_the_feeds_until_the_slow_one_has_read(
         wanted = [number * 1000 + i for number in range(12) for i in range(1, 513)]
         assert delivered(tmp_path / "fast") == wanted
         assert delivered(tmp_path / "slow") == wanted
+
+
+def test_a_feed_that_reached_its_limit_stalls_the_source_until_it_has_delivered(
+    tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+) -> None:
+    """A paused feed may keep no more of the log than its max_disk, and nothing is lost."""
+    postgres.execute("create table t (a int primary key, b text)")
+    budget = 4 * MIB
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        for name, limit in (("fast", ""), ("slow", " WITH max_disk = '4MiB'")):
+            feeds.execute(f"CREATE CHANGEFEED {name} FOR t INTO 'file://{tmp_path}/{name}'{limit}")
+            feeds.sync(name)
+        feeds.execute("PAUSE CHANGEFEED slow")
+        for number in range(12):
+            postgres.execute(WRITE.format(n=number))
+        reason = until(feeds, "fast", "stalled")
+        assert reason.startswith("feed slow has as much of the change log left to deliver"), reason
+        assert "max_disk of 4MiB" in reason
+        log = sum(path.stat().st_size for path in (tmp_path / "state").rglob("log/**/*.*"))
+        assert log < 2 * budget
+        assert len(delivered(tmp_path / "fast")) < 12 * 512
+        feeds.execute("RESUME CHANGEFEED slow")
+        feeds.sync("slow")
+        feeds.sync("fast")
+        until(feeds, "fast", "running")
+        wanted = [number * 1000 + i for number in range(12) for i in range(1, 513)]
+        assert delivered(tmp_path / "fast") == wanted
+        assert delivered(tmp_path / "slow") == wanted
+        # A limit that is raised is no limit any more, without a restart.
+        feeds.execute("PAUSE CHANGEFEED slow")
+        for number in range(12, 24):
+            postgres.execute(WRITE.format(n=number))
+        until(feeds, "fast", "stalled")
+        feeds.execute("ALTER CHANGEFEED slow SET max_disk = '1GiB'")
+        feeds.sync("fast")
+        assert feeds.catalog.job("slow").status.value == "paused"
+        assert len(delivered(tmp_path / "fast")) == 24 * 512

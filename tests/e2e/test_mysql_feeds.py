@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.catalog.model import Status
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
@@ -17,9 +19,9 @@ from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
-from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -28,7 +30,7 @@ pytestmark = [
 
 
 class Bench:
-    """One database with a table ``t``, one state, one folder a feed."""
+    """One database with a table ``t``, one state, one folder per feed."""
 
     def __init__(self, feeds: Feeds, server: BinlogServer, database: str, folder: Path) -> None:
         self.feeds = feeds
@@ -63,10 +65,10 @@ class Bench:
 
     def kill_capture(self) -> None:
         """End the capture process without a chance to say goodbye."""
-        keeper = self.feeds.node.keeper("shop")
-        until(lambda: keeper.capture_pid is not None)
-        assert keeper.capture_pid is not None
-        os.kill(keeper.capture_pid, signal.SIGKILL)
+        source_runtime = self.feeds.node.source_runtime("shop")
+        until(lambda: source_runtime.capture_pid is not None)
+        assert source_runtime.capture_pid is not None
+        os.kill(source_runtime.capture_pid, signal.SIGKILL)
 
     def wait_for(self, count: int) -> None:
         """Until the feed has delivered more messages than that."""
@@ -106,6 +108,22 @@ def test_scan_then_every_change(bench: Bench) -> None:
     changes = [m for m in bench.messages("f") if m.key == "[1]"]
     assert [m.after and m.after["b"] for m in changes] == ["row 1", "new"]
     assert changes[1].before == {"a": 1, "b": "row 1"}
+
+
+def test_messages_name_the_database_of_their_table(bench: Bench) -> None:
+    options = "envelope = 'enriched', enriched_properties = 'source', initial_scan = 'only'"
+    bench.feeds.execute(
+        f"CREATE CHANGEFEED g FOR TABLE shop.{bench.database}.t INTO 'file://{bench.folder / 'g'}'"
+        f" WITH {options}"
+    )
+    until(lambda: bench.feeds.catalog.jobs()[-1].status is Status.SUCCEEDED)
+    lines = [
+        line
+        for path in (bench.folder / "g").rglob("*.ndjson")
+        for line in path.read_text().splitlines()
+    ]
+    assert lines
+    assert {json.loads(line)["source"]["database_name"] for line in lines} == {bench.database}
 
 
 @pytest.mark.extended

@@ -14,7 +14,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from tests.e2e.feeds import Feeds
 from tests.e2e.registered import Reader, check_refused_table_stops_alone, feed_of_fruit, into, rows
-from tests.proto_reader import message_class
+from tests.helpers.proto_reader import message_class
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 from tests.services.registry import Registry

@@ -17,9 +17,9 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 
@@ -217,6 +217,7 @@ def test_every_row_of_a_large_table_and_of_a_large_transaction_is_evaluated(
     ]
 
 
+@pytest.mark.extended
 def test_a_feed_goes_on_after_a_restart_of_the_node_and_the_death_of_the_jvm(
     feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: SparkEngine
 ) -> None:
@@ -317,6 +318,7 @@ def test_debezium_s_envelope_of_a_query(feeds: Feeds, postgres: Database, tmp_pa
     ]
 
 
+@pytest.mark.extended
 def test_a_lake_table_is_kept_equal_to_the_query(
     feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: SparkEngine
 ) -> None:

@@ -15,8 +15,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.readers import Subscription
 from changefeed.readers.reader import Reader
 from tests.e2e.feeds import Feeds
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
 
@@ -63,7 +63,7 @@ def follow(
             subscription.commit()
         return done()
 
-    until(step, SECONDS)
+    until(step, seconds=SECONDS)
 
 
 def source(db: Database) -> dict[Any, tuple[Any, ...]]:
@@ -130,13 +130,13 @@ def test_two_readers_go_at_their_own_pace_and_the_slowest_holds_the_log(
         fast.commit()
         far = fast.position
         assert far is not None
-        until(lambda: high_water(feeds, "fast") >= far, SECONDS)
+        until(lambda: high_water(feeds, "fast") >= far, seconds=SECONDS)
         held = feeds.catalog.oldest_needed("shop")
         assert held is not None
         assert held <= high_water(feeds, "slow") < far
         assert keys(part(slow)) == [("insert", 2)]
         slow.commit()
-        until(lambda: (feeds.catalog.oldest_needed("shop") or stands) >= far, SECONDS)
+        until(lambda: (feeds.catalog.oldest_needed("shop") or stands) >= far, seconds=SECONDS)
 
 
 def high_water(feeds: Feeds, name: str) -> Timestamp:
@@ -155,7 +155,7 @@ def test_a_quiet_table_does_not_hold_the_log(feeds: Feeds, table: Database) -> N
             assert changes.next(0.0) is None
             return high_water(feeds, "r") > stands
 
-        until(moved, SECONDS)
+        until(moved, seconds=SECONDS)
         table.execute("insert into t values (2, 'b')")
         assert keys(part(changes)) == [("insert", 2)]
 
@@ -190,7 +190,7 @@ def test_a_new_column_comes_with_the_rows_that_have_it(feeds: Feeds, table: Data
 
 def test_without_a_scan_a_reader_begins_with_the_next_change(feeds: Feeds, table: Database) -> None:
     with subscribe(feeds, initial_scan=False) as changes:
-        until(lambda: changes.next(0.1) is None and changes.position is not None, SECONDS)
+        until(lambda: changes.next(0.1) is None and changes.position is not None, seconds=SECONDS)
         table.execute("insert into t values (2, 'b')")
         assert keys(part(changes)) == [("insert", 2)]
 
@@ -208,7 +208,7 @@ def test_a_rescan_ends_the_reader_with_an_error(feeds: Feeds, table: Database) -
                 assert error.code.number == "CF1303"
                 return True
 
-    until(refused, SECONDS)
+    until(refused, seconds=SECONDS)
     with pytest.raises(ChangefeedError, match="scanned again"), subscribe(feeds) as changes:
         changes.next(0.2)
 

@@ -16,12 +16,12 @@ from changefeed.core.state import StateLayout
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
-from tests.duckdb_file import opened
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.test_warehouse_feeds import Bench, IntoDuckDB, IntoPostgreSQL, bench
 from tests.faults.test_feed_faults import Shop, drop_slot, until_status
+from tests.helpers.duckdb_file import opened
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 __all__ = ["bench"]
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import SparkEngine
-from sinks.warehouse import sink
-from tests.e2e.feeds import running
+from tests.e2e.feeds import BRISK, running
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, check_changes, check_shapes
 from tests.services.postgres import Database
 from tests.services.spanner import SpannerServer
@@ -40,12 +39,13 @@ def bench(
     tmp_path: Path,
     postgres: Database,
     spark_engine: SparkEngine,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[IntoSpanner]:
-    monkeypatch.setattr(sink, "PACE", 0.1)
     postgres.execute("create table t (a int primary key, b text)")
     postgres.execute("insert into t select i, 'row ' || i from generate_series(1, 10) i")
-    with running(tmp_path / "state", spark_engine) as feeds, spanner.database() as into:
+    with (
+        running(tmp_path / "state", spark_engine, timings=BRISK) as feeds,
+        spanner.database() as into,
+    ):
         made = IntoSpanner(feeds, postgres)
         made.server, made.schema = spanner, into
         yield made

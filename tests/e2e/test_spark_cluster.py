@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from changefeed.spark.session import SparkEngine
-from tests.lake import Lake, unused_catalog
-from tests.nemesis.service import Service, until
+from tests.helpers.lake import Lake, unused_catalog
+from tests.helpers.ordered import assert_in_order
+from tests.helpers.waiting import until
+from tests.nemesis.service import Service
 from tests.services.postgres import Database
 from tests.services.spark_cluster import SparkCluster
 from tests.services.webhook import WebhookServer
@@ -103,15 +103,7 @@ def test_scans_and_backlogs_survive_the_loss_of_an_executor(
     spark_cluster.executors()[0].kill()
     service.sync("f")
     hook.stop()
-    values: dict[str, list[int]] = defaultdict(list)
-    for message in hook.messages(["t"]):
-        if message.is_row and message.key is not None and message.after is not None:
-            values[message.key].append(message.after["b"])
-    assert len(values) == 4000
-    for seen in values.values():
-        assert set(seen) == {0, 1, 2, 3} and seen[-1] == 3
-        # Repeats begin again at an earlier change and go on from there.
-        assert all(later <= earlier + 1 for earlier, later in pairwise(seen))
+    assert_in_order(hook.messages(["t"]), keys=4000, last=3)
     events = service.execute("SHOW CHANGEFEED f")
     job = dict(zip(events.columns, next(iter(events.rows)), strict=True))["last_spark_job"]
     assert "backlog of 12,000 rows as a Spark job of 2 lanes" in str(job)

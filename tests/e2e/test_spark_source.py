@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from changefeed import spark_source
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.spark]
 
@@ -74,7 +74,7 @@ def wait(query: StreamingQuery, db: Database, copy: Copy) -> None:
         assert error is None, error
         return copy.rows == source(db)
 
-    until(equal, SECONDS)
+    until(equal, seconds=SECONDS)
 
 
 def test_a_query_that_is_stopped_and_restarted_equals_the_source(
@@ -116,7 +116,7 @@ def counted(frame: DataFrame) -> dict[str, int]:
 
 def failure(query: StreamingQuery) -> str:
     """What a query has ended with."""
-    until(lambda: query.exception() is not None, SECONDS)
+    until(lambda: query.exception() is not None, seconds=SECONDS)
     return str(query.exception())
 
 

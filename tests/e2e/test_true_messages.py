@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from changefeed.catalog.model import Status, TableProgress
+from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.spark.session import SparkEngine
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.spark]
 
@@ -69,7 +69,8 @@ def bench(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iter
 
 
 def test_op_is_what_the_transaction_did(bench: Bench) -> None:
-    bench.create("envelope = 'enriched', diff, key_in_value, initial_scan = 'no'")
+    named = "enriched_properties = 'source'"
+    bench.create(f"envelope = 'enriched', {named}, diff, key_in_value, initial_scan = 'no'")
     bench.db.execute(
         "begin; insert into t values (20, 'x'); update t set b = 'y' where a = 20;"
         "delete from t where a = 1; insert into t values (1, 'again');"
@@ -77,6 +78,8 @@ def test_op_is_what_the_transaction_did(bench: Bench) -> None:
         "insert into t values (30, 'x'); delete from t where a = 30; commit"
     )
     bench.feeds.sync("f")
+    [(database,)] = bench.db.execute("select current_database()")
+    assert {m["source"]["database_name"] for m in bench.messages()} == {database}
     found = [(m["key"]["a"], m["op"], m["before"], m["after"]) for m in bench.messages()]
     assert sorted(found[1:]) == [
         (1, "u", {"a": 1, "b": "row 1"}, {"a": 1, "b": "again"}),
@@ -167,7 +170,12 @@ def test_column_changes_deliver_the_table_again(bench: Bench) -> None:
     assert bench.of_key(3)[-1]["after"] == {"a": 3, "b": "row 3", "c": None}
 
 
-def test_a_large_value_is_never_a_later_one_and_never_null(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("way", "unsent"), [("mark", {"big": "__changefeed_unsent__"}), ("omit", {})]
+)
+def test_a_large_value_is_never_a_later_one_and_never_null(
+    bench: Bench, way: str, unsent: dict[str, str]
+) -> None:
     bench.db.execute(
         "create table large (a int primary key, v int, big text);"
         "alter table large alter big set storage external;"
@@ -175,7 +183,7 @@ def test_a_large_value_is_never_a_later_one_and_never_null(bench: Bench) -> None
     )
     bench.feeds.execute(
         f"CREATE CHANGEFEED f FOR large INTO 'file://{bench.folder}'"
-        " WITH updated, key_in_value, initial_scan = 'no'"
+        f" WITH updated, key_in_value, initial_scan = 'no', unsent_values = '{way}'"
     )
     bench.feeds.sync("f")
     bench.feeds.node.stop()
@@ -185,7 +193,37 @@ def test_a_large_value_is_never_a_later_one_and_never_null(bench: Bench) -> None
     bench.feeds.catalog.close()
     bench.feeds.open()
     bench.feeds.sync("f")
-    found = [(m["key"][0], (m["after"] or {}).get("big", "-")) for m in bench.messages()]
-    unsent = "__changefeed_unsent__"
-    assert sorted(found[:3]) == [(1, "x" * 5000 + "1"), (2, unsent), (3, unsent)]
-    assert found[3:] == [(2, "z" * 5000), (3, "-")]
+    found = [(m["key"][0], m["after"]) for m in bench.messages()]
+    assert sorted(found[:3], key=lambda one: one[0]) == [
+        (1, {"a": 1, "v": 1, "big": "x" * 5000 + "1"}),
+        (2, {"a": 2, "v": 1} | unsent),
+        (3, {"a": 3, "v": 1} | unsent),
+    ]
+    assert found[3:] == [(2, {"a": 2, "v": 1, "big": "z" * 5000}), (3, None)]
+
+
+def test_a_large_value_that_was_not_sent_stops_the_table_where_that_is_wanted(
+    bench: Bench,
+) -> None:
+    bench.db.execute(
+        "create table large (a int primary key, v int, big text);"
+        "alter table large alter big set storage external;"
+        "insert into large values (1, 0, repeat('x', 5000)); create table small (a int primary key)"
+    )
+    bench.feeds.execute(
+        f"CREATE CHANGEFEED f FOR large, small INTO 'file://{bench.folder}'"
+        " WITH updated, key_in_value, initial_scan = 'no', unsent_values = 'fail'"
+    )
+    bench.feeds.sync("f")
+    bench.feeds.node.stop()
+    bench.db.execute("update large set v = 1")
+    bench.db.execute("update large set big = repeat('z', 5000)")
+    bench.db.execute("insert into small values (7)")
+    bench.feeds.catalog.close()
+    bench.feeds.open()
+    until(lambda: bench.of_key(7))
+    until(lambda: any(t.state is TableState.FAILED for t in bench.feeds.catalog.tables(1)))
+    [failed] = [t for t in bench.feeds.catalog.tables(1) if t.state is TableState.FAILED]
+    assert (failed.table.name, failed.error_code) == ("large", "CF4001")
+    assert "column big" in (failed.error or "") and "was not sent" in (failed.error or "")
+    assert not bench.of_key(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from changefeed.api import Result
 from changefeed.core.errors import ChangefeedError, Code
 from tests.e2e.test_rescan import tamper
-from tests.e2e.test_warehouse_feeds import WIDE, Bench, IntoPostgreSQL, bench
+from tests.e2e.test_warehouse_feeds import WIDE, Bench, IntoDuckDB, IntoPostgreSQL, bench
 
 __all__ = ["bench"]
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
@@ -105,6 +107,26 @@ def test_rows_that_change_meanwhile_are_no_difference(bench: Bench) -> None:
         over.set()
         writer.join()
     assert [row[:3] for row in answer.rows] == [("public.t", "[7]", "missing")]
+    bench.equal = False
+
+
+def test_a_file_that_another_program_has_open_is_waited_for(bench: Bench) -> None:
+    """As the node has it that runs the feed, for the time of a round."""
+    if not isinstance(bench, IntoDuckDB):
+        pytest.skip("one program at a time is DuckDB's rule")
+    bench.create("t")
+    bench.feeds.sync("f")
+    hold = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(bench.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
+        threading.Timer(1.5, other.stdin.close).start()
+        assert verified(bench).notices == ["public.t: equal"]
 
 
 def test_equal_rows_of_a_table_without_a_key_are_counted(bench: Bench) -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from changefeed.core.faults import armed
 from changefeed.spark.session import SparkEngine
-from sinks.warehouse import sink
-from tests.duckdb_file import opened
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import BRISK, Feeds, running
+from tests.helpers.duckdb_file import opened
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
-from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
@@ -74,6 +73,13 @@ class Bench:
         return truth == found
 
     schema = "shop"
+    #: A test that leaves the target as it should not be says so.
+    equal = True
+
+    def judge(self) -> None:
+        """At the end of a test."""
+        if self.equal:
+            self.feeds.verified()
 
     def target_of(self, table: str) -> str:
         """Its name in a statement of the target."""
@@ -148,22 +154,22 @@ def bench(
     tmp_path: Path,
     postgres: Database,
     spark_engine: SparkEngine,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
-    monkeypatch.setattr(sink, "PACE", 0.1)
     postgres.execute("create table t (a int primary key, b text)")
     postgres.execute("insert into t select i, 'row ' || i from generate_series(1, 10) i")
-    with running(tmp_path / "state", spark_engine) as feeds:
+    with running(tmp_path / "state", spark_engine, timings=BRISK) as feeds:
         if request.param == "duckdb":
             into = IntoDuckDB(feeds, postgres)
             into.path = tmp_path / "target.duckdb"
             yield into
+            into.judge()
         else:
             name = postgres.uri.rpartition("/")[2]
             postgres.execute(f"create database {name}_copy")
             to = IntoPostgreSQL(feeds, postgres)
             to.target = f"{postgres.uri}_copy"
             yield to
+            to.judge()
 
 
 def change(db: Database) -> None:
@@ -261,3 +267,34 @@ def test_one_value_stops_one_table(bench: Bench) -> None:
     until(failed)
     [error] = failed()
     assert "column d" in error and "0044" not in error
+
+
+def test_without_deletes_a_table_without_a_key_gets_the_rows_of_its_scan(bench: Bench) -> None:
+    db = bench.source
+    db.execute("create table n (a int, b text); alter table n replica identity full")
+    db.execute("insert into n values (1, 'x'), (1, 'x'), (null, null)")
+    bench.create("t, n", ", deletes = 'no'")
+    bench.feeds.sync("f")
+    assert bench.same("t", "a, b") and bench.same("n", "a, b")
+    db.execute("insert into n values (2, 'y'); delete from t where a = 1")
+    bench.feeds.sync("f")
+    assert bench.same("n", "a, b")
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN")
+    bench.feeds.sync("f")
+    assert bench.same("n", "a, b")
+    assert bench.read("select b from shop.t where a = 1") == [("row 1",)]
+
+
+def test_without_deletes_an_appended_table_keeps_its_whole_scans(bench: Bench) -> None:
+    bench.options = ""
+    bench.create("t", " WITH history = 'append', deletes = 'no'")
+    bench.feeds.sync("f")
+    bench.source.execute("insert into t values (11, 'new')")
+    bench.feeds.sync("f")
+    bench.feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    bench.feeds.sync("f")
+    scans = bench.read(
+        "select count(*) from shop.t where _operation = 'READ' "
+        "group by _sequence_num order by _sequence_num"
+    )
+    assert scans == [(10,), (11,)]

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.catalog import Status
+from changefeed.core.telemetry import log
 from changefeed.spark.session import SparkEngine
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import running
 from tests.e2e.test_copy_example import load_script
 from tests.e2e.test_examples import EXAMPLES, play
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
 from tests.services.webhook import WebhookServer
 
@@ -51,6 +54,33 @@ def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: Sp
     lengths = [request.value.get("length", 0) for request in server.taken]
     assert max(lengths) <= 500
     assert all("x-changefeed-signature" in request.headers for request in server.taken)
+
+
+def test_an_endpoint_that_is_down_is_no_recovery(
+    tmp_path: Path,
+    postgres: Database,
+    spark_engine: SparkEngine,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The sink opens without a word to its endpoint: only a delivery shows that it is back."""
+    postgres.execute("create table t (a int primary key)")
+    postgres.execute("insert into t values (1)")
+    server = WebhookServer()
+    log.addHandler(caplog.handler)
+    caplog.set_level("INFO", logger="changefeed")
+    try:
+        with running(tmp_path / "state", spark_engine) as feeds:
+            feeds.connect(shop=postgres.uri)
+            with server.down():
+                feeds.execute(f"CREATE CHANGEFEED f FOR t INTO '{server.uri}'")
+                until(lambda: "attempt 2" in feeds.catalog.job("f").reason, "a second failure")
+                assert feeds.catalog.job("f").status is Status.RETRYING
+                assert "recovered" not in caplog.text
+            feeds.sync("f")
+    finally:
+        log.removeHandler(caplog.handler)
+        server.stop()
+    assert caplog.text.count("recovered") == 1
 
 
 def test_a_refused_message_stops_its_table_only(

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from changefeed.catalog import Job, Status, Wanted
+from changefeed.catalog import DesiredStatus, Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import VARIABLE
 from changefeed.node.node import Node
@@ -27,9 +28,11 @@ from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.duckdb_file import opened
+from tests.helpers.waiting import until
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Cause, Ledger, Table
-from tests.nemesis.service import Service, until
+from tests.nemesis.service import Service
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
@@ -164,7 +167,7 @@ def test_capture_dies_again_and_again(
 
     def died_often() -> bool:
         shop.write()
-        pid = feeds.node.keeper("shop").capture_pid
+        pid = feeds.node.source_runtime("shop").capture_pid
         if pid is not None:
             lives.add(pid)
         return len(lives) >= 3
@@ -205,6 +208,28 @@ def test_node_dies_at_every_place(shop: Shop, tmp_path: Path) -> None:
     finally:
         print(service.last_words())
         service.close()
+
+
+def test_a_scan_into_a_history_that_died_before_it_was_saved_comes_once(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """Nothing is committed in between, so the scan that follows is of the same instant."""
+    service, target = Service(tmp_path / "state"), tmp_path / "shop.duckdb"
+    try:
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{shop.db.uri}'")
+        service.execute(f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{target}' WITH history='append'")
+        for place in ("scan.before_end", "scan.after_end"):
+            service.start(f"{place}@1:kill")
+            until(lambda: not service.running, place, seconds=120)
+            assert service.exit_status == -9, place
+        service.start()
+        service.sync("f")
+    finally:
+        print(service.last_words())
+        service.close()
+    with opened(target, read_only=True) as connection:
+        found = connection.execute("SELECT _operation, id FROM t ORDER BY id").fetchall()
+    assert found == [("READ", i) for i in range(1, 11)]
 
 
 # ---------------------------------------------------------------------------- the source
@@ -364,6 +389,7 @@ def test_folder_goes_away(feeds: Feeds, shop: Shop) -> None:
         shop.check(name)
 
 
+@pytest.mark.extended
 @pytest.mark.kafka
 def test_broker_is_away_and_a_row_is_too_large(
     feeds: Feeds, shop: Shop, own_kafka: KafkaBroker
@@ -428,7 +454,7 @@ def test_resume_is_not_lost(feeds: Feeds, shop: Shop) -> None:
     scanned(feeds, shop)
     feeds.execute("PAUSE CHANGEFEED f")
     # RESUME says what is wanted while the node still writes what it has just done.
-    feeds.catalog.request(job_of(feeds).id, Wanted.RUNNING)
+    feeds.catalog.request(job_of(feeds).id, DesiredStatus.RUNNING)
     until_status(feeds, Status.RUNNING)
     for _ in range(5):
         feeds.execute("PAUSE CHANGEFEED f")
@@ -459,15 +485,17 @@ def test_a_lost_lease_stops_the_feed(feeds: Feeds, shop: Shop) -> None:
         return [t.name for t in threading.enumerate() if t.name == "feed-f"]
 
     assert threads()
-    with sqlite3.connect(feeds.state / "state.db", timeout=30) as state:
-        state.execute(
-            "update lease set node = 'thief', token = token + 1, expires = ?",
-            [time.time_ns() + 8 * 10**9],
-        )
-    state.close()
+
+    def change(what: str, seconds: float) -> None:
+        """Change the lease, which ends in so many seconds."""
+        with closing(sqlite3.connect(feeds.state / "state.db", timeout=30)) as state, state:
+            state.execute(f"update lease set {what}", [time.time_ns() + int(seconds * 10**9)])
+
+    change("node = 'thief', token = token + 1, expires = ?", 60)
     until(lambda: not threads(), "the feed stops")
     shop.write()
     assert feeds.catalog.lease_holder(job_of(feeds).id) == "thief"
+    change("expires = ?", 0)
     until(threads, "the lease ends and the node takes the feed again")
     feeds.sync("f")
     shop.check()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nemesis.service import Service, until
+from tests.helpers.waiting import until
+from tests.nemesis.service import Service
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
@@ -36,6 +37,7 @@ def changes(broker: KafkaBroker, topic: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.extended
 def test_each_change_once_through_kills(
     node: Service, postgres: Database, kafka: KafkaBroker, topic: str
 ) -> None:

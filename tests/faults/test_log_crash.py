@@ -13,8 +13,8 @@ import pytest
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
 from changefeed.log import LogReader, LogWriter
-from tests.log_child import LARGE, SETTINGS, SMALL, expected, flushes, moment, run
-from tests.log_samples import drop_process, keys
+from tests.helpers.log_child import LARGE, SETTINGS, SMALL, expected, flushes, moment, run
+from tests.helpers.log_samples import drop_process, keys
 
 STEPS = 75
 
@@ -22,7 +22,7 @@ STEPS = 75
 def child(root: Path, rule: str = "", steps: int = STEPS) -> subprocess.Popen[str]:
     """The writer in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.log_child", str(root), str(steps)],
+        [sys.executable, "-m", "tests.helpers.log_child", str(root), str(steps)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, faults.VARIABLE: rule},
@@ -56,7 +56,7 @@ def no_litter(root: Path, writer: LogWriter) -> None:
 
 
 @pytest.mark.parametrize("point", faults.LOG_POINTS)
-@pytest.mark.parametrize("hit", [1, 2])
+@pytest.mark.parametrize("hit", [1, pytest.param(2, marks=pytest.mark.extended)])
 def test_killed_at_a_point(tmp_path: Path, point: str, hit: int) -> None:
     """What was acknowledged is there after recovery, and the log goes on."""
     process = child(tmp_path, f"{point}@{hit}:kill")

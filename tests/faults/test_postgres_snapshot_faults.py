@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.sources.postgres import PostgresSource, scan, snapshot
+from changefeed.sources.postgres import PostgresSource, snapshot
 from changefeed.sources.postgres.scan import READERS, PostgresPart
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
+from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
-from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -103,7 +103,7 @@ def test_a_lost_reader_ends_its_part_only(postgres: Database, source: PostgresSo
 def test_an_idle_reader_does_not_hold_back_vacuum(
     postgres: Database, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "READER_IDLE", "100ms")
+    monkeypatch.setattr(READERS, "idle_timeout", "100ms")
     schema = source.describe(None, "t")
     with source.snapshot() as snapshot:
         (part,) = snapshot.parts(schema)

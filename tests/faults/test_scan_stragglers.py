@@ -15,10 +15,10 @@ from changefeed.scan.spark import run_scan
 from changefeed.scan.table import InWorker
 from changefeed.spark.session import SparkEngine
 from sinks.base import Epoch, SinkContext, Target
-from tests import message_model as model
-from tests.slow_sink import SlowSink
-from tests.spark_parts import MadePart
-from tests.waiting import until
+from tests.helpers import message_model as model
+from tests.helpers.slow_sink import SlowSink
+from tests.helpers.spark_parts import MadePart
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -68,7 +68,7 @@ def test_when_the_fence_is_closed_nothing_is_written(
 
     thread = threading.Thread(target=scan)
     thread.start()
-    until(lambda: written(slow) > 10, 120)
+    until(lambda: written(slow) > 10, seconds=120)
     spark_engine.cancel("slow")
     fence.close()
     before = written(slow)

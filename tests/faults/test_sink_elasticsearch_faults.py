@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-import sinks.elasticsearch.bulk
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
@@ -54,9 +53,12 @@ class Bench:
         self._epoch = 0
         self._opened: list[ElasticsearchSink] = []
 
-    def sink(self, parameters: str = "", *, direct: bool = False) -> ElasticsearchSink:
+    def sink(
+        self, parameters: str = "", *, direct: bool = False, patience: float = 30.0
+    ) -> ElasticsearchSink:
         port = self.server.port if direct else self.proxy.port
         sink = ElasticsearchSink(f"elasticsearch://127.0.0.1:{port}/?{parameters}")
+        sink.patience_seconds = patience
         sink.open(SinkContext("f", 1, (Target(_NAME, self.index),)))
         self._opened.append(sink)
         return sink
@@ -138,24 +140,22 @@ def test_only_what_was_turned_away_is_sent_again(bench: Bench) -> None:
     assert [len(r.body.splitlines()) for r in bench.proxy.seen] == [40, 20]
 
 
-def test_why_it_was_busy_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_it_was_busy_is_said(bench: Bench) -> None:
     def full(request: Request, forward: Callable[[Request], Reply]) -> Reply:
         busy = {"status": 429, "error": {"type": "es_rejected_execution_exception"}}
         items = [{"index": busy}] * (len(request.body.splitlines()) // 2)
         return Reply(200, json.dumps({"errors": True, "items": items}).encode())
 
-    monkeypatch.setattr(sinks.elasticsearch.bulk, "PATIENCE_SECONDS", 0.3)
     bench.proxy.always = full
-    error = refused(lambda: bench.deliver(bench.sink(), *ROWS))
+    error = refused(lambda: bench.deliver(bench.sink(patience=0.3), *ROWS))
     assert error.code.number == "CF5004"
     assert f"127.0.0.1:{bench.proxy.port}" in error.detail
     assert "20 documents: 20 x es_rejected_execution_exception; asked again" in error.detail
 
 
-def test_patience_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks.elasticsearch.bulk, "PATIENCE_SECONDS", 0.3)
+def test_patience_ends(bench: Bench) -> None:
     bench.proxy.always = answer(429)
-    sink = bench.sink()
+    sink = bench.sink(patience=0.3)
     error = refused(lambda: bench.deliver(sink, *ROWS))
     assert (error.code.number, error.action) == ("CF5004", Action.RETRY)
     sink.abort(Epoch(1, Timestamp(1)), ())

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from changefeed.catalog import Status
+from changefeed.catalog import Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
-from tests.nemesis.service import until
+from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
@@ -66,7 +67,11 @@ def bench(server: PostgresCluster, folder: Path, spark: SparkEngine) -> Iterator
 
 @pytest.mark.parametrize("passed", [False, True], ids=["behind", "passed"])
 def test_a_server_restored_while_the_node_was_away(
-    own_postgres: PostgresCluster, tmp_path: Path, spark_engine: SparkEngine, passed: bool
+    own_postgres: PostgresCluster,
+    tmp_path: Path,
+    spark_engine: SparkEngine,
+    passed: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with bench(own_postgres, tmp_path, spark_engine) as it:
         it.feeds.close()
@@ -87,6 +92,15 @@ def test_a_server_restored_while_the_node_was_away(
         it.refused("was read, is not in its log" if passed else "its log ends at")
         it.database.execute("insert into t values (1002)")
         assert 1001 not in it.delivered()
+        alter = it.feeds.catalog.alter_job
+
+        def slow(job_id: int, **changes: Any) -> Job:
+            """The node has seen to the altered job before the statement does anything else."""
+            altered = alter(job_id, **changes)
+            until(lambda: it.feeds.node.sources.covered(altered))
+            return altered
+
+        monkeypatch.setattr(it.feeds.catalog, "alter_job", slow)
         it.feeds.execute("ALTER CHANGEFEED f RESCAN")
         it.goes_on(*range(1, 501), 1001, 1002)
         it.database.execute("insert into t values (1003)")

@@ -19,9 +19,9 @@ from changefeed.spark.session import SparkEngine, default_heap, worker_path
 
 
 def child(scenario: str) -> subprocess.Popen[str]:
-    """A process of :mod:`tests.spark_child`."""
+    """A process of :mod:`tests.helpers.spark_child`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.spark_child", scenario],
+        [sys.executable, "-m", "tests.helpers.spark_child", scenario],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -39,6 +39,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(420)
@@ -58,6 +59,7 @@ def test_a_killed_jvm_is_noticed_and_replaced() -> None:
     assert found["closed"] == "Spark was stopped"
 
 
+@pytest.mark.extended
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(420)

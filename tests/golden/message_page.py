@@ -17,10 +17,11 @@ from changefeed.core.shapes import Envelope
 from changefeed.encoding.compile import origin_of, source_members, table_messages
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.transactions import TransactionOrders, boundary_messages
 from changefeed.options import parse_options
 from grammar.nodes import CreateChangefeed
 from grammar.parser import parse
-from tests.message_model import Row, change, column, log_table
+from tests.helpers.message_model import Row, change, column, log_table
 
 #: 2026-12-24 09:12 UTC.
 _COMMITTED = 1_798_103_520_000_000_000
@@ -59,6 +60,7 @@ CHANGES: tuple[tuple[str, Row], ...] = (
 )
 
 _EXAMPLE = re.compile(r"^```\n(no options|WITH .*)\n(?:.*\n)*?```$", re.MULTILINE)
+_BOUNDARIES = re.compile(r"^```\nBEGIN and END\n(?:.*\n)*?```$", re.MULTILINE)
 _MARKS = re.compile(
     r"(?<=^\| envelope \| resolved \| TRUNCATE \|\n\|---\|---\|---\|\n)(?:\|.*\n)+", re.M
 )
@@ -67,6 +69,7 @@ _MARKS = re.compile(
 def filled(page: str) -> str:
     """The page with the encoder's output in the place of its examples."""
     page = _EXAMPLE.sub(lambda found: f"```\n{found[1]}\n{_messages(found[1])}\n```", page)
+    page = _BOUNDARIES.sub(lambda _: f"```\nBEGIN and END\n{_boundaries()}\n```", page)
     return _MARKS.sub(lambda _: _marks(), page)
 
 
@@ -79,10 +82,22 @@ def _messages(options: str) -> str:
     for name, row in changes:
         log = log_table(SCHEMA, [row])
         scan, now = row["op"] == "r", row["wall"] + _DELAY
-        for message in encode_messages(log, shaped, now_ns=now, scan=scan).to_pylist():
+        orders = TransactionOrders()
+        orders.add(SCHEMA.table, log)
+        orders.number()
+        made = encode_messages(log, shaped, now_ns=now, scan=scan, orders=orders)
+        for message in made.to_pylist():
             value = "(no value)" if message["value"] is None else message["value"].decode()
             lines.append(f"{name:<6}  {message['key'].decode()}  {value}")
     return "\n".join(lines)
+
+
+def _boundaries() -> str:
+    orders = TransactionOrders()
+    orders.add(SCHEMA.table, log_table(SCHEMA, [row for name, row in CHANGES if name == "update"]))
+    orders.number()
+    made = boundary_messages(orders.transactions, debezium=False, schemas_enabled=False)
+    return "\n".join(f"{m['key'].decode()}  {m['value'].decode()}" for m in made.to_pylist())
 
 
 def _plan(options: str) -> MessagePlan:
@@ -94,7 +109,7 @@ def _plan(options: str) -> MessagePlan:
         node.options, scheme="kafka", text=statement, clock=ManualClock(_COMMITTED)
     )
     progress = TableProgress(table=SCHEMA.table, topic="orders")
-    members, origin = source_members("shop", 17, "kafka"), origin_of("postgresql://db/shop")
+    members, origin = source_members("shop", 17, "kafka"), origin_of("postgresql://db/shop", "shop")
     return table_messages(parsed, progress, SCHEMA, members, origin=origin)
 
 

@@ -63,7 +63,7 @@ def files(area: str) -> list[object]:
 
 
 def run(file: Path, evaluate: Callable[[str], str], *, rewrite: bool) -> None:
-    """Compare every case of ``file``, or write the file anew."""
+    """Compare every case of ``file``, or rewrite the file."""
     wanted = cases(file)
     got = [Case(case.line, case.comments, case.input, evaluate(case.input)) for case in wanted]
     for case in got:

@@ -84,7 +84,8 @@ def evaluator(run: Run, folder: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    "run", [in_this_process, pytest.param(in_a_process, marks=pytest.mark.slow)]
+    "run",
+    [in_this_process, pytest.param(in_a_process, marks=[pytest.mark.slow, pytest.mark.extended])],
 )
 @pytest.mark.parametrize("file", runner.files("shell"))
 def test_shell(

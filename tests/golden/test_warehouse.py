@@ -17,6 +17,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.policy import TablePolicy
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.bigquery_sql import BigQueryDialect
 from sinks.warehouse.clickhouse_keeping import ClickHouseStrategy
@@ -28,9 +30,9 @@ from sinks.warehouse.postgresql import PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.snowflake_sql import SnowflakeDialect
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import Shape
+from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import Keeping, Staged, Table
+from sinks.warehouse.tables import StagedRows, Table
 from tests.golden import runner
 
 
@@ -88,24 +90,25 @@ def _strategy(d: Dialect) -> Strategy:
     return ClickHouseStrategy() if isinstance(d, ClickHouseDialect) else Strategy()
 
 
-def _table(d: Dialect, keeping: Keeping) -> Table:
+def _table(d: Dialect, policy: TablePolicy) -> Table:
     strategy, warehouse = _strategy(d), _Texts(d)
     applied = strategy.applied(warehouse, "state/17", "shop.public.t")
-    return strategy.table(warehouse, "t", keeping, applied)
+    return strategy.table(warehouse, "t", policy, applied)
 
 
 def _staged(
     schema: TableSchema, *, scan: bool = False, missing: frozenset[int] = frozenset()
-) -> Staged:
-    return Staged(Shape(schema, "t"), 5, "shop._staging_t", 3, scan, missing, (900, 7))
+) -> StagedRows:
+    last, shape = AppliedVersion(900, 7), TargetShape(schema, "t")
+    return StagedRows(shape, 5, "shop._staging_t", 3, scan, missing, last)
 
 
-def _apply(d: Dialect, staged: Staged, **keeping: Any) -> list[str]:
-    return _strategy(d).apply(_table(d, Keeping(**keeping)), staged)
+def _apply(d: Dialect, staged: StagedRows, **policy: Any) -> list[str]:
+    return _strategy(d).apply(_table(d, TablePolicy(**policy)), staged)
 
 
 def _create(d: Dialect) -> list[str]:
-    table, shape, strategy = _table(d, Keeping()), Shape(KEYED, "t"), _strategy(d)
+    table, shape, strategy = _table(d, TablePolicy()), TargetShape(KEYED, "t"), _strategy(d)
     return [
         *strategy.create(table, KEYED),
         *strategy.settle(table, KEYED),
@@ -115,7 +118,7 @@ def _create(d: Dialect) -> list[str]:
 
 
 def _round(d: Dialect) -> list[str]:
-    table, staged = _table(d, Keeping()), _staged(KEYED)
+    table, staged = _table(d, TablePolicy()), _staged(KEYED)
     begun = _strategy(d).begin(table, "n1")
     return [*begun, *_apply(d, staged), table.applied.advance(900, 7)]
 
@@ -126,11 +129,11 @@ def _evolve(d: Dialect) -> list[str]:
     new = TableSchema(old.table, columns, old.key, old.before_image, table_id=old.table_id)
     event = SchemaChange(old, new, Timestamp(1), 1)
     present = {"id": "", "name": "", "_sequence_num": ""}
-    return _strategy(d).evolve(_table(d, Keeping()), event, present)
+    return _strategy(d).evolve(_table(d, TablePolicy()), event, present)
 
 
 def _end_scan(d: Dialect) -> list[str]:
-    return _strategy(d).end_scan(_table(d, Keeping()), Shape(KEYED, "t"), Timestamp(900))
+    return _strategy(d).end_scan(_table(d, TablePolicy()), TargetShape(KEYED, "t"), Timestamp(900))
 
 
 #: Input of a golden file -> statements.
@@ -145,6 +148,7 @@ CASES: Mapping[str, Callable[[Dialect], list[str]]] = {
     "no key": lambda d: _apply(d, _staged(KEYLESS)),
     "every change": lambda d: _apply(d, _staged(KEYED), history=History.APPEND),
     "versions": lambda d: _apply(d, _staged(KEYED), history=History.SCD2),
+    "versions, soft": lambda d: _apply(d, _staged(KEYED), history=History.SCD2, soft=True),
     "another shape": _evolve,
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from changefeed.api import Engine, FeedPlan, Result, Session
-from changefeed.catalog import Catalog, Lease, Status, TableState, Wanted
+from changefeed.catalog import Catalog, DesiredStatus, Lease, Status, TableState
 from changefeed.catalog.leases import LONGEST_LEASE
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
@@ -17,11 +18,12 @@ from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import Interval, Partition
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.options import Options, mask_statement
-from changefeed.plan.sink_resolution import Sinking
+from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import (
     Attachment,
-    Captured,
+    CaptureResult,
+    Handover,
     Memo,
     PartitionInfo,
     Snapshot,
@@ -189,6 +191,11 @@ class FakeSource(Source):
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
         raise AssertionError("statements do not scan")
 
+    def handover(
+        self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
+    ) -> Handover:
+        return Handover(f"{offset['lsn']:016X}", {"slot": "copied"} if fresh else {})
+
 
 @dataclass
 class FakeAttachment(Attachment):
@@ -213,11 +220,13 @@ class FakeAttachment(Attachment):
             problem.span = mine.span if mine else None
         return [p for p in self.source.problems if not p.detail or p.detail in watched]
 
-    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
         self.source.reach()
         self.source.captured.append(tuple(tables))
         refused = self.source.refused
-        return Captured(problems={table: refused[table] for table in tables if table in refused})
+        return CaptureResult(
+            problems={table: refused[table] for table in tables if table in refused}
+        )
 
     def start(self) -> tuple[Position, str]:
         raise AssertionError("statements do not read the log")
@@ -276,9 +285,9 @@ class FakeNode:
         if not self.up or self.asleep:
             return
         for job in self.catalog.jobs():
-            if job.wanted is Wanted.DROPPED:
+            if job.wanted is DesiredStatus.DROPPED:
                 self.catalog.delete_job(job.id)
-            elif job.wanted is Wanted.PAUSED and job.status.active:
+            elif job.wanted is DesiredStatus.PAUSED and job.status.active:
                 self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
             elif job.status is Status.PENDING and self.refuses is not None:
                 self.catalog.transition(
@@ -370,7 +379,7 @@ class World:
         )
 
     def _probe(
-        self, sink: Sinking, options: Options, targets: Sequence[Target]
+        self, sink: ResolvedSink, options: Options, targets: Sequence[Target]
     ) -> tuple[list[ChangefeedError], list[str]]:
         """What the target answers: ``targets`` are the topics asked about."""
         self.probed = [target.topic for target in targets]

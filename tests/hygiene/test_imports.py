@@ -49,10 +49,26 @@ Application.check_node = lambda self: os.kill(os.getpid(), signal.SIGTERM)
 serve({state!r})
 pa.array([1])
 """,
+    "standby": """
+import json, os
+import pyarrow as pa
+from changefeed.capture.process import main
+from changefeed.capture.standby import STATE_VARIABLE
+os.environ[STATE_VARIABLE] = {state!r}
+out = os.dup(1)
+os.dup2(2, 1)  # its notices are not the report
+task, told = os.pipe()
+os.dup2(task, 0)
+os.write(told, json.dumps(dict(source="nobody", disk=None)).encode() + b"\\n")
+assert main(["--standby"]) != 0
+os.dup2(out, 1)
+pa.array([1])
+""",
     "capture": """
 import os
 import pyarrow as pa
-from changefeed.capture.process import STATE_VARIABLE, main
+from changefeed.capture.process import main
+from changefeed.capture.standby import STATE_VARIABLE
 os.environ[STATE_VARIABLE] = {state!r}
 out = os.dup(1)
 os.dup2(2, 1)  # its notices are not the report
@@ -102,8 +118,8 @@ def test_shell_answers_without_spark_and_without_sinks(option: str) -> None:
 def test_a_listing_loads_nothing_that_reads_rows(
     statement: str, heading: str, tmp_path: Path
 ) -> None:
-    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "psycopg", "confluent_kafka", "rich"}
-    unused = {"prompt_toolkit", "sqlalchemy.dialects.postgresql", "starlette", "httpx"}
+    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "psycopg", "confluent_kafka", "rich"}
+    unused = {"prompt_toolkit", "sqlalchemy.dialects.postgresql", "starlette", "httpx", "sqlglot"}
     code = _COMMAND.format(state=str(tmp_path / "state"), statement=statement, heading=heading)
     loaded = packages_loaded_by(code)
     assert "sqlalchemy.dialects.sqlite" in loaded
@@ -111,11 +127,27 @@ def test_a_listing_loads_nothing_that_reads_rows(
 
 
 @pytest.mark.parametrize("process", sorted(_PROCESSES))
-def test_a_service_loads_no_pandas(process: str, tmp_path: Path) -> None:
+def test_a_service_loads_what_it_needs_only(process: str, tmp_path: Path) -> None:
     code = _PROCESSES[process].format(state=str(tmp_path / "state"))
     loaded = packages_loaded_by(code)
     assert "pyarrow" in loaded
-    assert loaded & {"pandas", "pyspark", "rich", "prompt_toolkit"} == set()
+    unused = {"confluent_kafka", "grpc", "httpx", "sqlglot", "starlette"}
+    assert loaded & ({"pandas", "pyspark", "py4j", "rich", "prompt_toolkit"} | unused) == set()
+
+
+def test_the_garbage_collector_works_again_when_all_is_loaded() -> None:
+    code = """
+import gc
+from changefeed.core.loading import loading
+with loading():
+    import changefeed.app
+    assert not gc.isenabled()
+    with loading():
+        import changefeed.node
+    assert not gc.isenabled()
+assert gc.isenabled() and gc.get_freeze_count() > 10_000
+"""
+    assert "sqlalchemy" in packages_loaded_by(code)
 
 
 def test_pandas_is_there_for_who_asks_for_it_itself() -> None:

@@ -35,7 +35,7 @@ class Mutant:
 
     Attributes:
         line: where it is.
-        what: the fault in words: the source before and after.
+        what: the fault in words: the function, and its source before and after.
         tree: the module.
     """
 
@@ -55,18 +55,36 @@ def mutants(source: str) -> Iterator[Mutant]:
         for step, _ in enumerate(_faults(node)):
             copied = copy.deepcopy(tree)
             its = [n for n in ast.walk(copied) if hasattr(n, "lineno")][number]
-            before = ast.unparse(its)
+            function, shown = _surroundings(copied, its)
+            before = ast.unparse(shown)
             for place, apply in enumerate(_faults(its)):
                 if place == step:
                     apply()
             ast.fix_missing_locations(copied)
-            after = ast.unparse(its)
+            after = ast.unparse(shown)
             if before != after:
-                words = f"{_short(before)}  ->  {_short(after)}"
+                words = f"{function}: {_short(before)}  ->  {_short(after)}"
                 yield Mutant(getattr(node, "lineno", 0), words, copied)
 
 
+def _surroundings(tree: ast.Module, node: ast.AST) -> tuple[str, ast.AST]:
+    """The name of the function around a node, and what of it says most: of a number the
+    expression that it stands in."""
+    parents = {id(part): whole for whole in ast.walk(tree) for part in ast.iter_child_nodes(whole)}
+    shown = node
+    while isinstance(shown, ast.Constant | ast.UnaryOp | ast.Tuple | ast.keyword | ast.Slice):
+        shown = parents[id(shown)]
+    names = []
+    whole = parents.get(id(node))
+    while whole is not None:
+        if isinstance(whole, ast.FunctionDef | ast.ClassDef):
+            names.append(whole.name)
+        whole = parents.get(id(whole))
+    return ".".join(reversed(names)) or "module", shown
+
+
 def _short(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 70 else text[:67] + "..."
 
 

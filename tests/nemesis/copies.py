@@ -21,8 +21,8 @@ from psycopg import sql
 
 from changefeed.core.clock import Timestamp
 from changefeed.spark.session import SparkEngine
-from tests.duckdb_file import opened
-from tests.lake import Lake, unused_catalog
+from tests.helpers.duckdb_file import opened
+from tests.helpers.lake import Lake, unused_catalog
 from tests.nemesis.ends import End, Trouble
 from tests.nemesis.fingerprint import Document, Look, check_documents, check_end, check_instant
 from tests.nemesis.ledger import Ledger, Row, Rows, by_key, exact_json
@@ -244,7 +244,7 @@ class IndexCopy(Copy):
             self.note(marks[name], failures)
 
     def differences(self) -> list[str]:
-        # Nobody writes the documents anew that a renamed column is in.
+        # Nobody rewrites the documents that a renamed column is in.
         found = self.behind()
         for name in self.tables:
             rows = {document.key: document.row for document in self._documents(name)}

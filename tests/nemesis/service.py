@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,18 +15,7 @@ from changefeed.api import Engine, Result, Session
 from changefeed.catalog import Catalog, Job
 from changefeed.core.faults import VARIABLE
 from changefeed.core.state import StateLayout
-
-#: Spark's start and a first scan on a busy machine of two cores.
-PATIENCE = 150.0
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for a condition; fail naming ``what`` did not happen."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:.0f}s: {what}")
-        time.sleep(0.05)
+from tests.helpers.waiting import PATIENCE, until
 
 
 class Service:
@@ -99,7 +87,7 @@ class Service:
 
     def kill_child(self, part: str) -> bool:
         """kill -9 of the ``capture`` or the ``jvm``; whether there was one."""
-        word = {"capture": "changefeed.capture.process", "jvm": "org.apache.spark"}[part]
+        word = {"capture": "changefeed.capture", "jvm": "org.apache.spark"}[part]
         for child in self._children():
             try:
                 if word in " ".join(child.cmdline()):

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Status
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from tests.conftest import PostgresFactory
+from tests.helpers.waiting import PATIENCE, until
 from tests.nemesis.copies import (
     Copy,
     DeltaCopy,
@@ -28,7 +29,7 @@ from tests.nemesis.copies import (
 )
 from tests.nemesis.ends import Bus, End, Files, Trouble
 from tests.nemesis.ledger import Ledger
-from tests.nemesis.service import PATIENCE, Service, until
+from tests.nemesis.service import Service
 from tests.nemesis.workload import SCHEMA, TABLES, Writer
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
@@ -225,6 +226,20 @@ class Run:
             self.note(f"{end.name} has everything")
             assert self.service.job(end.name).status is not Status.FAILED
 
+    def verify(self) -> list[str]:
+        """What VERIFY says of the feeds whose sinks it knows."""
+        told = []
+        for end in self.ends:
+            try:
+                answer = self.service.execute(f"VERIFY CHANGEFEED {end.name}")
+            except ChangefeedError as error:
+                if error.code is not Code.NOT_SUPPORTED:
+                    raise
+                continue
+            self.note(f"{end.name}: {'; '.join(answer.notices)}")
+            told += [f"{end.name}: {row}" for row in answer.rows[:TOLD]]
+        return told
+
     def _resumed(self, feed: str) -> bool:
         if self.service.job(feed).wanted.value == "paused":
             self.note(self._statement(f"RESUME CHANGEFEED {feed}"))
@@ -301,6 +316,8 @@ def test_feeds_keep_their_promises_whatever_happens(
     run.settle()
     failures = settled_failures(run)
     assert not failures, run.told(failures)
+    different = run.verify()
+    assert not different, run.told(different)
 
 
 @pytest.mark.spark

@@ -91,6 +91,28 @@ creates = st.builds(
     optional_options,
     st.booleans(),
 )
+datasets = st.builds(
+    nodes.CreateDataset,
+    strings,
+    tuples(st.builds(Name, names)),
+    tuples(st.builds(Name, names), least=0),
+    st.none() | names,
+    st.none() | strings,
+    optional_options,
+    st.booleans(),
+)
+words_plain = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(
+    lambda word: word not in {"if", "returns"}
+)
+functions = st.builds(
+    nodes.CreateFunction,
+    words_plain,
+    tuples(st.tuples(st.builds(Name, words_plain), st.sampled_from(["int", "decimal(10,2)"]))),
+    st.sampled_from(["string", "char(3)"]),
+    strings,
+    st.none() | strings,
+    st.booleans(),
+)
 cdcs = st.builds(
     nodes.CreateCdc, qualified(3), st.sampled_from(["kafka", "elasticsearch"]), optional_options
 )
@@ -118,9 +140,13 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.Use, names),
     st.builds(nodes.ShowTables, st.none() | names),
     creates,
-    st.builds(nodes.Explain, creates | cdcs),
-    st.builds(nodes.Validate, creates | cdcs),
+    st.builds(nodes.Explain, creates | datasets | cdcs),
+    st.builds(nodes.Validate, creates | datasets | cdcs),
     cdcs,
+    datasets,
+    functions,
+    st.builds(nodes.DropFunction, words_plain, st.booleans()),
+    st.just(nodes.ShowFunctions()),
     st.builds(nodes.DropCdc, qualified(3)),
     st.builds(nodes.AlterChangefeed, refs, tuples(actions)),
     st.builds(nodes.RenameChangefeed, refs, names),

@@ -24,10 +24,19 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Event, Flush, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.log import LogReader, LogSettings, LogWriter, Piece
+from changefeed.log import LogPiece, LogReader, LogSettings, LogWriter
 from changefeed.log.journal import FIRST_FRAME, journal_name
 from changefeed.log.ledger import HEAD_NAME
-from tests.log_samples import Row, batch, drop_process, flush, keys, narrow, position
+from tests.helpers.log_samples import (
+    Row,
+    batch,
+    clocks,
+    drop_process,
+    flush,
+    keys,
+    narrow,
+    position,
+)
 
 SECOND = 1_000_000_000
 NAMES = ("a", "b", "c")
@@ -88,7 +97,7 @@ class LogMachine(RuleBasedStateMachine):
         self.position = 0
         self.versions: dict[str, TableSchema] = {name: narrow(name) for name in NAMES}
         self.before: dict[str, TableSchema] = dict(self.versions)
-        self.held: list[tuple[Piece, list[int]]] = []
+        self.held: list[tuple[LogPiece, list[int]]] = []
         self.writer = LogWriter(self.root, TINY)
         self.reader = LogReader(self.root, cache_bytes=4_000)
 
@@ -286,7 +295,7 @@ class LogMachine(RuleBasedStateMachine):
         now = Timestamp(self.wall)
         keep = Timestamp(max(self.wall - lag * SECOND, 0)) if lag is not None else None
         before = self.writer.oldest
-        self.writer.maintain(now, keep)
+        self.writer.maintain(clocks(now), keep)
         after = self.writer.oldest
         assert after >= before
         if after > before:
@@ -298,7 +307,7 @@ class LogMachine(RuleBasedStateMachine):
     def maintain_without_room(self) -> None:
         with faults.armed(f"{faults.Point.LOG_COMPACT_WRITE}:full"):
             try:
-                self.writer.maintain(Timestamp(self.wall), Timestamp(0))
+                self.writer.maintain(clocks(Timestamp(self.wall)), Timestamp(0))
             except ChangefeedError as error:
                 assert error.code.number == "CF3003"
 
@@ -363,7 +372,7 @@ class LogMachine(RuleBasedStateMachine):
         for event in events:
             if isinstance(event, SchemaChange):
                 by_table.setdefault(event.old.table, []).append(event)
-            elif isinstance(event, Piece | Truncate):
+            elif isinstance(event, LogPiece | Truncate):
                 by_table.setdefault(event.schema.table, []).append(event)
         taken: list[Item] = []
         for table, after in bounds.items():
@@ -375,7 +384,7 @@ class LogMachine(RuleBasedStateMachine):
             assert taken, "a slice that stops early brings something"
         if len(taken) > max_rows:
             assert len({i.at for i in taken}) == 1, "only one transaction may exceed the limits"
-        size = sum(e.bytes for e in events if isinstance(e, Piece))
+        size = sum(e.bytes for e in events if isinstance(e, LogPiece))
         if size > max_bytes * 1.01 + 200:
             # Bytes of a part of a run are its share of the whole run.
             assert len({i.at for i in taken}) <= 1 + len(taken) // 4
@@ -392,13 +401,13 @@ class LogMachine(RuleBasedStateMachine):
                 )
                 at += 1
                 continue
-            assert isinstance(event, Piece)
+            assert isinstance(event, LogPiece)
             mine = wanted[at : at + event.rows]
             at += event.rows
             self._check_piece(event, mine)
         assert at == len(wanted)
 
-    def _check_piece(self, piece: Piece, items: list[Item]) -> None:
+    def _check_piece(self, piece: LogPiece, items: list[Item]) -> None:
         assert {i.kind for i in items} == {"row"}
         assert {i.version for i in items} == {piece.schema.version}
         expected = [i.seq for i in items]

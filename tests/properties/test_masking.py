@@ -158,6 +158,7 @@ def test_work_grows_with_the_length_of_the_text(part: str) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,7 +14,16 @@ from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Deletes, Envelope
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
-from tests.message_model import KINDS, Row, change, column, json_string, log_table, messages, table
+from tests.helpers.message_model import (
+    KINDS,
+    Row,
+    change,
+    column,
+    json_string,
+    log_table,
+    messages,
+    table,
+)
 
 EXAMPLES = int(os.environ.get("CHANGEFEED_TEST_EXAMPLES", "200"))
 NOW = 1_700_000_000_123_456_789

@@ -24,9 +24,9 @@ from changefeed.encoding.arrow_schema import parquet_rows
 from changefeed.encoding.avro.schema import key_schema, value_schema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.names import identifier
-from changefeed.encoding.plan import MessagePlan, Registered
-from tests.avro_model import KINDS, column, key_of, value_of
-from tests.message_model import Row, _before, change, is_message, log_table, table
+from changefeed.encoding.plan import MessagePlan, SchemaIds
+from tests.helpers.avro_model import KINDS, column, key_of, value_of
+from tests.helpers.message_model import Row, _before, change, is_message, log_table, table
 
 EXAMPLES = int(os.environ.get("CHANGEFEED_TEST_EXAMPLES", "200"))
 NOW = 1_700_000_000_123_456_789
@@ -148,7 +148,7 @@ def plans(draw: st.DrawFn, schema: TableSchema) -> MessagePlan:
         projection=draw(st.none() | st.lists(st.sampled_from(names), max_size=3).map(tuple)),
         deletes=draw(st.sampled_from([Deletes.YES, Deletes.NO, Deletes.ONLY])),
         collapse=draw(flags),
-        registered=draw(st.none() | st.just(Registered(7, 2**31 - 1))),
+        registered=draw(st.none() | st.just(SchemaIds(7, 2**31 - 1))),
         avro_namespace=draw(st.sampled_from(["", "super"])),
     )
 

@@ -19,10 +19,10 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import NUMBERS, key_proto, value_proto
 from changefeed.encoding.record_shape import META
-from tests.avro_model import column, key_of, moment, value_of
-from tests.message_model import Row, change, is_message, log_table, table
+from tests.helpers.avro_model import column, key_of, moment, value_of
+from tests.helpers.message_model import Row, change, is_message, log_table, table
+from tests.helpers.proto_reader import message_class
 from tests.properties.test_messages_avro import EXAMPLES, NOW, QUIET, plans, rows_of, schemas
-from tests.proto_reader import message_class
 
 
 @st.composite

@@ -17,7 +17,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
-from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.pgoutput import Inbox
@@ -26,7 +26,7 @@ from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import ReplicaIdentity, TableDetails, schema_of
 from changefeed.sources.postgres.values import text_value
-from tests.postgres_messages import (
+from tests.helpers.postgres_messages import (
     UNCHANGED,
     Cells,
     Table,
@@ -131,7 +131,7 @@ def operations(draw: st.DrawFn, table: Table) -> Op:
     return Op(kind, table, new, old, "" if old is None else "O" if full else "K")
 
 
-def _decoded(decoded: Decoded) -> dict[str, Any]:
+def _decoded(decoded: DecodedRows) -> dict[str, Any]:
     return {
         "message": decoded.message.tolist(),
         "op": bytes(decoded.op).decode(),

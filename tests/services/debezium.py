@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from changefeed.spark.java import find_java
+from tests.helpers.waiting import until
 from tests.services.ivy import Artifact, resolve
-from tests.waiting import until
+from tests.services.mariadb import PASSWORD, USER
+from tests.services.mysql import BinlogServer
+from tests.services.postgres import Database
 
 VERSION = "3.6.1.Final"
 _PROGRAMS = Path(__file__).with_name("debezium_java")
@@ -36,6 +41,7 @@ class DebeziumEngine:
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
+        self._offsets = folder / "offsets"
         self._output = folder / "events"
         self._log = folder / "log"
 
@@ -43,6 +49,19 @@ class DebeziumEngine:
         """Every event so far."""
         lines = self._output.read_text("utf-8").split("\n")[:-1]
         return [event(line) for line in lines]
+
+    def kill(self) -> None:
+        """End the engine without a word."""
+        self._process.kill()
+        self._process.wait(10)
+
+    def offset(self) -> str:
+        """The offset that is stored, as JSON. Kafka's class stores a map that Java serialized, and
+        keys and values are bytes of JSON in it."""
+        found = re.findall(rb'\{"[^\x00-\x1f]*\}', self._offsets.read_bytes())
+        values: list[str] = [t.decode() for t in found if json.loads(t).keys() != {"server"}]
+        assert len(values) == 1, values
+        return values[0]
 
     def wait_for(self, count: int) -> list[Event]:
         """The events, as soon as there are ``count``."""
@@ -52,8 +71,37 @@ class DebeziumEngine:
             assert not ended, self._log.read_text("utf-8")[-3000:]
             return len(self.events()) >= count
 
-        until(there, 120)
+        until(there, seconds=120)
         return self.events()
+
+
+def postgres_settings(database: Database) -> dict[str, str]:
+    """A connector of a PostgreSQL database."""
+    address = urlsplit(database.uri)
+    return {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "plugin.name": "pgoutput",
+        "database.hostname": address.hostname or "",
+        "database.port": str(address.port),
+        "database.user": address.username or "",
+        "database.password": address.password or "",
+        "database.dbname": database.name,
+    }
+
+
+def mysql_settings(server: BinlogServer, database: str) -> dict[str, str]:
+    """A connector of a database of a MySQL server."""
+    return {
+        "connector.class": "io.debezium.connector.mysql.MySqlConnector",
+        "database.hostname": "127.0.0.1",
+        "database.port": str(server.port),
+        "database.user": USER,
+        "database.password": PASSWORD,
+        "database.server.id": "4711",
+        "database.include.list": database,
+        "include.schema.changes": "false",
+        "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
+    }
 
 
 def event(line: str) -> Event:
@@ -71,8 +119,9 @@ def engine(folder: Path, settings: Mapping[str, str]) -> Iterator[DebeziumEngine
     everyone = {
         "name": "peer",
         "topic.prefix": "dbz",
-        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
-        "offset.flush.interval.ms": "1000",
+        "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
+        "offset.storage.file.filename": str(folder / "offsets"),
+        "offset.flush.interval.ms": "100",
         **{f"{part}converter.schemas.enable": "true" for part in ("", "key.", "value.")},
     }
     file = folder / "engine.properties"
@@ -87,7 +136,8 @@ def engine(folder: Path, settings: Mapping[str, str]) -> Iterator[DebeziumEngine
             yield DebeziumEngine(process, folder)
         finally:
             assert process.stdin is not None
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import pymysql
 
+from tests.helpers.waiting import until
 from tests.services.cache import made_once, readable_root
 from tests.services.ivy import Artifact, fetch
 from tests.services.mariadb import MariaDB
 from tests.services.python import Unavailable
-from tests.waiting import until
 
 _LIBAIO = "libaio.so.1"
 

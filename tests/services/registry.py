@@ -28,7 +28,7 @@ from urllib.parse import unquote
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
-from tests.proto_reader import file_of
+from tests.helpers.proto_reader import file_of
 from tests.services.cache import cache_root, made_once
 from tests.services.ivy import Artifact, fetch
 

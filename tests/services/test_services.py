@@ -105,6 +105,7 @@ def test_broker_takes_and_gives_messages(kafka: KafkaBroker, topic: str) -> None
     assert kafka.messages("never_made") == []
 
 
+@pytest.mark.extended
 @pytest.mark.kafka
 def test_killed_broker_comes_back_with_its_data(own_kafka: KafkaBroker, topic: str) -> None:
     _produce({"bootstrap.servers": own_kafka.bootstrap}, topic, 10)

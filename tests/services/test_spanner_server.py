@@ -104,7 +104,7 @@ def test_a_commit_has_a_limit(client: Spanner, spanner: SpannerServer, database:
 def test_what_was_read_did_not_change(
     client: Spanner, spanner: SpannerServer, database: str
 ) -> None:
-    """Another transaction commits in between: this one begins anew."""
+    """Another transaction commits in between: this one begins again."""
     other = Spanner(PROJECT, INSTANCE, database, endpoint=spanner.endpoint)
     other.connect()
     seen: list[object] = []

@@ -11,15 +11,16 @@ import pytest
 
 from changefeed.api import Engine, NoHost, Session
 from changefeed.capture.expand import expand_job
-from changefeed.catalog import Status, TableState, Wanted
+from changefeed.catalog import DesiredStatus, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
+from changefeed.core.timings import Timings
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import mask_statement
-from changefeed.sources.base import Captured
+from changefeed.sources.base import CaptureResult
 from grammar import nodes
 from tests.golden.world import NOW, FakeAttachment, World, shape
 
@@ -89,10 +90,9 @@ def test_what_the_source_refuses_later_leaves_no_job(world: World) -> None:
     assert world.catalog.jobs() == []
 
 
-def test_a_source_that_is_late(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_late(world: World) -> None:
     """A feed that scans waits for it; one that would miss changes is not made."""
-    monkeypatch.setattr("changefeed.statements.feeds.CAPTURE_SECONDS", 0.05)
-    monkeypatch.setattr("changefeed.statements.feeds.NODE_SECONDS", 0.05)
+    world.engine.timings = Timings(answer=0.05)
     world.node.asleep = True
     world.catalog.save_source_state("shop", error="cannot reach the source")
     result = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
@@ -150,10 +150,12 @@ def test_the_job_is_there_before_anything_is_made_at_the_source(
     seen: list[tuple[list[str], str]] = []
     source = alone.open_source("shop", "")
 
-    def looking(self: FakeAttachment, tables: Sequence[TableName], *, resume: bool) -> Captured:
+    def looking(
+        self: FakeAttachment, tables: Sequence[TableName], *, resume: bool
+    ) -> CaptureResult:
         jobs = [job.name for job in alone.catalog.source_jobs(source.name)]
         seen.append((jobs, alone.catalog.source_state(source.name).holds))
-        return Captured()
+        return CaptureResult()
 
     monkeypatch.setattr(FakeAttachment, "capture", looking)
     alone.run("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
@@ -242,7 +244,7 @@ def test_drop_waits_for_the_node(world: World) -> None:
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(world.run("DROP CHANGEFEED a")))
     waiting.start()
-    while world.catalog.job(1).wanted is not Wanted.DROPPED:
+    while world.catalog.job(1).wanted is not DesiredStatus.DROPPED:
         world.catalog.wait(world.catalog.version(), 0.05)
     assert waiting.is_alive()
     world.node.asleep = False

@@ -51,6 +51,28 @@ def test_trouble_says_what_and_why(world: World) -> None:
     assert g["why"] == "older than the log; use a later cursor."
 
 
+def test_hints_name_the_feed_and_the_table(world: World) -> None:
+    world.run("CREATE CHANGEFEED \"My feed\" FOR orders, items INTO 'null://'")
+    world.fail_table("My feed", "items", "CF2106 it was dropped at the source")
+    wanted = (
+        'ALTER CHANGEFEED "My feed" RESCAN public.items takes the one that has the name now; '
+        'ALTER CHANGEFEED "My feed" DROP public.items leaves it out.'
+    )
+    for aspect in ("TABLES", "ERRORS"):
+        shown = world.run(f'SHOW CHANGEFEED "My feed" {aspect}')
+        hints = {row[shown.columns.index("hint")] for row in shown.rows}
+        assert hints - {None} == {wanted}
+
+
+def test_the_hint_of_a_feed_names_it(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    world.fail("f", ChangefeedError("CF2102", "the slot is gone"))
+    (row,) = listed(world)
+    assert "changes were missed: ALTER CHANGEFEED f RESCAN, for each feed" in str(row["why"])
+    detail = world.run("SHOW CHANGEFEED f")
+    assert "ALTER CHANGEFEED f RESCAN" in str(detail.rows[0][detail.columns.index("hint")])
+
+
 def test_conditions_and_order_hold_for_people_too(world: World) -> None:
     for name in ("a", "b", "c"):
         world.run(f"CREATE CHANGEFEED {name} FOR orders INTO 'null://'")

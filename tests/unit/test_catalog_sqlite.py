@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import Catalog, TableState, database
+from changefeed.catalog import Catalog, Function, TableState
+from changefeed.catalog.database import Database
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import BeforeImage, TableName
@@ -194,6 +196,26 @@ def test_what_is_held_at_a_source_survives_its_memo(tmp_path: Path) -> None:
         catalog.close()
 
 
+def test_functions_are_kept_in_a_state_that_had_none(tmp_path: Path) -> None:
+    """Format 7 has Python functions of queries."""
+    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
+        old.executescript(FORMAT_5.read_text())
+    catalog = Catalog.open(tmp_path)
+    assert catalog.functions() == []
+    arguments = (("a", "bigint"), ("b c", "decimal(10,2)"))
+    made = Function("f", arguments, "string", "module:f", "/opt", vectorized=True)
+    assert catalog.create_function(made)
+    assert not catalog.create_function(made, if_not_exists=True)
+    with pytest.raises(ChangefeedError, match='function "f" already exists'):
+        catalog.create_function(made)
+    catalog.close()
+    catalog = Catalog.open(tmp_path)
+    (found,) = catalog.functions()
+    assert found.created > 0 and replace(found, created=0) == made
+    assert catalog.drop_function("f") and not catalog.drop_function("f")
+    catalog.close()
+
+
 def test_shapes_of_an_earlier_format_are_known_again(tmp_path: Path) -> None:
     """Their text keeps its names: a renamed field would make a new version of every table."""
     with closing(sqlite3.connect(tmp_path / "state.db")) as old:
@@ -275,10 +297,9 @@ def test_a_state_that_is_removed_while_it_is_used_is_reported(
 
 
 def test_a_state_that_another_process_locks_is_waited_for_then_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
-    catalog = Catalog.open(tmp_path)
+    catalog = Catalog(Database.open(tmp_path, busy_seconds=0.05))
     with closing(sqlite3.connect(tmp_path / "state.db")) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(ChangefeedError) as caught:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
 
-from changefeed.core.clock import Timestamp
-from changefeed.feeds.checkpoint import SAVE_IDLE_SECONDS, SAVE_SECONDS, Checkpoint
+from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.timings import Timings
+from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.sink_session import Outlet
+from changefeed.feeds.sink_session import SinkSession
 from changefeed.options import MIN_CHECKPOINT_FREQUENCY, RESOLVED
+
+TIMINGS = Timings()
 
 
 class Bench:
@@ -21,17 +23,18 @@ class Bench:
     resolves = True
     resolves_by_topic = False
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, resolved: float | None = 10.0) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+    def __init__(self, resolved: float | None = 10.0) -> None:
+        self.clock = ManualClock(1000 * 10**9)
         self.options: Mapping[Any, Any] = {RESOLVED: resolved, MIN_CHECKPOINT_FREQUENCY: 30.0}
         self.done: list[str] = []
         self.high: Timestamp | None = Timestamp(5)
         self.changed = False
         self.joining = False
-        self.checkpoint = Checkpoint(cast(Outlet, self._Outlet(self)), lambda: self.joining)
+        self.checkpoint = Checkpoint(
+            cast(SinkSession, self._SinkSession(self)), lambda: self.joining, self.clock, TIMINGS
+        )
 
-    class _Outlet:
+    class _SinkSession:
         def __init__(self, bench: Bench) -> None:
             self._bench = bench
             self.resolves_by_topic = False
@@ -51,7 +54,7 @@ class Bench:
 
     def turn(self, after: float = 0.0, *, moved: bool = False) -> list[str]:
         """What a turn ``after`` so many seconds does."""
-        self.now += after
+        self.clock.advance(after)
         self.done.clear()
         self.checkpoint.turn(cast(Feed, self), moved=moved)
         return list(self.done)
@@ -63,16 +66,16 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench(monkeypatch)
+def bench() -> Bench:
+    bench = Bench()
     assert bench.turn() == ["save", "resolved 5"]
     return bench
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def plain() -> Bench:
     """A feed without resolved timestamps."""
-    bench = Bench(monkeypatch, resolved=None)
+    bench = Bench(resolved=None)
     assert bench.turn() == ["save"]
     return bench
 
@@ -115,15 +118,15 @@ def test_a_table_that_joins_holds_resolved_back(bench: Bench) -> None:
 
 
 def test_a_feed_that_delivers_is_saved_each_second(plain: Bench) -> None:
-    assert plain.turn(SAVE_SECONDS - 0.01, moved=True) == []
+    assert plain.turn(TIMINGS.save - 0.01, moved=True) == []
     assert plain.turn(0.01, moved=True) == ["save"]
     plain.changed = True
-    assert plain.turn(SAVE_SECONDS - 0.01) == []
+    assert plain.turn(TIMINGS.save - 0.01) == []
     assert plain.turn(0.01) == ["save"]
 
 
 def test_a_feed_that_watches_time_pass_is_saved_less_often(plain: Bench) -> None:
-    assert plain.turn(SAVE_IDLE_SECONDS - 0.01) == []
+    assert plain.turn(TIMINGS.save_idle - 0.01) == []
     assert plain.turn(0.01) == ["save"]
 
 

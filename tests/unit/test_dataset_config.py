@@ -8,7 +8,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Extract, Hash, read_config
-from tests.datasets import article_config
+from tests.helpers.datasets import article_config
 
 GOOD = """
 name: d

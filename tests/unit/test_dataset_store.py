@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
 
 from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import DATASET_POINTS, Point
-from changefeed.dataset import Dataset, DatasetColumn
-from changefeed.dataset.store import Store
-from tests.datasets import publish_rows
+from changefeed.dataset import Dataset, DatasetColumn, Operation
+from changefeed.dataset.store import ExtractMark, Store
+from tests.helpers.datasets import publish_rows
 
 DAY1, DAY2, DAY3 = (dt.date(2019, 6, day) for day in (18, 19, 20))
 Rows = dict[str, list[int]]
@@ -35,8 +36,20 @@ def dataset_in(folder: Path) -> Dataset:
     )
 
 
-def publish(dataset: Dataset, date: dt.date, rows: Rows) -> None:
-    publish_rows(dataset, date, {o: pa.table({"a": keys}) for o, keys in rows.items()})
+def publish(dataset: Dataset, date: dt.date, rows: Rows, *, added: bool = False) -> None:
+    tables = {o: pa.table({"a": keys}) for o, keys in rows.items()}
+    publish_rows(dataset, date, tables, added=added)
+
+
+def run_rows(dataset: Dataset, number: int) -> Rows:
+    """The net changes of the run that was compared with a version."""
+    run = Store(dataset).run_after(number)
+    assert run is not None
+    found: Rows = {}
+    for operation in (Operation.INSERT, Operation.UPDATE, Operation.DELETE):
+        for file in run.files(operation):
+            found.setdefault(str(operation), []).extend(pq.read_table(file)["a"].to_pylist())
+    return found
 
 
 def read(folder: Path) -> list[tuple[int, str]]:
@@ -78,6 +91,45 @@ def test_crash(tmp_path: Path, point: Point, repeated: bool) -> None:
     assert len(kept) == 2
 
 
+@pytest.mark.parametrize("point", DATASET_POINTS)
+def test_crash_of_a_run_that_adds_to_its_date(tmp_path: Path, point: Point) -> None:
+    """Whatever a crash leaves, every run of a date can be read once the next one has ended."""
+    dataset = dataset_in(tmp_path)
+    publish(dataset, DAY1, OLD)
+    rule = f"{point}@2:error" if point == Point.DATASET_DONE else f"{point}@1:error"
+    with faults.armed(rule), pytest.raises(OSError, match=point):
+        publish(dataset, DAY1, NEW, added=True)
+    if point in (Point.DATASET_STAGED, Point.DATASET_VERSION_MADE):
+        publish(dataset, DAY1, NEW, added=True)
+    publish(dataset, DAY1, NEXT, added=True)
+    assert [run_rows(dataset, number) for number in range(3)] == [OLD, NEW, {"I": [4]}]
+    assert read(dataset.current) == pairs(NEXT, "I", "N")
+    day = dataset.history / "EFF_DATE=2019-06-18"
+    assert read(day) == sorted(pairs(OLD, "I") + pairs(NEW, "I", "U", "D") + pairs(NEXT, "I"))
+    assert [path.name for path in dataset.history.iterdir()] == [day.name]
+
+
+def test_repeat_replaces_the_last_run_of_a_date_only(tmp_path: Path) -> None:
+    dataset = dataset_in(tmp_path)
+    publish(dataset, DAY1, OLD)
+    publish(dataset, DAY1, BAD, added=True)
+    publish(dataset, DAY1, NEW)
+    assert run_rows(dataset, 0) == OLD
+    assert run_rows(dataset, 1) == NEW
+    assert Store(dataset).run_after(3) is None
+    with pytest.raises(ChangefeedError, match="version 2 of dataset d was replaced"):
+        Store(dataset).run_after(2)
+
+
+def test_history_of_an_earlier_version_is_added_to(tmp_path: Path) -> None:
+    dataset = dataset_in(tmp_path)
+    publish(dataset, DAY1, OLD)
+    mark = dataset.history / "EFF_DATE=2019-06-18" / "_version"
+    mark.write_text('{"number": 1, "base": 0}')
+    publish(dataset, DAY1, NEW, added=True)
+    assert [run_rows(dataset, number) for number in range(2)] == [OLD, NEW]
+
+
 def test_first_run_that_crashes_is_forgotten(tmp_path: Path) -> None:
     dataset = dataset_in(tmp_path)
     with faults.armed(f"{Point.DATASET_VERSION_MADE}:error"), pytest.raises(OSError):
@@ -85,6 +137,20 @@ def test_first_run_that_crashes_is_forgotten(tmp_path: Path) -> None:
     assert not dataset.current.exists()
     publish(dataset, DAY1, OLD)
     assert read(dataset.current) == read(dataset.history) == pairs(OLD, "I")
+
+
+def test_an_extract_that_was_refused_is_known_until_the_next_run(tmp_path: Path) -> None:
+    dataset = dataset_in(tmp_path)
+    store, mark = Store(dataset), ExtractMark("a.csv", "1")
+    assert store.refusal(mark) is None
+    store.refuse(mark, ChangefeedError("CF1302", "twice", detail="a", hint="remove it."))
+    found = Store(dataset).refusal(mark)
+    assert found is not None
+    assert (found.code.number, found.message) == ("CF1302", "twice")
+    assert (found.detail, found.hint) == ("a", "remove it.")
+    assert store.refusal(ExtractMark("a.csv", "2")) is None, "its files have changed"
+    publish(dataset, DAY1, OLD)
+    assert store.refusal(mark) is None
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from changefeed.encoding.debezium.connect_values import unscaled
 from changefeed.encoding.debezium.fields import field_of
 from changefeed.encoding.debezium.tokens import tokens
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan, Registered, mark_payload
-from tests.message_model import Row, change, log_table
+from changefeed.encoding.plan import MessagePlan, SchemaIds, mark_payload
+from tests.helpers.message_model import Row, change, log_table
 
 
 def column(name: str, logical: str, written: str = "", nullable: bool = True) -> Column:
@@ -49,7 +49,7 @@ def plan(
     key = tuple(range(len(columns))) if keyless else (0,)
     schema = TableSchema(TableName("shop", "public", "t"), columns, key, image, keyless)
     return MessagePlan(
-        schema, "t", Envelope.DEBEZIUM, origin=origin_of("postgresql://u:p@h:5432/shop")
+        schema, "t", Envelope.DEBEZIUM, origin=origin_of("postgresql://u:p@h:5432/shop", "shop")
     )
 
 
@@ -193,7 +193,27 @@ def test_a_value_that_was_not_sent_has_debezium_s_placeholder() -> None:
     assert value["before"] is None
 
 
-@pytest.mark.parametrize("logical", ["array<int32>", "decimal", "decimal(12,2)"])
+@pytest.mark.parametrize(
+    ("logical", "placeholder"),
+    [
+        ("array<int32>", list(b"__debezium_unavailable_value")),
+        ("array<int64>", list(b"__debezium_unavailable_value")),
+        ("array<date>", list(b"__debezium_unavailable_value")),
+        ("array<bytes>", ["X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="]),
+        # What Java's UUID.nameUUIDFromBytes makes of the placeholder.
+        ("array<uuid>", ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+        ("array<json>", "__debezium_unavailable_value"),
+    ],
+)
+def test_an_array_that_was_not_sent_has_debezium_s_placeholder(
+    logical: str, placeholder: object
+) -> None:
+    columns = (KEY, column("v", logical))
+    ((_, _, value),) = sent(plan(columns, BeforeImage.KEY), change("u", (1, None), missing='["v"]'))
+    assert value["after"] == {"id": 1, "v": placeholder}
+
+
+@pytest.mark.parametrize("logical", ["array<int16>", "array<float64>", "decimal", "decimal(12,2)"])
 def test_a_value_that_was_not_sent_and_has_no_placeholder_is_refused(logical: str) -> None:
     columns = (KEY, column("n", logical))
     with pytest.raises(ChangefeedError, match="a value of column n of") as caught:
@@ -211,7 +231,7 @@ def test_marks_are_read_by_a_reader_of_schemas() -> None:
 
 
 def test_a_database_is_the_schema_where_there_is_no_other() -> None:
-    mysql = replace(plan((KEY, TEXT)), origin=origin_of("mysql://h/shop"))
+    mysql = replace(plan((KEY, TEXT)), origin=origin_of("mysql://h/shop", "shop"))
     ((_, _, value),) = sent(mysql, change("c", (1, "x")))
     assert value["source"]["connector"] == "mysql"
     assert value["source"]["db"] == "public"
@@ -294,7 +314,7 @@ def test_avro_holds_what_json_does(nullable: bool, image: BeforeImage) -> None:
     of, rows = of_every_type(nullable, image)
     log = log_table(of.schema, rows)
     texts = encode_messages(log, of, now_ns=5).to_pylist()
-    binary = replace(of, format=Format.AVRO, registered=Registered(3, 260))
+    binary = replace(of, format=Format.AVRO, registered=SchemaIds(3, 260))
     found = encode_messages(log, binary, now_ns=5).to_pylist()
     assert len(found) == len(texts) == len(rows) + 1
     key, value = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from changefeed.monitor import Figures
 from changefeed.options import OPTIONS
 from changefeed.statements.health import STATUSES
 from sinks.registry import BUILT_IN
+from tests.docs.blocks import pages
 
 DOCS = Path(__file__).parents[2] / "docs"
 _spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
@@ -47,6 +49,37 @@ def test_the_guide_for_cockroachdb_lists_options_that_exist_and_that_do_not() ->
 def test_options_that_are_given_a_value_exist(page: Path) -> None:
     given = re.findall(r"`(?:[^`\n]*, )?(\w+) = '[^`\n]*`", page.read_text("utf-8"))
     assert [name for name in given if name not in OPTIONS and name != "sink"] == []
+
+
+def _tables(page: str) -> Iterator[list[str]]:
+    """The lines of each table, with those that stand right behind it."""
+    prose = re.sub(r"^ *```.*?^ *```", "", page, flags=re.DOTALL | re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", prose):
+        lines = [line.strip() for line in paragraph.splitlines()]
+        begins = next((n for n, line in enumerate(lines) if line.startswith("|")), None)
+        if begins is not None:
+            yield lines[begins:]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_tables_are_whole(page: str) -> None:
+    """A line that is no row, or has other columns, ends or breaks a table where it is shown."""
+    for header, rule, *rows in _tables((DOCS.parent / page).read_text("utf-8")):
+        assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", rule), header
+        columns = len(re.findall(r"(?<!\\)\|", header))
+        for row in (rule, *(row for row in rows if not row.startswith("<!--"))):
+            assert row.startswith("|"), row
+            assert len(re.findall(r"(?<!\\)\|", row)) == columns, row
+
+
+@pytest.mark.parametrize("page", pages())
+def test_prose_is_at_most_120_columns_wide(page: str) -> None:
+    text = (DOCS.parent / page).read_text("utf-8")
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    rows = ("|", "#", "<", "[", "!")
+    lines = [line for line in prose.splitlines() if not line.lstrip().startswith(rows)]
+    # A link or a word that is longer cannot be broken.
+    assert [line for line in lines if len(line) > 120 and " " in line.strip("-* ")] == []
 
 
 def test_the_readme_names_sinks_that_exist() -> None:

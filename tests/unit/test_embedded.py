@@ -86,10 +86,9 @@ def test_shared_folder_is_ours_alone() -> None:
         folder.rmdir()
 
 
-def test_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("changefeed.embedded.binaries._WHEEL", "no_such_wheel")
+def test_missing_wheel_names_the_extra() -> None:
     with pytest.raises(ChangefeedError, match="not installed") as caught:
-        wheel_installation()
+        wheel_installation("no_such_wheel")
     assert "changefeed[demo]" in caught.value.hint
 
 

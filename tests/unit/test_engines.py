@@ -18,7 +18,7 @@ from changefeed.core.engines import (
 )
 from changefeed.core.schema import TableSchema
 from changefeed.feeds.lanes import lane_of
-from tests import message_model as model
+from tests.helpers import message_model as model
 
 AUTO, SPARK, DRIVER = EngineOption.AUTO, EngineOption.SPARK, EngineOption.DRIVER
 LAPTOP = SparkState(ready=False, cores=2)
@@ -126,3 +126,24 @@ def test_a_slice_of_a_table_has_the_lanes_of_the_whole() -> None:
     assert (lane_of(table.slice(20, 10), schema, 4) == whole[20:30]).all()
     parts = pa.concat_tables([table.slice(0, 7), table.slice(7)])
     assert (lane_of(parts, schema, 4) == whole).all()
+
+
+def test_rows_of_which_none_is_left_have_no_lanes() -> None:
+    """All rows of a chunk may be gone: a TRUNCATE of their own transaction removed them."""
+    for schema in (keyed("text"), keyed("int8"), keyed("bool"), keyed("int2", "text")):
+        assert list(lane_of(model.log_table(schema, []), schema, 4)) == []
+
+
+def test_empty_texts_are_keys_like_others() -> None:
+    schema = keyed("text")
+    assert len(set(lanes(schema, [("",), ("",)], 4))) == 1
+    assert lanes(schema, [("a",), ("",), ("b",), ("",)], 4)[1::2] == lanes(schema, [("",)] * 2, 4)
+
+
+def test_each_column_of_a_key_counts() -> None:
+    """All lanes work on a table of few tenants, on one whose second column is constant, and where
+    the columns rise and fall together."""
+    schema = keyed("int4", "int4")
+    numbers = range(999)
+    for keys in ([(1, n) for n in numbers], [(n, 1) for n in numbers], [(n, -n) for n in numbers]):
+        assert set(lanes(schema, list(keys), 4)) == {0, 1, 2, 3}

@@ -11,8 +11,8 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.plan.sink_resolution import job_options
 from sinks import registry
-from tests.foreign_sink import GREETING, PASSWORD
 from tests.golden.world import World
+from tests.helpers.foreign_sink import GREETING, PASSWORD
 
 _URI = "shelf://host?shelf_token=s3cret&size=3"
 
@@ -20,7 +20,7 @@ _URI = "shelf://host?shelf_token=s3cret&size=3"
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     point = importlib.metadata.EntryPoint(
-        "shelf", "tests.foreign_sink:ForeignSink", "changefeed.sinks"
+        "shelf", "tests.helpers.foreign_sink:ForeignSink", "changefeed.sinks"
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
     registry._plugins.cache_clear()

@@ -25,20 +25,20 @@ from changefeed.encoding.arrow_schema import (
     SYNC_SIZE,
     avro_block,
     avro_header,
-    message_schema,
-    parquet_fields,
 )
 from changefeed.encoding.avro.schema import key_schema, mark, mark_schema, value_schema
+from changefeed.encoding.formats import message_schema
 from changefeed.encoding.names import identifier
-from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.parquet import parquet_fields
+from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.encoding.registry import SchemaRegistry, parse_registry
 from changefeed.encoding.types import Kind, typed_logical
 from changefeed.options import Options
 from changefeed.plan.example import example
 from sinks.kafka.options import parse as parse_kafka
-from tests.avro_model import column
-from tests.message_model import table
+from tests.helpers.avro_model import column
+from tests.helpers.message_model import table
 from tests.services.registry import FakeRegistry, cannot_read
 
 T = table(
@@ -167,7 +167,7 @@ def test_explain_shows_the_members_in_their_order() -> None:
 
 def test_only_typed_values_have_columns_of_their_own() -> None:
     assert message_schema(replace(PLAN, format=Format.JSON)) is MESSAGE_SCHEMA
-    assert message_schema(replace(PLAN, registered=Registered(1, 2))) is MESSAGE_SCHEMA
+    assert message_schema(replace(PLAN, registered=SchemaIds(1, 2))) is MESSAGE_SCHEMA
     bare = message_schema(PLAN).field("value")
     assert json.loads(bare.metadata[b"avro.schema"]) == value_schema(PLAN)
     parquet = replace(PLAN, format=Format.PARQUET, updated=True, diff=True)

@@ -18,7 +18,7 @@ from grammar.parser import grammar_text, parse
 from grammar.printer import to_sql
 from grammar.problems import WORDS, SyntaxProblem, in_words, keyword, point
 from grammar.spelling import did_you_mean
-from grammar.split import Piece, is_complete, split
+from grammar.split import StatementText, is_complete, split
 from grammar.suggest import KINDS, complete
 
 ALL_TERMINALS = frozenset(re.findall(r"^(_?[A-Z][A-Z_]*)(?:\.\d)?:", grammar_text(), re.MULTILINE))
@@ -214,20 +214,23 @@ def test_what_is_no_statement_does_not_print() -> None:
     [
         ("", []),
         (" ;; -- nothing\n/* ; */ ;", []),
-        ("a", [Piece("a", 0, False)]),
-        ("a;", [Piece("a", 0, True)]),
-        (" a ; b", [Piece("a", 1, True), Piece("b", 5, False)]),
+        ("a", [StatementText("a", 0, False)]),
+        ("a;", [StatementText("a", 0, True)]),
+        (" a ; b", [StatementText("a", 1, True), StatementText("b", 5, False)]),
         (
             "-- c;\na ';' \";\" /* ; /* ; */ */ b;",
-            [Piece("a ';' \";\" /* ; /* ; */ */ b", 6, True)],
+            [StatementText("a ';' \";\" /* ; /* ; */ */ b", 6, True)],
         ),
-        ("a 'it''s; fine'; b", [Piece("a 'it''s; fine'", 0, True), Piece("b", 17, False)]),
-        ("a 'open; b", [Piece("a 'open; b", 0, False)]),
-        ("/* open; b", [Piece("/* open; b", 0, False)]),
-        ("a; -- done", [Piece("a", 0, True)]),
+        (
+            "a 'it''s; fine'; b",
+            [StatementText("a 'it''s; fine'", 0, True), StatementText("b", 17, False)],
+        ),
+        ("a 'open; b", [StatementText("a 'open; b", 0, False)]),
+        ("/* open; b", [StatementText("/* open; b", 0, False)]),
+        ("a; -- done", [StatementText("a", 0, True)]),
     ],
 )
-def test_split(text: str, pieces: list[Piece]) -> None:
+def test_split(text: str, pieces: list[StatementText]) -> None:
     assert split(text) == pieces
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from changefeed.catalog import Status, TableProgress
 from changefeed.core.errors import ChangefeedError
-from changefeed.statements.health import DEGRADED, STATUSES, STOPPED, Health, health
+from changefeed.statements.health import DEGRADED, STARTING, STATUSES, STOPPED, Health, health
 from changefeed.statements.values import Seconds
 from tests.golden.world import NOW, World
 
@@ -44,6 +44,13 @@ def test_a_failed_table_degrades_a_feed_at_work(world: World, status: Status) ->
     shown = look(world, broken(world), status=status)
     assert (shown.status, shown.troubled) == (DEGRADED, True)
     assert shown.reason == "1 table failed: public.items: dropped at the source"
+
+
+def test_a_feed_that_is_pending_waits_for_no_node_that_is_there(world: World) -> None:
+    shown = look(world, status=Status.PENDING, reason="resumed, waits for a node")
+    assert (shown.status, shown.reason, shown.troubled) == ("pending", STARTING, False)
+    assert look(world, status=Status.PENDING, reason="waits for process 7").reason.endswith("7")
+    assert look(world, status=Status.PENDING, reason="waits for a node").reason == STARTING
 
 
 @pytest.mark.parametrize("status", [Status.RETRYING, Status.STALLED, Status.FAILED])

@@ -7,20 +7,15 @@ import sys
 
 import pytest
 
+from changefeed.capture import standby
 from changefeed.capture.process import EXIT_RETRY, Notice
 from changefeed.capture.supervisor import CaptureSupervisor
+from changefeed.core.clock import ManualClock
 from changefeed.core.internal_errors import LIMIT, SPAN_SECONDS, FailureCounter, place_of
 from changefeed.core.telemetry import log
+from changefeed.core.timings import Timings
 from changefeed.core.uri import redact
-from tests.waiting import until
-
-
-class Seconds:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.helpers.waiting import until
 
 
 def failure(value: str = "row value") -> Exception:
@@ -49,7 +44,7 @@ def test_the_place_is_in_our_code_and_the_text_is_not_told(
 
 
 def test_a_failure_that_repeats_becomes_final() -> None:
-    clock = Seconds()
+    clock = ManualClock()
     counter = FailureCounter(clock)
     for _ in range(LIMIT - 1):
         assert counter.error("f", failure(), "t").code.number == "CF9001"
@@ -60,23 +55,21 @@ def test_a_failure_that_repeats_becomes_final() -> None:
 
 
 def test_one_that_comes_now_and_then_is_tried_again_for_ever() -> None:
-    clock = Seconds()
+    clock = ManualClock()
     counter = FailureCounter(clock)
     for _ in range(3 * LIMIT):
         assert counter.error("f", failure()).code.number == "CF9001"
-        clock.now += SPAN_SECONDS / (LIMIT - 2)
+        clock.advance(SPAN_SECONDS / (LIMIT - 2))
 
 
-def test_a_capture_that_fails_the_same_way_again_and_again_stays_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("changefeed.capture.supervisor.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("changefeed.capture.supervisor.LONGEST_PAUSE_SECONDS", 0.001)
+def test_a_capture_that_fails_the_same_way_again_and_again_stays_down() -> None:
     line = Notice("error", code="CF9001", message="internal error: KeyError at x:1").line()
     program = f"import sys; sys.stdout.buffer.write({line!r}); sys.exit({EXIT_RETRY})"
     told: list[str] = []
     supervisor = CaptureSupervisor(
-        [sys.executable, "-c", program], lambda notice: told.append(notice.code)
+        lambda: standby.start([sys.executable, "-c", program], None),
+        lambda notice: told.append(notice.code),
+        timings=Timings(restart_first=0.001, restart_longest=0.001),
     )
     supervisor.start()
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,20 +16,22 @@ import pytest
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.feeds.checkpoint import Checkpoint
-from changefeed.feeds.chunks import MarkItem, items
+from changefeed.feeds.chunks import SLICE_BYTES, MarkItem, items
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.message_cache import SharedMessages
-from changefeed.log import Piece
+from changefeed.feeds.message_cache import MessageCache
+from changefeed.log import LogPiece
 from changefeed.scan.barrier import ScanStopped
 from changefeed.scan.host import scan_place
 from changefeed.scan.table import joined, read_parts
 from sinks.base import Batch, Epoch, Receipt
+from tests.helpers.waiting import until
 
 A, B, C = (TableName("shop", "public", name) for name in "abc")
 
@@ -47,13 +51,13 @@ class Instants:
 
     instants: tuple[int, ...]
 
-    def find(self, piece: Piece) -> pa.Table:
+    def find(self, piece: LogPiece) -> pa.Table:
         fixed = {"op": "c", "logical": 0, "ord": 0, "xid": 1, "commit_us": 0, "last": True}
         rows = [fixed | {"wall": at(n).wall, "seq": n, "a0": n} for n in self.instants]
         return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
 
 
-class MadePiece(Piece):
+class MadePiece(LogPiece):
     """A piece without a log."""
 
     __slots__ = ()
@@ -62,7 +66,7 @@ class MadePiece(Piece):
         return self._finder.find(self)
 
 
-def rows_of(table: TableName, *instants: int) -> Piece:
+def rows_of(table: TableName, *instants: int) -> LogPiece:
     """A piece with a row for each instant."""
     return MadePiece(
         schema=shape(table),
@@ -90,19 +94,21 @@ class FakeLog:
     slices: list[tuple[int, list[Any]]]
     oldest: Timestamp = Timestamp.ZERO
     error: ChangefeedError | None = None
+    max_bytes: int = 0
 
     def slice(
         self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
     ) -> Any:
+        self.max_bytes = max_bytes
         if self.error is not None:
             raise self.error
         end, events = self.slices.pop(0)
-        marks = [e for e in events if not isinstance(e, Piece)]
+        marks = [e for e in events if not isinstance(e, LogPiece)]
         return SimpleNamespace(upto=at(end), events=events, marks=marks)
 
 
 @dataclass
-class FakeOutlet:
+class FakeSinkSession:
     """Writes down what it was told."""
 
     round_rows: int = 0
@@ -159,7 +165,7 @@ class Bench:
         self.feed = Feed(catalog, job, lease)
         for name in (A, B, C):
             self.feed.update(name, state=TableState.RUNNING, done_upto=at(1))
-        self.outlet = FakeOutlet()
+        self.sink_session = FakeSinkSession()
         self.commits = 0
 
     def deliver(
@@ -170,19 +176,21 @@ class Bench:
         interrupted: Callable[[], bool] = lambda: False,
         log: FakeLog | None = None,
         scanned: bool = False,
+        ahead: int = 1000,
     ) -> int:
-        delivery = Delivery(
+        made = Delivery(
             "f",
             log or FakeLog(list(slices)),
-            SharedMessages(),
-            cast(Any, self.outlet),
+            MessageCache(),
+            cast(Any, self.sink_session),
+            Sizes(ahead_rows=ahead),
         )
 
         def committed() -> None:
             self.commits += 1
 
         try:
-            return delivery.deliver(
+            return made.deliver(
                 self.feed,
                 {name: self.feed.tables[name].done_upto or at(0) for name in (A, B, C)},
                 at(upto or slices[-1][0]),
@@ -192,7 +200,7 @@ class Bench:
                 scanned=scanned,
             )
         finally:
-            delivery.close()
+            made.close()
 
     def done(self, *tables: TableName) -> list[int]:
         """How far tables are, in steps."""
@@ -211,14 +219,14 @@ def test_what_the_scan_tells_is_told_once(tmp_path: Path, delivery: str) -> None
     """Rows written at the scan's own instant come with its rows; their deletes do not."""
     catalog = Catalog.open(str(tmp_path))
     bench = Bench(catalog, "kafka://127.0.0.1:1", delivery=delivery)
-    bench.outlet.takes_rows = False
+    bench.sink_session.takes_rows = False
     written: list[tuple[int, bytes]] = []
 
     def write(batch: Batch) -> Receipt:
         written.extend(zip(*(batch.rows[n].to_pylist() for n in ("wall", "key")), strict=True))
         return Receipt(batch.partition, batch.rows.num_rows, 1)
 
-    bench.outlet.write = write  # type: ignore[method-assign]
+    bench.sink_session.write = write  # type: ignore[method-assign]
     bench.deliver((5, [rows_of(A, 2, 5)]), (7, [rows_of(A, 6, 7)]), scanned=True)
     catalog.close()
     steps = [wall // 10 for wall, _ in written]
@@ -228,9 +236,11 @@ def test_what_the_scan_tells_is_told_once(tmp_path: Path, delivery: str) -> None
 THREE = ((5, [rows_of(A, 2, 5)]), (7, [rows_of(B, 7)]), (9, [rows_of(A, 8), rows_of(B, 9)]))
 
 
-def test_every_slice_is_committed(bench: Bench) -> None:
-    assert bench.deliver(*THREE) == 5
-    commits = [c for c in bench.outlet.done if c[0] == "commit"]
+@pytest.mark.parametrize("ahead", [0, 3, 10**9])
+def test_every_slice_is_committed(bench: Bench, ahead: int) -> None:
+    """Whether the next chunk is encoded while this one is written, or after it."""
+    assert bench.deliver(*THREE, ahead=ahead) == 5
+    commits = [c for c in bench.sink_session.done if c[0] == "commit"]
     assert commits == [
         ("commit", 2, {"a": 50}),
         ("commit", 1, {"b": 70}),
@@ -241,42 +251,42 @@ def test_every_slice_is_committed(bench: Bench) -> None:
 
 
 def test_a_round_is_as_large_as_the_sink_likes(bench: Bench) -> None:
-    bench.outlet.round_rows = 3
+    bench.sink_session.round_rows = 3
     bench.deliver(*THREE)
-    commits = [c for c in bench.outlet.done if c[0] == "commit"]
+    commits = [c for c in bench.sink_session.done if c[0] == "commit"]
     assert commits == [("commit", 3, {"a": 70, "b": 70}), ("commit", 2, {"a": 90, "b": 90})]
-    epochs = [c[1] for c in bench.outlet.done if c[0] == "write"]
+    epochs = [c[1] for c in bench.sink_session.done if c[0] == "write"]
     assert epochs == [1, 1, 2, 2]
     assert bench.commits == 2
 
 
 def test_a_sink_may_have_enough_after_any_slice(bench: Bench) -> None:
-    bench.outlet.round_rows = 1000
-    write = bench.outlet.write
+    bench.sink_session.round_rows = 1000
+    write = bench.sink_session.write
 
     def full(batch: Batch) -> Receipt:
-        bench.outlet.round_rows = 0
+        bench.sink_session.round_rows = 0
         return write(batch)
 
-    bench.outlet.write = full  # type: ignore[method-assign]
+    bench.sink_session.write = full  # type: ignore[method-assign]
     bench.deliver(*THREE)
-    assert [c[1] for c in bench.outlet.done if c[0] == "commit"] == [2, 1, 2]
+    assert [c[1] for c in bench.sink_session.done if c[0] == "commit"] == [2, 1, 2]
 
 
 def test_a_round_ends_where_something_else_waits(bench: Bench) -> None:
-    bench.outlet.round_rows = 1000
+    bench.sink_session.round_rows = 1000
     bench.deliver(*THREE, interrupted=lambda: True)
-    assert [c for c in bench.outlet.done if c[0] == "commit"] == [("commit", 2, {"a": 50})]
-    assert bench.outlet.ends == [50], "what lies beyond is not in it"
+    assert [c for c in bench.sink_session.done if c[0] == "commit"] == [("commit", 2, {"a": 50})]
+    assert bench.sink_session.ends == [50], "what lies beyond is not in it"
     assert bench.done(A, B, C) == [50, 50, 50]
 
 
 def test_nothing_counts_before_its_commit(bench: Bench) -> None:
-    bench.outlet.round_rows = 1000
+    bench.sink_session.round_rows = 1000
     # The second slice cannot be had.
     with pytest.raises(IndexError):
         bench.deliver((5, [rows_of(A, 2, 5)]), upto=9)
-    assert bench.outlet.done[-1] == ("abort", 2)
+    assert bench.sink_session.done[-1] == ("abort", 2)
     assert bench.done(A) == [10]
 
 
@@ -286,28 +296,28 @@ def changed(table: TableName, when: int) -> SchemaChange:
 
 
 def test_a_change_of_shape_comes_between_two_commits(bench: Bench) -> None:
-    bench.outlet.round_rows = 1000
+    bench.sink_session.round_rows = 1000
     bench.deliver(
         (5, [rows_of(A, 5)]),
         (9, [rows_of(A, 7), rows_of(B, 6), changed(B, 8), rows_of(B, 9), rows_of(C, 7)]),
     )
     # Of the table before it in the slice everything is out, of its own what was before it.
-    assert [d for d in bench.outlet.done if d[0] != "write"] == [
+    assert [d for d in bench.sink_session.done if d[0] != "write"] == [
         ("commit", 3, {"a": 90, "b": 79}),
         "evolve",
         ("commit", 2, {"b": 90, "c": 90}),
     ]
-    assert bench.outlet.ends == [79, 90]
+    assert bench.sink_session.ends == [79, 90]
 
 
 def test_a_round_does_not_claim_what_comes_after_a_mark(bench: Bench) -> None:
-    bench.outlet.round_rows = 1000
+    bench.sink_session.round_rows = 1000
     bench.deliver(
         (5, [rows_of(C, 5), rows_of(B, 4)]),
         (9, [rows_of(A, 6, 8), changed(A, 9), rows_of(C, 7)]),
     )
     # The first commit has rows of C, but not all up to the mark.
-    assert bench.outlet.ends == [50, 90]
+    assert bench.sink_session.ends == [50, 90]
 
 
 def renamed(table: TableName, now: str, when: int) -> SchemaChange:
@@ -322,14 +332,14 @@ def test_a_renamed_table_fails_after_its_last_row_and_no_other_does(bench: Bench
         bench.deliver((5, events))
     assert (caught.value.table, caught.value.error.code.number) == (A, "CF2106")
     assert 'was renamed to "public.x"' in caught.value.error.message
-    assert ("commit", 1, {"a": 29}) in bench.outlet.done
+    assert ("commit", 1, {"a": 29}) in bench.sink_session.done
     assert bench.done(A) == [29], "it is resumed right before the mark"
 
 
 def test_a_renamed_table_that_a_pattern_brought_leaves_in_its_own_time(bench: Bench) -> None:
     bench.feed.update(A, joined=True)
     assert bench.deliver((5, [rows_of(A, 2), renamed(A, "x", 3), rows_of(B, 4)])) == 2
-    assert "evolve" not in bench.outlet.done
+    assert "evolve" not in bench.sink_session.done
     assert bench.done(A, B) == [50, 50]
 
 
@@ -342,28 +352,28 @@ def test_an_exception_nobody_planned_for_names_its_table(bench: Bench) -> None:
     def evolve(event: SchemaChange) -> None:
         raise KeyError("a value of a row")
 
-    bench.outlet.evolve = evolve  # type: ignore[method-assign]
+    bench.sink_session.evolve = evolve  # type: ignore[method-assign]
     with pytest.raises(TableFailure) as caught:
         bench.deliver((5, [rows_of(B, 2), changed(A, 3)]))
     assert caught.value.table == A and isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_sink_without_tables_needs_no_commit_there(bench: Bench) -> None:
-    bench.outlet.evolves = False
+    bench.sink_session.evolves = False
     bench.deliver((9, [rows_of(A, 7), changed(A, 8), rows_of(A, 9)]))
-    commits = [d for d in bench.outlet.done if d[0] == "commit"]
+    commits = [d for d in bench.sink_session.done if d[0] == "commit"]
     assert commits == [("commit", 2, {"a": 90})]
 
 
 def test_what_was_before_a_stop_is_delivered(bench: Bench) -> None:
-    bench.outlet.evolves = False
+    bench.sink_session.evolves = False
 
     def stop(event: SchemaChange) -> None:
         raise TableError(A, ChangefeedError("CF4101", "stop"))
 
     with pytest.raises(TableError):
         bench.deliver((9, [rows_of(A, 7), changed(A, 8), rows_of(A, 9)]), on_schema_change=stop)
-    assert [d for d in bench.outlet.done if d[0] != "write"] == [
+    assert [d for d in bench.sink_session.done if d[0] != "write"] == [
         ("commit", 1, {"a": 79}),
         ("abort", 0),
     ]
@@ -373,7 +383,7 @@ def test_what_was_before_a_stop_is_delivered(bench: Bench) -> None:
 def test_a_truncation_comes_after_a_commit(bench: Bench) -> None:
     event = Truncate(shape(A), at(8), 8)
     bench.deliver((9, [rows_of(A, 7), event, rows_of(A, 9)]))
-    kinds = [d if isinstance(d, str) else d[0] for d in bench.outlet.done]
+    kinds = [d if isinstance(d, str) else d[0] for d in bench.sink_session.done]
     assert kinds == ["write", "commit", "truncate", "write", "commit"]
 
 
@@ -396,6 +406,83 @@ def test_one_table_below_the_log_fails_alone(bench: Bench) -> None:
     with pytest.raises(ChangefeedError) as all_of_them:
         bench.deliver(upto=9, log=FakeLog([], oldest=at(5), error=gone))
     assert all_of_them.value is gone
+
+
+def another(table: TableName) -> TableSchema:
+    """A table of the same name that is not the one the feed began with."""
+    return replace(shape(table), table_id=8)
+
+
+def test_rows_of_another_table_that_has_the_name_are_not_delivered(bench: Bench) -> None:
+    bench.feed.update(A, table_id=7)
+    bench.feed.update(B, table_id=7)
+    rows = replace(rows_of(A, 2), schema=another(A))
+    with pytest.raises(TableError, match="another table has the name") as caught:
+        bench.deliver((5, [rows]))
+    assert caught.value.table == A and bench.sink_session.done == [("abort", 0)]
+    with pytest.raises(TableError, match="another table has the name") as caught:
+        bench.deliver((5, [Truncate(another(B), at(3), 3)]))
+    assert caught.value.table == B and "truncate" not in bench.sink_session.done
+
+
+@pytest.mark.parametrize(("code", "alone"), [("CF5003", True), ("CF5001", False)])
+def test_a_target_that_cannot_follow_a_change(bench: Bench, code: str, alone: bool) -> None:
+    """What the change asks too much of is its table's; a target that is away is everybody's."""
+    assert (ChangefeedError(code, "x").scope is Scope.TABLE) is alone
+    bench.sink_session.refuse = code
+    with pytest.raises((TableError, ChangefeedError), match="cannot follow") as caught:
+        bench.deliver((9, [rows_of(A, 7), changed(A, 8), rows_of(A, 9)]))
+    assert isinstance(caught.value, TableError) is alone
+    assert bench.done(A) == [79], "what was before the change is committed"
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [({}, SLICE_BYTES), ({"max_memory": "8MiB"}, 1 << 20), ({"max_memory": "8GiB"}, SLICE_BYTES)],
+)
+def test_a_feed_reads_an_eighth_of_its_memory_at_once(
+    tmp_path: Path, given: dict[str, str], most: int
+) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    log = FakeLog([(5, [])])
+    Bench(catalog, **given).deliver(upto=5, log=log)
+    catalog.close()
+    assert log.max_bytes == most
+
+
+def test_a_delivery_that_failed_reads_the_log_no_more(bench: Bench) -> None:
+    """Its owner may begin another one, or close the log."""
+    reading, rested = threading.Event(), []
+
+    class SlowLog(FakeLog):
+        def slice(self, *given: Any, **limits: Any) -> Any:
+            if len(self.slices) == 1:
+                reading.set()
+                time.sleep(0.2)
+                rested.append(True)
+            return super().slice(*given, **limits)
+
+    def refuse(*_: object) -> None:
+        assert reading.wait(60)
+        raise ChangefeedError("CF5001", "away")
+
+    bench.sink_session.commit = refuse  # type: ignore[assignment,method-assign]
+    with pytest.raises(ChangefeedError, match="away"):
+        bench.deliver(upto=9, log=SlowLog([(5, [rows_of(A, 2)]), (9, [rows_of(A, 8)])]), ahead=0)
+    assert rested, "the encoding thread was still at work"
+
+
+def test_a_delivery_that_is_closed_leaves_no_thread(bench: Bench) -> None:
+    bench.deliver(*THREE, ahead=0)
+    until(lambda: not any(t.name.startswith("encode-f_") for t in threading.enumerate()))
+
+
+def test_the_first_place_of_a_table_is_that_of_its_rows(bench: Bench) -> None:
+    """A table whose scan goes on has no place yet."""
+    bench.feed.update(A, done_upto=None)
+    bench.deliver((5, [rows_of(A, 2)]))
+    assert bench.sink_session.done[-1] == ("commit", 1, {"a": 50})
+    assert bench.done(A) == [50]
 
 
 # ------------------------------------------------------------------------------- resolved
@@ -421,9 +508,9 @@ def test_a_table_that_failed_before_its_scan_holds_resolved(bench: Bench) -> Non
 
 def test_nothing_is_resolved_while_a_table_joins(bench: Bench) -> None:
     told: list[Timestamp] = []
-    outlet = SimpleNamespace(resolves_by_topic=False, resolves=True, resolved=told.append)
+    sink_session = SimpleNamespace(resolves_by_topic=False, resolves=True, resolved=told.append)
     joining = [True]
-    checkpoint = Checkpoint(cast(Any, outlet), lambda: joining[0])
+    checkpoint = Checkpoint(cast(Any, sink_session), lambda: joining[0])
     with_resolved = bench.catalog.alter_job(bench.feed.job.id, options={"resolved": ""})
     feed = Feed(bench.catalog, with_resolved, bench.feed.lease)
     feed.tables = bench.feed.tables

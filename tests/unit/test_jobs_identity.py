@@ -1,4 +1,4 @@
-"""What becomes of a feed's table that was dropped, made anew or renamed."""
+"""What becomes of a feed's table that was dropped, recreated or renamed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.capture.table_identity import Lost, capturable, missing
+from changefeed.capture.table_identity import LostTable, capturable, missing
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
@@ -16,8 +16,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.lost_tables import Leaving
-from changefeed.sources.base import Located
+from changefeed.feeds.lost_tables import TableDeparture
+from changefeed.sources.base import TableLocations
 
 T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")
 
@@ -27,7 +27,7 @@ T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")
     [
         ({T: 1}, {1: T}, ""),
         ({}, {}, 'table "public.t" was dropped'),
-        ({T: 2}, {}, 'table "public.t" was dropped and made anew: it is another table'),
+        ({T: 2}, {}, 'table "public.t" was dropped and created again: it is another table'),
         ({}, {1: U}, 'table "public.t" was renamed to "public.u"'),
         (
             {T: 2},
@@ -39,7 +39,7 @@ T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")
 def test_why_a_table_is_lost(
     numbers: dict[TableName, int], names: dict[int, TableName], reason: str
 ) -> None:
-    seen = Located(numbers, names)
+    seen = TableLocations(numbers, names)
     gone = missing({(T, 1)}, seen)
     assert [error.message for error in gone.values()] == ([reason] if reason else [])
     assert all(error.code.number == "CF2106" and error.hint for error in gone.values())
@@ -47,27 +47,27 @@ def test_why_a_table_is_lost(
 
 
 def test_two_feeds_that_mean_two_tables_by_one_name() -> None:
-    """One began before the table was made anew, one after."""
-    seen = Located({T: 2}, {2: T})
+    """One began before the table was recreated, one after."""
+    seen = TableLocations({T: 2}, {2: T})
     assert missing({(T, 1), (T, 2)}, seen).keys() == {(T, 1)}
     assert capturable({(T, 1), (T, 2)}, seen) == {T: 2}
 
 
 def test_a_source_without_numbers_and_a_table_nobody_saw_yet() -> None:
     assert capturable({(T, 0), (U, 5)}, None) == {T: 0, U: 0}
-    assert missing({(T, 0)}, Located({}, {})) == {}
-    assert capturable({(T, 0)}, Located({}, {})) == {T: 0}, "the source says what is wrong"
+    assert missing({(T, 0)}, TableLocations({}, {})) == {}
+    assert capturable({(T, 0)}, TableLocations({}, {})) == {T: 0}, "the source says what is wrong"
 
 
 @dataclass
-class FakeKeeper:
-    gone: dict[tuple[TableName, int], Lost] = field(default_factory=dict)
+class FakeSourceRuntime:
+    gone: dict[tuple[TableName, int], LostTable] = field(default_factory=dict)
     end: Timestamp | None = None
 
-    def lost(self, table: TableName, oid: int) -> Lost | None:
+    def lost(self, table: TableName, oid: int) -> LostTable | None:
         return self.gone.get((table, oid))
 
-    def place_of(self, lost: Lost) -> Timestamp | None:
+    def place_of(self, lost: LostTable) -> Timestamp | None:
         return self.end
 
 
@@ -83,13 +83,13 @@ class Bench:
         assert lease is not None
         self.feed = Feed(catalog, self.job, lease)
         self.feed.update(T, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(10))
-        self.keeper = FakeKeeper()
+        self.source_runtime = FakeSourceRuntime()
         self.told: list[TableName] = []
-        self.leaving = Leaving(catalog, self.keeper, self.told.append)  # type: ignore[arg-type]
+        self.leaving = TableDeparture(catalog, self.source_runtime, self.told.append)  # type: ignore[arg-type]
 
     def lose(self, *, dropped: bool = True) -> None:
         error = ChangefeedError("CF2106", "gone")
-        self.keeper.gone[T, 1] = Lost(error, dropped)
+        self.source_runtime.gone[T, 1] = LostTable(error, dropped)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_named_table_fails_once_all_of_it_was_delivered(catalog: Catalog) -> N
     bench = Bench(catalog, joined=False)
     bench.lose()
     bench.leaving.turn(bench.feed)  # the log has not come so far
-    bench.keeper.end = Timestamp(11)
+    bench.source_runtime.end = Timestamp(11)
     bench.leaving.turn(bench.feed)  # it has, the feed has not
     assert bench.told == []
     bench.feed.advance([T], Timestamp(11))
@@ -118,7 +118,7 @@ def test_a_named_table_fails_once_all_of_it_was_delivered(catalog: Catalog) -> N
 def test_a_table_that_joined_leaves(catalog: Catalog) -> None:
     bench = Bench(catalog, joined=True)
     bench.lose(dropped=False)
-    bench.keeper.end = Timestamp(10)
+    bench.source_runtime.end = Timestamp(10)
     bench.leaving.turn(bench.feed)
     assert bench.told == [], "it was renamed, not dropped"
     assert bench.feed.tables == {} and catalog.tables(bench.job.id) == []

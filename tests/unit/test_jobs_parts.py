@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,16 +10,18 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pytest
 
-from changefeed.capture.process import Capture, Life, Notice
+from changefeed.capture.process import Capture, CaptureLoop, Notice
 from changefeed.catalog import TableProgress
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.core.table_errors import TableError
+from changefeed.core.timings import Timings
 from changefeed.feeds.chunks import Chunk
-from changefeed.feeds.message_cache import SharedMessages
-from changefeed.feeds.runner import RetryClock
+from changefeed.feeds.message_cache import MessageCache
+from changefeed.feeds.retry import RetryClock
 from changefeed.feeds.schema_policy import (
     check_images,
     check_message_key,
@@ -45,7 +48,7 @@ SCHEMA = TableSchema(
 
 class TestSharing:
     def test_two_feeds_compute_once(self) -> None:
-        shared = SharedMessages()
+        shared = MessageCache()
         shared.feeds = 2
         started, release = threading.Event(), threading.Event()
         made = []
@@ -71,7 +74,7 @@ class TestSharing:
         assert [r.num_rows for r in results] == [1, 1, 1]
 
     def test_a_failure_reaches_its_caller_and_is_not_kept(self) -> None:
-        shared = SharedMessages()
+        shared = MessageCache()
         shared.feeds = 2
 
         def broken() -> pa.Table:
@@ -82,7 +85,7 @@ class TestSharing:
         assert shared.get("k", lambda: pa.table({"x": [2]}))["x"].to_pylist() == [2]
 
     def test_what_is_kept_is_bounded(self) -> None:
-        shared = SharedMessages(max_bytes=1000)
+        shared = MessageCache(max_bytes=1000)
         shared.feeds = 2
         for key in range(50):
             shared.get(key, lambda: pa.table({"x": list(range(100))}))
@@ -91,7 +94,7 @@ class TestSharing:
         assert shared.misses == 51, "the oldest was let go"
 
     def test_one_feed_alone_keeps_nothing(self) -> None:
-        shared = SharedMessages()
+        shared = MessageCache()
         shared.feeds = 1
         calls = []
 
@@ -113,17 +116,23 @@ class TestRetryClock:
         assert pauses[-1] > 20
 
     def test_a_target_that_is_away_for_days_is_tried_until_the_budget_is_spent(
-        self, monkeypatch: pytest.MonkeyPatch
+        self,
     ) -> None:
-        now, wall = 5.0, 1e9
-        monkeypatch.setattr("changefeed.feeds.runner.time.monotonic", lambda: now)
-        monkeypatch.setattr("changefeed.feeds.runner.time.time", lambda: wall)
-        clock, tries = RetryClock(), 0
+        class Jumping(ManualClock):
+            """Its date jumps by a day to and fro; its seconds go on."""
+
+            seconds = 5.0
+
+            def monotonic(self) -> float:
+                return self.seconds
+
+        time, tries = Jumping(), 0
+        clock = RetryClock(time)
         while clock.allows(3 * 86_400):
             tries += 1
-            now += clock.next_pause()
-            wall += (-1) ** tries * 86_400  # nothing is counted by a clock that jumps
-        assert 3 * 86_400 < now < 3 * 86_400 + 45
+            time.seconds += clock.next_pause()
+            time.advance((-1) ** tries * 86_400)  # nothing is counted by a clock that jumps
+        assert 3 * 86_400 < time.seconds < 3 * 86_400 + 45
         assert 86_400 * 3 / 30 / 1.25 < tries < 86_400 * 3 / 30 / 0.75 + 10
         assert clock.attempt == tries
         clock.reset()
@@ -308,7 +317,7 @@ class FakeWriter:
     def room(self) -> int:
         return 1
 
-    def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
+    def maintain(self, read: ClockSample, keep_from: Timestamp | None) -> None:
         self.order.append("maintain")
 
     def abandon(self) -> None:
@@ -334,7 +343,7 @@ class TestLife:
         def worker() -> Capture:
             return Capture(next(streams), writer, told.append, keep_from=lambda: None)  # type: ignore[arg-type]
 
-        Life(worker, writer, told.append).run()  # type: ignore[arg-type]
+        CaptureLoop(worker, writer, told.append).run()  # type: ignore[arg-type]
         assert order == ["append", "abandon", "append", f"acknowledge {'0' * 16}"]
         assert [(n.kind, n.message) for n in told] == [
             ("warning", "cannot be decoded"),
@@ -352,7 +361,7 @@ class TestLife:
         writer = FakeWriter([])
         told: list[Notice] = []
         with pytest.raises(ChangefeedError, match="broke"):
-            Life(worker, writer, told.append).run()  # type: ignore[arg-type]
+            CaptureLoop(worker, writer, told.append).run()  # type: ignore[arg-type]
         assert told == []
 
     def test_stopped_before_it_begins(self) -> None:
@@ -366,7 +375,7 @@ class TestLife:
                 keep_from=lambda: None,
             )
 
-        life = Life(worker, writer, lambda notice: None)  # type: ignore[arg-type]
+        life = CaptureLoop(worker, writer, lambda notice: None)  # type: ignore[arg-type]
         life.stop()
         life.run()
         assert writer.kept == []
@@ -417,10 +426,7 @@ class TestCapture:
         capture.run()
         assert writer.settings == LogSettings(gc_ttl=7200)
 
-    def test_changes_do_not_wait_for_the_upkeep_of_the_log(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("changefeed.capture.process.MAINTENANCE_SECONDS", 0.0)
+    def test_changes_do_not_wait_for_the_upkeep_of_the_log(self) -> None:
         begun, appended = threading.Event(), threading.Event()
 
         class Busy(FakeWriter):
@@ -429,7 +435,7 @@ class TestCapture:
                 super().append(flush)
                 appended.set()
 
-            def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
+            def maintain(self, read: ClockSample, keep_from: Timestamp | None) -> None:
                 begun.set()
                 assert appended.wait(10), "an append waited for the upkeep"
 
@@ -440,18 +446,43 @@ class TestCapture:
             writer,  # type: ignore[arg-type]
             lambda notice: None,
             keep_from=lambda: None,
+            timings=Timings(upkeep=0.0),
         ).run()
         assert writer.kept == flushes
 
-    def test_upkeep_that_fails_ends_the_capture(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("changefeed.capture.process.MAINTENANCE_SECONDS", 0.0)
+    @pytest.mark.parametrize(
+        ("leap", "words"),
+        [
+            (108_000, ["the clock of this machine was set forward by 108,000 s: "]),
+            (-108_000, ["the clock of this machine was set back by 108,000 s: "]),
+            (10, []),
+        ],
+    )
+    def test_a_clock_that_leaps_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, leap: int, words: list[str]
+    ) -> None:
+        """Once: it is the same clock afterwards."""
+        module = "changefeed.capture.process"
+        reads = itertools.chain(
+            [ClockSample("boot", 0, 0)],
+            (ClockSample("boot", n, leap * 10**9 + n) for n in itertools.count(1)),
+        )
+        monkeypatch.setattr(f"{module}.read_clocks", lambda: next(reads))
+        writer, told = FakeWriter([], full=3), list[Notice]()
+        flushes = [Flush((), Frontier(Timestamp(1), "0" * 16, 1))]
+        capture = Capture(FakeStream(flushes, []), writer, told.append, keep_from=lambda: None)  # type: ignore[arg-type]
+        capture.run()
+        found = [n.message for n in told if n.kind == "warning"]
+        assert [text.partition("the change log")[0] for text in found] == words
+
+    def test_upkeep_that_fails_ends_the_capture(self) -> None:
         failed = threading.Event()
 
         class Broken(FakeWriter):
             def append(self, flush: Flush) -> None:
                 assert failed.wait(10)
 
-            def maintain(self, now: Timestamp, keep_from: Timestamp | None) -> None:
+            def maintain(self, read: ClockSample, keep_from: Timestamp | None) -> None:
                 failed.set()
                 raise ChangefeedError("CF3004", "the disk is gone")
 
@@ -460,6 +491,7 @@ class TestCapture:
             Broken([]),  # type: ignore[arg-type]
             lambda notice: None,
             keep_from=lambda: None,
+            timings=Timings(upkeep=0.0),
         )
         with pytest.raises(ChangefeedError, match="the disk is gone"):
             capture.run()

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.scan_coordinator import Scanning
-from changefeed.scan.barrier import Fence
-from changefeed.scan.thread import Scan, TableScan
+from changefeed.feeds.scan_coordinator import ScanCoordinator
+from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.thread import SnapshotScan, TableScan
 
 TABLE = TableName("shop", "public", "t")
+PROGRESS = TableProgress(TABLE, "t")
+UNSCANNED = TableProgress(TABLE, "t", scan_wanted=False)
 
 
 class StillScan:
@@ -33,9 +37,11 @@ class StillScan:
         self.placed = threading.Event()
         self.fence = Fence()
         self.alive = True
+        self.started = self.joined = False
 
     def start(self) -> None:
-        """Nothing runs."""
+        assert not self.started
+        self.started = True
 
     def is_alive(self) -> bool:
         return self.alive
@@ -44,27 +50,55 @@ class StillScan:
         self.alive = False
 
     def join(self, timeout: float) -> None:
-        """Nothing runs."""
+        self.joined = True
+
+    def text(self) -> str:
+        return "12 %"
 
 
-class StillKeeper:
-    """A source whose change log begins at :attr:`oldest`."""
+class StillSourceRuntime:
+    """A source whose change log begins at :attr:`oldest`, and whose positions are times."""
+
+    name = "shop"
 
     def __init__(self) -> None:
         self.oldest = Timestamp(1)
+        self.source = self
+        self.captured: list[TableName] = []
+        #: Positions below it the log does not have.
+        self.first = 0
+
+    def has(self, position: str) -> bool:
+        return int(position) >= self.first
+
+    def current_position(self) -> str:
+        return "70"
+
+    def wait_captured(self, tables: list[TableName], stop: threading.Event) -> None:
+        self.captured += tables
+
+    def wait_position(self, position: str, stop: threading.Event) -> Timestamp:
+        assert self.captured, "what is not captured yet is not in the log up to there"
+        return Timestamp(int(position))
 
 
 class Bench:
     """A feed of one table, and the scans it starts."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        progress: TableProgress = PROGRESS,
+        *,
+        resolved: Timestamp | None = None,
+        **given: Any,
+    ) -> None:
         self.catalog = catalog
-        progress = TableProgress(TABLE, "t")
-        self.job = catalog.create_job(
-            JobSpec(source="shop", targets=("TABLE t",), tables=(progress,), sink_uri="null://")
-        )
+        spec = JobSpec(source="shop", targets=("TABLE t",), tables=(progress,), sink_uri="null://")
+        self.job = catalog.create_job(replace(spec, **given))
         self.scans: list[StillScan] = []
-        self.keeper = StillKeeper()
+        self.source_runtime = StillSourceRuntime()
+        self.resolved = resolved
         self.restart()
 
     def restart(self) -> None:
@@ -72,14 +106,18 @@ class Bench:
         lease = self.catalog.acquire_lease(self.job.id, "n", 60)
         assert lease is not None
         self.feed = Feed(self.catalog, self.catalog.job(self.job.id), lease)
-        self.scanning = Scanning(
-            self.catalog, cast(SourceKeeper, self.keeper), threading.Event(), self._start
+        self.scanning = ScanCoordinator(
+            self.catalog,
+            cast(SourceRuntime, self.source_runtime),
+            threading.Event(),
+            self._start,
+            lambda: self.resolved,
         )
         self.scanning.begin(self.feed)
 
-    def _start(self, tables: list[TableProgress]) -> Scan:
+    def _start(self, tables: list[TableProgress]) -> SnapshotScan:
         self.scans.append(StillScan(tables))
-        return cast(Scan, self.scans[-1])
+        return cast(SnapshotScan, self.scans[-1])
 
     @property
     def scan(self) -> StillScan:
@@ -141,10 +179,12 @@ def test_a_failed_backfill_that_is_tried_again_catches_up(bench: Bench) -> None:
     bench.restart()
     assert bench.scan.tables[TABLE].backfill
     assert bench.scanning.holds(bench.table)
+    assert bench.table.done_upto == Timestamp(30), "never back to the schema change"
     bench.scan.at = Timestamp(40)
     bench.feed.advance([TABLE], Timestamp(40))
     bench.scanning.follow(bench.feed, lambda: None)
     assert bench.scan.tables[TABLE].caught_up.is_set()
+    assert bench.table.scan_at == Timestamp(25), "resolved waits at the schema change"
 
 
 def test_a_backfill_that_becomes_due_while_the_scan_goes_on_is_another_scan(bench: Bench) -> None:
@@ -193,7 +233,7 @@ def test_a_rescan_goes_on_where_the_feed_was(bench: Bench) -> None:
 def test_a_rescan_leaps_over_what_the_log_does_not_keep(bench: Bench) -> None:
     bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
     bench.feed.save()
-    bench.keeper.oldest = Timestamp(50)
+    bench.source_runtime.oldest = Timestamp(50)
     bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
     bench.restart()
     assert bench.table.done_upto is None and not bench.scan.tables[TABLE].backfill
@@ -201,10 +241,20 @@ def test_a_rescan_leaps_over_what_the_log_does_not_keep(bench: Bench) -> None:
     assert "not in the change log" in event.text and event.table == str(TABLE)
 
 
+def test_a_rescan_of_a_table_at_the_begin_of_the_log_leaps_over_nothing(bench: Bench) -> None:
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.save()
+    bench.source_runtime.oldest = Timestamp(30)
+    bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
+    bench.restart()
+    assert bench.table.done_upto == Timestamp(30) and bench.scan.tables[TABLE].backfill
+    assert not [e for e in bench.catalog.events(bench.job.id) if e.kind == "notice"]
+
+
 def test_a_backfill_does_not_leap_over_what_the_log_does_not_keep(bench: Bench) -> None:
     bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=True, done_upto=Timestamp(30))
     bench.feed.save()
-    bench.keeper.oldest = Timestamp(50)
+    bench.source_runtime.oldest = Timestamp(50)
     bench.restart()
     assert bench.table.done_upto == Timestamp(30), "reading from there is an error, not a gap"
     assert bench.scan.tables[TABLE].backfill
@@ -215,3 +265,184 @@ def test_a_scan_ends_without_rows_when_a_rescan_came_first(bench: Bench) -> None
     bench.scan.at = Timestamp(10)
     bench.scanning.follow(bench.feed, lambda: None)
     assert not bench.scan.placed.is_set(), "the place of its rows was not saved"
+
+
+def test_a_running_scan_is_told_with_what_it_has_delivered(bench: Bench) -> None:
+    assert bench.scanning.active(bench.feed) and bench.scanning.owes(bench.feed)
+    assert bench.scan.started
+    assert (bench.scanning.at, bench.scanning.waits, bench.scanning.text()) == (None, False, "12 %")
+    bench.scan.at = Timestamp(10)
+    table = bench.scan.tables[TABLE]
+    table.rows, table.total, table.bytes = 5, 9, 500
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert (bench.scanning.at, bench.scanning.waits) == (Timestamp(10), False)
+    assert (bench.table.scan_rows, bench.table.scan_total) == (5, 9)
+    assert (bench.table.emitted_rows, bench.table.done_upto) == (0, None)
+    shown: list[TableState] = []
+    table.rows, table.done = 9, True
+    bench.scanning.follow(bench.feed, lambda: shown.append(bench.table.state))
+    assert shown == [TableState.RUNNING]
+    assert (bench.table.scan_rows, bench.table.scan_total) == (9, 9)
+    assert (bench.table.emitted_rows, bench.table.emitted_bytes) == (9, 500)
+    bench.scanning.follow(bench.feed, lambda: pytest.fail("its end counts once"))
+    assert bench.table.emitted_rows == 9
+    assert bench.scanning.active(bench.feed) and not bench.scanning.owes(bench.feed)
+    bench.scan.alive = False
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert not bench.scanning.active(bench.feed)
+    assert (bench.scanning.at, bench.scanning.text()) == (None, "initial scan")
+    assert bench.catalog.tables(bench.job.id)[0].emitted_rows == 9, "saved"
+
+
+def test_a_table_that_went_on_during_its_backfill_is_not_set_back(bench: Bench) -> None:
+    bench.feed.update(TABLE, done_upto=Timestamp(50))
+    bench.scan.at, bench.scan.tables[TABLE].done = Timestamp(40), True
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.table.done_upto == Timestamp(50)
+
+
+def test_a_scan_that_broke_is_begun_again(bench: Bench) -> None:
+    lost = ChangefeedError("CF2001", "the source is gone")
+    bench.scan.error, bench.scan.alive = lost, False
+    with pytest.raises(ChangefeedError) as caught:
+        bench.scanning.follow(bench.feed, lambda: None)
+    assert caught.value is lost
+    bench.scanning.begin(bench.feed)
+    assert len(bench.scans) == 2
+    bench.scanning.begin(bench.feed)
+    assert len(bench.scans) == 2, "one at a time"
+
+
+def test_a_table_that_cannot_be_scanned_fails_alone(bench: Bench) -> None:
+    refused = ChangefeedError("CF2202", "no right to read")
+    bench.scan.at, bench.scan.tables[TABLE].error = Timestamp(10), refused
+    with pytest.raises(TableError) as caught:
+        bench.scanning.follow(bench.feed, lambda: None)
+    assert (caught.value.table, caught.value.error) == (TABLE, refused)
+    bench.feed.fail_table(TABLE, refused)
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.table.state is TableState.FAILED
+
+
+def test_a_table_that_failed_before_its_scan_was_placed_has_no_place(bench: Bench) -> None:
+    """When it is tried again, nothing says that rows of it are out."""
+    bench.feed.fail_table(TABLE, ChangefeedError("CF2202", "no right to read"))
+    bench.scan.at = Timestamp(10)
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.scan.placed.is_set() and bench.table.scan_at is None
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_scan_that_is_stopped_delivers_nothing_more(bench: Bench, placed: bool) -> None:
+    """One without a timestamp may wait for its snapshot for as long as transactions are open at
+    the source, and is not waited for."""
+    scan = bench.scan
+    scan.at = Timestamp(10) if placed else None
+    bench.scanning.stop()
+    assert (scan.alive, scan.joined) == (False, placed)
+    with pytest.raises(ScanStopped), scan.fence.passing():
+        pytest.fail("it writes")
+    assert bench.scanning.owes(bench.feed)
+    bench.scanning.stop()
+    bench.scanning.begin(bench.feed)
+    assert len(bench.scans) == 2
+
+
+def test_a_feed_with_an_end_does_not_wait_for_what_lies_behind(tmp_path: Path) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    progress = replace(PROGRESS, done_upto=Timestamp(20), state=TableState.RUNNING)
+    bench = Bench(catalog, progress, end_time=Timestamp(30))
+    assert bench.scan.tables[TABLE].backfill
+    bench.scan.at = Timestamp(40)
+    bench.feed.advance([TABLE], Timestamp(29))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert not bench.scan.tables[TABLE].caught_up.is_set()
+    bench.feed.advance([TABLE], Timestamp(30))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.scan.tables[TABLE].caught_up.is_set()
+    catalog.close()
+
+
+def test_a_feed_of_the_scan_alone_begins_a_broken_one_anew(tmp_path: Path) -> None:
+    """No changes follow that could tell what was deleted since."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, options={"initial_scan": "only"})
+    bench.scan.at = Timestamp(10)
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.restart()
+    assert bench.table.done_upto is None and not bench.scan.tables[TABLE].backfill
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "resolved", "expected"),
+    [
+        (None, None, 70),  # where the source is now
+        ("60", None, 60),  # after the statement that added it
+        ("60", Timestamp(65), 65),  # what was resolved meanwhile may not be taken back
+        ("60", Timestamp(5), 60),
+    ],
+)
+def test_a_table_without_a_scan_begins_now(
+    tmp_path: Path, start: str | None, resolved: Timestamp | None, expected: int
+) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, replace(UNSCANNED, start=start), resolved=resolved)
+    assert (bench.table.state, bench.table.done_upto) == (TableState.RUNNING, Timestamp(expected))
+    assert bench.scans == [] and not bench.scanning.active(bench.feed)
+    catalog.close()
+
+
+def test_a_table_without_a_scan_goes_on_where_it_was(tmp_path: Path) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, replace(UNSCANNED, done_upto=Timestamp(9)), cursor=Timestamp(5))
+    assert (bench.table.state, bench.table.done_upto) == (TableState.RUNNING, Timestamp(9))
+    catalog.close()
+
+
+@pytest.mark.parametrize(("cursor", "start", "expected"), [(30, None, 30), (30, "60", 60)])
+def test_the_cursor_is_for_the_tables_of_the_statement(
+    tmp_path: Path, cursor: int, start: str | None, expected: int
+) -> None:
+    """A table that joins later begins after the statement that added it."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, replace(UNSCANNED, start=start), cursor=Timestamp(cursor))
+    assert bench.source_runtime.captured == [TABLE]
+    assert bench.table.done_upto == Timestamp(expected)
+    catalog.close()
+
+
+def test_a_cursor_before_the_change_log_of_its_table_is_an_error(tmp_path: Path) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    assert Bench(catalog, UNSCANNED, cursor=Timestamp(1)).table.done_upto == Timestamp(1)
+    with pytest.raises(TableError, match=r"which begins at 1\.0000000000") as caught:
+        Bench(catalog, UNSCANNED, cursor=Timestamp(0))
+    assert (caught.value.table, caught.value.error.code.number) == (TABLE, "CF3002")
+    catalog.close()
+
+
+def test_a_table_may_be_in_the_change_log_for_less_long_than_others(tmp_path: Path) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    catalog.set_captured("shop", {TABLE: Timestamp(20)})
+    assert Bench(catalog, UNSCANNED, cursor=Timestamp(20)).table.done_upto == Timestamp(20)
+    with pytest.raises(TableError, match=r"which begins at 20\.0000000000"):
+        Bench(catalog, UNSCANNED, cursor=Timestamp(19))
+    catalog.close()
+
+
+def test_a_feed_begins_at_the_offset_of_a_connector(tmp_path: Path) -> None:
+    """Only where the log has all that the connector did not deliver, of the table too."""
+    catalog = Catalog.open(str(tmp_path))
+    options = {"cursor": 'debezium:{"lsn": 60}'}
+    table = replace(UNSCANNED, start="60")
+    assert Bench(catalog, table, options=options).table.done_upto == Timestamp(60)
+    later = Bench(catalog, table, options=options)
+    later.feed.update(TABLE, state=TableState.PENDING, done_upto=None)
+    later.source_runtime.first = 61
+    with pytest.raises(TableError, match="the connector's offset is before the change log"):
+        later.scanning.begin(later.feed)
+    catalog.set_captured("shop", {TABLE: Timestamp(61)})
+    with pytest.raises(TableError, match=r"which begins at 61\.0000000000") as caught:
+        Bench(catalog, table, options=options)
+    assert caught.value.error.code.number == "CF3002"
+    catalog.close()

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.capture.reconciler import SourceWatch, Wish
-from changefeed.capture.source_runtime import SourceKeeper
+from changefeed.capture.reconciler import DesiredState, SourceReconciler
+from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.table_identity import Known
-from changefeed.catalog import Catalog, Job, Status, Wanted
+from changefeed.catalog import Catalog, DesiredStatus, Job, Status
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
-from tests.waiting import until
+from changefeed.core.timings import Timings
+from tests.helpers.waiting import until
 
 TABLE = TableName("shop", "public", "t")
 
 
-class FakeKeeper:
+class FakeSourceRuntime:
     """Notes what it is asked; ``gate`` closed makes it hang, ``refuses`` makes it fail."""
 
     def __init__(self) -> None:
@@ -49,15 +50,16 @@ class FakeKeeper:
 class Bench:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self.keeper = FakeKeeper()
+        self.source_runtime = FakeSourceRuntime()
         self.running: set[int] = set()
         self.changes = 0
-        self.watch = SourceWatch(
+        self.watch = SourceReconciler(
             catalog,
             "shop",
-            lambda: self.keeper,  # type: ignore[arg-type,return-value]
+            lambda: self.source_runtime,  # type: ignore[arg-type,return-value]
             runs=lambda job: job in self.running,
             changed=self._changed,
+            timings=Timings(source_look=0.02),
         )
 
     def _changed(self) -> None:
@@ -68,17 +70,16 @@ class Bench:
         return self.catalog.create_job(spec)
 
     def want(self, *jobs: Job) -> bool:
-        return self.watch.want(Wish.of((job, self.catalog.tables(job.id)) for job in jobs))
+        return self.watch.want(DesiredState.of((job, self.catalog.tables(job.id)) for job in jobs))
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr("changefeed.capture.reconciler.LOOK_SECONDS", 0.02)
+def bench(tmp_path: Path) -> Iterator[Bench]:
     catalog = Catalog.open(tmp_path)
     bench = Bench(catalog)
     yield bench
     bench.watch.stop()
-    bench.keeper.gate.set()
+    bench.source_runtime.gate.set()
     bench.watch.join(10)
     catalog.close()
 
@@ -88,17 +89,17 @@ def test_a_feed_is_covered_once_the_source_has_agreed(bench: Bench) -> None:
     bench.want(first)
     bench.watch.start()
     until(lambda: bench.watch.covers(first))
-    assert bench.keeper.watched[0] == {(TABLE, 7)}
+    assert bench.source_runtime.watched[0] == {(TABLE, 7)}
     until(lambda: bench.changes == 1)
 
-    asked = len(bench.keeper.watched)
-    bench.keeper.gate.clear()
+    asked = len(bench.source_runtime.watched)
+    bench.source_runtime.gate.clear()
     second = bench.job("b")
     bench.want(first, second)  # returns though the source hangs
-    until(lambda: len(bench.keeper.watched) > asked)
+    until(lambda: len(bench.source_runtime.watched) > asked)
     assert not bench.watch.covers(second)
     assert bench.watch.covers(first), "a feed that was ready stays ready"
-    bench.keeper.gate.set()
+    bench.source_runtime.gate.set()
     until(lambda: bench.watch.covers(second))
 
 
@@ -112,20 +113,20 @@ def test_an_altered_feed_is_covered_anew(bench: Bench) -> None:
     assert not bench.watch.covers(altered)
     bench.want(altered)
     until(lambda: bench.watch.covers(altered))
-    assert bench.keeper.watched[-1] == {(TABLE, 7), (added.table, 0)}
+    assert bench.source_runtime.watched[-1] == {(TABLE, 7), (added.table, 0)}
 
 
 def test_those_that_wait_are_told_why_and_go_on_afterwards(bench: Bench) -> None:
     waiting, running = bench.job("a"), bench.job("b")
     bench.running.add(running.id)
-    bench.keeper.refuses = ChangefeedError("CF2001", "cannot connect")
+    bench.source_runtime.refuses = ChangefeedError("CF2001", "cannot connect")
     bench.want(waiting, running)
     bench.watch.start()
     until(lambda: bench.catalog.job("a").status is Status.RETRYING)
     assert bench.catalog.job("a").error == "cannot connect"
     assert bench.catalog.job("b").status is Status.PENDING, "its runner tells"
     until(lambda: bench.catalog.source_state("shop").error == "cannot connect")
-    bench.keeper.refuses = None
+    bench.source_runtime.refuses = None
     until(lambda: bench.watch.covers(waiting))
     assert bench.catalog.source_state("shop").error == ""
 
@@ -135,22 +136,22 @@ def test_it_ends_with_the_last_feed_and_nothing_is_left(bench: Bench) -> None:
     bench.want(job)
     bench.watch.start()
     until(lambda: bench.watch.covers(job))
-    bench.keeper.clean = False  # a feed came while it was leaving
+    bench.source_runtime.clean = False  # a feed came while it was leaving
     bench.want()
-    until(lambda: bench.keeper.forgot)
+    until(lambda: bench.source_runtime.forgot)
     assert not bench.watch.over
-    bench.keeper.clean = True
+    bench.source_runtime.clean = True
     until(lambda: bench.watch.over)
     assert bench.want(job) is False, "the node begins another thread"
 
 
 def test_what_was_wanted_while_it_was_leaving_is_not_lost(bench: Bench) -> None:
     job = bench.job("a")
-    bench.keeper.gate.clear()
+    bench.source_runtime.gate.clear()
     bench.watch.start()
-    until(lambda: bench.keeper.forgot)
+    until(lambda: bench.source_runtime.forgot)
     assert bench.want(job)
-    bench.keeper.gate.set()
+    bench.source_runtime.gate.set()
     until(lambda: bench.watch.covers(job))
 
 
@@ -160,26 +161,27 @@ def test_a_table_that_was_lost_is_wanted_again_after_resume() -> None:
     joined = TableProgress(
         TABLE, "t", table_id=9, state=TableState.FAILED, error_code="CF2106", joined=True
     )
-    assert Wish.of([(_job(), [lost, refused, joined])]).tables == {(TABLE, 8), (TABLE, 9)}
+    assert DesiredState.of([(_job(), [lost, refused, joined])]).tables == {(TABLE, 8), (TABLE, 9)}
 
 
 def _job() -> Job:
     return Job(
-        1, "f", "shop", None, "", (), {}, "", Status.RUNNING, Wanted.RUNNING, "", None, None,
+        1, "f", "shop", None, "", (), {}, "", Status.RUNNING, DesiredStatus.RUNNING, "", None, None,
         None, 0, None, 0, None, None, None, None, 1, False,
     )  # fmt: skip
 
 
 def test_a_feed_of_another_process_hears_of_a_gap_that_the_node_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """A prompt beside a node runs its own feeds, and the node is the one that looks."""
-    monkeypatch.setattr("changefeed.capture.table_gaps.GAPS_SECONDS", 0.0)
     node, prompt = Catalog.open(tmp_path), Catalog.open(tmp_path)
-    keeper = SourceKeeper(prompt, str(tmp_path), "shop", capturing=False)
-    assert keeper.gaps == {}
+    source_runtime = SourceRuntime(
+        prompt, str(tmp_path), "shop", capturing=False, timings=Timings(gaps=0.0)
+    )
+    assert source_runtime.gaps == {}
     node.add_gaps({TABLE: "the table was taken out of the publication"})
-    assert keeper.gaps[TABLE].error.code is Code.TABLE_GAP
-    keeper.close()
+    assert source_runtime.gaps[TABLE].error.code is Code.TABLE_GAP
+    source_runtime.close()
     node.close()
     prompt.close()

@@ -10,22 +10,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.uri import redact
+from changefeed.options import History
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake import sink as lake_sink
-from sinks.lake.applied import Applied
 from sinks.lake.failure import told
 from sinks.lake.merge import literal, quote
 from sinks.lake.place import place_of
 from sinks.lake.sink import DeltaSink, LakeSink
-from sinks.lake.staging import Staged, bounds, settled, stage
+from sinks.lake.staging import StagedFile, bounds, settled, stage
 from sinks.lake.table import column_of, split_columns
 from sinks.lake.types import spark_type, typed, widens
 from sinks.lake.upkeep import Upkeep
+from sinks.merged.applied import AppliedVersion
 from sinks.registry import open_sink
 
 # ------------------------------------------------------------------------------- place
@@ -284,12 +285,12 @@ def batch(*changes: tuple[str, int, int, Any], missing: bool = False, scan: bool
     return Batch("f", Epoch(1, Timestamp(99)), 0, target, SCHEMA, table, scan=scan)
 
 
-def staged(folder: Path, name: str, made: Batch, **more: Any) -> Staged | None:
-    arguments: dict[str, Any] = {"after": Applied(), "history": "off", **more}
+def staged(folder: Path, name: str, made: Batch, **more: Any) -> StagedFile | None:
+    arguments: dict[str, Any] = {"history": History.OFF, **more}
     return stage(made, folder / name, **arguments)
 
 
-def content(file: Staged | None) -> list[tuple[object, ...]]:
+def content(file: StagedFile | None) -> list[tuple[object, ...]]:
     assert file is not None
     table = pq.read_table(file.path)
     assert table.num_rows == file.rows
@@ -301,30 +302,17 @@ def test_the_last_row_of_a_key_is_staged(tmp_path: Path) -> None:
     file = staged(tmp_path, "a.parquet", made)
     assert content(file) == [("c", 6, 2, "x"), ("d", 7, 1, None)]
     assert file is not None
-    assert file.last == (7, 3)
+    assert file.last == AppliedVersion(7, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
-
-
-def test_what_the_target_has_is_left_out(tmp_path: Path) -> None:
-    made = batch(("c", 5, 1, "a"), ("c", 6, 2, "b"), ("c", 6, 3, "c"))
-    assert content(staged(tmp_path, "a", made, after=Applied(5))) == [
-        ("c", 6, 2, "b"),
-        ("c", 6, 3, "c"),
-    ]
-    assert content(staged(tmp_path, "b", made, after=Applied(6, 1))) == [("c", 6, 3, "c")]
-    assert staged(tmp_path, "c", made, after=Applied(6)) is None
-    assert not (tmp_path / "c").exists()
-    scan = batch(("r", 5, 1, "a"), scan=True)
-    assert content(staged(tmp_path, "d", scan, after=Applied(9))) == [("r", 5, 1, "a")]
 
 
 def test_history_keeps_all_versions(tmp_path: Path) -> None:
     made = batch(("c", 5, 1, "a"), ("u", 6, 1, "b"))
-    assert len(content(staged(tmp_path, "a", made, history="append"))) == 2
+    assert len(content(staged(tmp_path, "a", made, history=History.APPEND))) == 2
     flags = made.rows.set_column(7, "last", pa.array([False, True]))
     superseded = replace(made, rows=flags)
-    assert len(content(staged(tmp_path, "b", superseded, history="append"))) == 2
-    assert content(staged(tmp_path, "c", superseded, history="scd2")) == [("u", 6, 1, "b")]
+    assert len(content(staged(tmp_path, "b", superseded, history=History.APPEND))) == 2
+    assert content(staged(tmp_path, "c", superseded, history=History.SCD2)) == [("u", 6, 1, "b")]
 
 
 def test_unknown_values_keep_every_row(tmp_path: Path) -> None:
@@ -351,16 +339,16 @@ def test_a_later_file_goes_before(tmp_path: Path) -> None:
 
 
 def test_places_inside_a_transaction() -> None:
-    whole, part = Applied(6), Applied(7, 40)
+    whole, part = AppliedVersion(6), AppliedVersion(7, 40)
     assert (whole.whole, part.whole) == (6, 6)
     assert whole.latest(part) == part
-    assert part.latest(Applied(7)) == Applied(7)
-    assert Applied(7).latest(part) == Applied(7)
-    assert [Applied.parse(str(a)) for a in (whole, part)] == [whole, part]
-    assert whole.covers(Applied(6, 99))
-    assert not whole.covers(Applied(7, 1))
-    assert part.covers(Applied(7, 40))
-    assert not part.covers(Applied(7, 41))
+    assert part.latest(AppliedVersion(7)) == AppliedVersion(7)
+    assert AppliedVersion(7).latest(part) == AppliedVersion(7)
+    assert [AppliedVersion.parse(str(a)) for a in (whole, part)] == [whole, part]
+    assert whole.covers(AppliedVersion(6, 99))
+    assert not whole.covers(AppliedVersion(7, 1))
+    assert part.covers(AppliedVersion(7, 40))
+    assert not part.covers(AppliedVersion(7, 41))
 
 
 # ------------------------------------------------------------------------------- upkeep
@@ -385,22 +373,22 @@ class Table:
 
 
 def test_upkeep_comes_in_its_own_time() -> None:
-    now = [0.0]
-    upkeep = Upkeep(60.0, 7 * 86_400.0, clock=lambda: now[0])
+    clock = ManualClock(0)
+    upkeep = Upkeep(60.0, 7 * 86_400.0, clock)
     table: Any = Table()
     for at in (0, 59, 61, 62, 100, 122):
-        now[0] = at
+        clock.wall = at * 10**9
         upkeep.after_commit(table)
     week = 7 * 86_400.0
     assert table.done == ["optimize", week, "optimize", week]
-    now[0], table.fails = 500.0, True
+    clock.wall, table.fails = 500 * 10**9, True
     upkeep.after_commit(table)
     assert table.done[-1] == week, "a failure is for the log"
 
 
 def test_no_upkeep_unless_asked_for() -> None:
     table: Any = Table()
-    upkeep = Upkeep(None, None, clock=lambda: 1e9)
+    upkeep = Upkeep(None, None, ManualClock(10**18))
     upkeep.after_commit(table)
     assert table.done == []
 
@@ -413,7 +401,7 @@ def test_the_pace_follows_what_a_merge_usually_takes() -> None:
     assert isinstance(sink, LakeSink)
     paces = []
     for took in (20.0, 4.0, 3.0, 12.0, 11.0, 100.0, 90.0, 0.1):
-        sink._rest(took)
+        sink.pace.after(took)
         paces.append(sink.pacing().seconds)
     # The first, cold one says nothing; a single slow one is taken for an exception.
     assert paces == [1.0, 4.0, 3.0, 3.0, 11.0, 11.0, 30.0, 1.0]

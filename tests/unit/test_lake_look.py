@@ -186,7 +186,7 @@ def test_a_key_that_is_not_there(tmp_path: Path, kind: str) -> None:
 def test_tables_that_cannot_be_kept(tmp_path: Path) -> None:
     uri = f"delta://{tmp_path}"
     keyless = table_of("t", a="int32")
-    assert codes(look(uri, keyless, {"history": "scd2"})) == ["CF5003"]
+    assert codes(look(uri, keyless, {"history": "scd2"})) == ["CF5006"]
     delta_commit(tmp_path, 0, delta_schema(a="integer"))
     (tmp_path / "t" / "_delta_log" / f"{1:020d}.json").write_text('{"metaData": nonsense')
     [problem] = look(uri)

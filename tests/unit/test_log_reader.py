@@ -16,7 +16,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Event, Flush, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter
-from tests.log_samples import Row, batch, flush, keys, narrow, position, wide
+from tests.helpers.log_samples import Row, batch, clocks, flush, keys, narrow, position, wide
 
 A, B = narrow("a"), wide("b", texts=2)
 ALL = (10**9, 10**12)
@@ -184,7 +184,7 @@ class TestSlice:
             writer.append(flush(events, at(wall + 3), wall))
         if merged:
             writer.roll()
-            writer.maintain(at(3000))
+            writer.maintain(clocks(at(3000)))
         reader.refresh()
         progress, taken = at(1000), 0
         while progress < at(2039):
@@ -346,11 +346,11 @@ class TestMarks:
         put(writer, 3000, new)
         if merged:
             writer.roll()
-            writer.maintain(at(3000))
+            writer.maintain(clocks(at(3000)))
         reader.refresh()
         got = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL)
         kinds = [type(e).__name__ for e in got.events]
-        assert kinds == ["Piece", "Truncate", "Piece", "SchemaChange", "Piece"]
+        assert kinds == ["LogPiece", "Truncate", "LogPiece", "SchemaChange", "LogPiece"]
         assert [m.at for m in got.marks] == [at(2001), at(2002)]
         change = got.marks[1]
         assert isinstance(change, SchemaChange)
@@ -358,7 +358,7 @@ class TestMarks:
         assert [p.schema.version for p in got.pieces] == [1, 1, 2]
         assert [p.rows for p in got.pieces] == [1, 1, 2]
         only = reader.slice({A.table: at(2001)}, Timestamp.MAX, *ALL)
-        assert [type(e).__name__ for e in only.events] == ["SchemaChange", "Piece"]
+        assert [type(e).__name__ for e in only.events] == ["SchemaChange", "LogPiece"]
 
     @pytest.mark.parametrize("merges", [0, 1, 2])
     def test_a_renamed_table_is_told_under_both_names(self, tmp_path: Path, merges: int) -> None:
@@ -374,14 +374,14 @@ class TestMarks:
             writer.append(flush(events, at(2002), 2))
             for wall in range(3000, 3000 + merges):
                 writer.roll()
-                writer.maintain(at(wall))
+                writer.maintain(clocks(at(wall)))
                 writer.append(flush([], at(wall), 3))
             assert [j.level for j in writer._ledger.sealed] == [merges][:merges]
         with LogReader(tmp_path) as reader:
-            for schema, kinds in ((A, ["Piece", "SchemaChange"]), (new, None)):
+            for schema, kinds in ((A, ["LogPiece", "SchemaChange"]), (new, None)):
                 got = reader.slice({schema.table: at(1000)}, Timestamp.MAX, *ALL)
                 found = [type(e).__name__ for e in got.events]
-                assert found == (kinds or ["Piece", "SchemaChange", "Piece"])
+                assert found == (kinds or ["LogPiece", "SchemaChange", "LogPiece"])
 
 
 class TestPositions:
@@ -399,7 +399,7 @@ class TestPositions:
             writer.append(flush([], at(end + 100), end * 10 + 500))
         if merged:
             writer.roll()
-            writer.maintain(at(3000))
+            writer.maintain(clocks(at(3000)))
         reader.refresh()
         for where, expected in [
             (1, 1000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import tracemalloc
 from pathlib import Path
@@ -14,8 +15,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.compaction import plan
-from changefeed.log.ledger import Sealed
-from tests.log_samples import Row, batch, drop_process, flush, keys, narrow
+from changefeed.log.ledger import LEDGER_NAME, SealedJournal, read_ledger
+from tests.helpers.log_samples import Row, batch, clocks, drop_process, flush, keys, narrow
 
 SECOND = 1_000_000_000
 A = narrow("a")
@@ -69,7 +70,7 @@ class TestFiles:
             for tick in range(40):
                 put(writer, second, *names[tick % 10 :: 10])
                 second += 600
-                writer.maintain(at(second))
+                writer.maintain(clocks(at(second)))
             files = list(tmp_path.iterdir())
             assert len(files) <= 3 + 1 + 4 * settings.merge_fan
             assert not list(tmp_path.glob("*.parquet"))
@@ -87,7 +88,7 @@ class TestFiles:
                 put(writer, second, "a", count=10)
                 put(writer, second + 100, "b") if second == 29 else None
             writer.roll()
-            writer.maintain(at(200))
+            writer.maintain(clocks(at(200)))
             (path,) = tmp_path.glob("*.parquet")
             assert len(list(tmp_path.glob("journal-*"))) == 2
         with LogReader(tmp_path) as reader:
@@ -104,7 +105,7 @@ class TestFiles:
                 rows = batch(A, [Row(at(second), second, note, last)])
                 writer.append(flush([rows], at(second), second))
             writer.roll()
-            writer.maintain(at(200))
+            writer.maintain(clocks(at(200)))
         with LogReader(tmp_path) as reader:
             (piece,) = reader.slice({A.table: at(1)}, Timestamp.MAX, *ALL).pieces
             assert (piece.rows, piece.clean, piece.has_superseded) == (2, frozenset(), True)
@@ -116,9 +117,9 @@ class TestFiles:
             for second in range(2, 2002):
                 writer.append(flush([], at(second), second))
                 if second % 100 == 0:
-                    writer.maintain(at(second))
+                    writer.maintain(clocks(at(second)))
             writer.roll()
-            writer.maintain(at(2002))
+            writer.maintain(clocks(at(2002)))
             assert writer.bytes < 2_000
             assert len(list(tmp_path.iterdir())) <= 3 + 2 + LogSettings().merge_fan
 
@@ -141,12 +142,12 @@ class TestFiles:
 
 class TestPlan:
     @staticmethod
-    def journal(number: int, level: int, length: int = 1000, seconds: float = 1) -> Sealed:
+    def journal(number: int, level: int, length: int = 1000, seconds: float = 1) -> SealedJournal:
         """A sealed journal of ``seconds``."""
         begin, end = at(number * seconds), at((number + 1) * seconds)
-        return Sealed(number, (begin.wall, 0), Frontier(end, "0"), length, 0, (), level)
+        return SealedJournal(number, (begin.wall, 0), Frontier(end, "0"), length, 0, (), level)
 
-    def chosen(self, *journals: Sealed, settings: LogSettings | None = None) -> list[int]:
+    def chosen(self, *journals: SealedJournal, settings: LogSettings | None = None) -> list[int]:
         """The numbers of what would be merged."""
         run = plan(journals, settings or LogSettings(merge_fan=3))
         return [s.number for s in run] if run else []
@@ -181,7 +182,7 @@ class TestReadersSurvive:
                 (piece,) = reader.slice(bounds, at(8), *ALL).pieces
                 expected = keys(piece.load())
                 writer.roll()
-                writer.maintain(at(20))
+                writer.maintain(clocks(at(20)))
                 reader._store._files.clear()
                 assert len(list(tmp_path.glob("journal-*"))) == 2
                 assert (
@@ -198,7 +199,7 @@ class TestReadersSurvive:
                 (piece,) = reader.slice({A.table: at(1)}, Timestamp.MAX, *ALL).pieces
                 alone = LogSettings(grace=0.0, merge_bytes=1)
                 writer.settings = alone  # too small for two: each is merged alone
-                assert writer.maintain(at(20)).merged == 2
+                assert writer.maintain(clocks(at(20))).merged == 2
                 reader._store._files.clear()
                 assert keys(piece.load()) == [20000, 30000]
 
@@ -210,7 +211,7 @@ class TestReadersSurvive:
                 pieces = reader.slice({A.table: at(1)}, Timestamp.MAX, *ALL).pieces
                 assert len({p.path for p in pieces}) == 4
                 writer.roll()
-                writer.maintain(at(20))
+                writer.maintain(clocks(at(20)))
                 assert len(list(tmp_path.glob("*.parquet"))) == 1
                 loaded = [s for p in pieces for s in keys(p.load())]
                 assert loaded == [s * 10_000 + n for s in range(2, 6) for n in range(5)]
@@ -220,18 +221,18 @@ class TestReadersSurvive:
         with started(tmp_path, LogSettings(grace=0.0)) as writer:
             sealed_at(writer, 2, 3, 4)
             with LogReader(tmp_path) as reader:
-                writer.maintain(at(20))
+                writer.maintain(clocks(at(20)))
                 got = reader.slice({A.table: at(1)}, Timestamp.MAX, *ALL)
                 assert [s for p in got.pieces for s in keys(p.load())] == [20000, 30000, 40000]
 
     def test_replaced_files_stay_for_their_grace(self, tmp_path: Path) -> None:
         with started(tmp_path, LogSettings(grace=60.0)) as writer:
             sealed_at(writer, 2, 3)
-            assert writer.maintain(at(100)).removed == 0
+            assert writer.maintain(clocks(at(100))).removed == 0
             assert len(list(tmp_path.glob("journal-*"))) == 4
         with LogWriter(tmp_path, LogSettings(grace=60.0)) as writer:
-            assert writer.maintain(at(159)).removed == 0
-            assert writer.maintain(at(160)).removed > 0
+            assert writer.maintain(clocks(at(159))).removed == 0
+            assert writer.maintain(clocks(at(160))).removed > 0
             assert len(list(tmp_path.glob("journal-*"))) == 2
 
     def test_a_large_segment_is_kept_as_it_is(self, tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ class TestReadersSurvive:
             put(writer, 4, "a", count=5)
             writer.roll()
             before = {p: p.stat().st_ino for p in tmp_path.glob("*.parquet")}
-            writer.maintain(at(20))
+            writer.maintain(clocks(at(20)))
             assert {p: p.stat().st_ino for p in tmp_path.glob("*.parquet")} == before
         assert seqs(tmp_path, at(1)) == [
             *(20000 + n for n in range(5)),
@@ -262,7 +263,7 @@ class TestRetention:
             for second in range(10, 101, 10):
                 put(writer, second, "a")
                 writer.roll()
-            writer.maintain(at(now), at(keep) if keep is not None else None)
+            writer.maintain(clocks(at(now)), at(keep) if keep is not None else None)
             return writer.oldest.wall / SECOND
 
     def test_young_history_stays(self, tmp_path: Path) -> None:
@@ -295,9 +296,9 @@ class TestRetention:
         with started(tmp_path, LogSettings(gc_ttl=100.0, grace=0.0, roll_age=0.0)) as writer:
             sealed_at(writer, 10, 20)
             put(writer, 30, "a")
-            writer.maintain(at(30))
+            writer.maintain(clocks(at(30)))
             with faults.armed(f"{faults.Point.LOG_ROLL_CREATED}:full"):
-                done = writer.maintain(at(125))
+                done = writer.maintain(clocks(at(125)))
             assert (done.rolled, writer.oldest) == (False, at(20))
 
     def test_dropped_files_are_gone_and_a_piece_says_so(self, tmp_path: Path) -> None:
@@ -305,7 +306,7 @@ class TestRetention:
             sealed_at(writer, 10, 20)
             with LogReader(tmp_path) as reader:
                 (piece,) = reader.slice({A.table: at(1)}, at(15), *ALL).pieces
-                writer.maintain(at(500))
+                writer.maintain(clocks(at(500)))
                 reader._store._files.clear()  # an open file could still be read
                 with pytest.raises(ChangefeedError) as caught:
                     piece.load()
@@ -316,7 +317,7 @@ class TestRetention:
         """After everything was dropped, and after a crash."""
         writer = started(tmp_path, self.SETTINGS)
         sealed_at(writer, 10, 20)
-        writer.maintain(at(500))
+        writer.maintain(clocks(at(500)))
         drop_process(writer)
         with LogWriter(tmp_path, self.SETTINGS) as again, LogReader(tmp_path) as reader:
             assert again.frontier is not None and again.frontier.at == at(20)
@@ -325,15 +326,109 @@ class TestRetention:
             assert reader.timestamp_at(f"{19:016X}") is None
 
 
+DAY = 86_400
+
+
+class TestAges:
+    """Ages count by time that was measured: clocks leap, of this machine and of the source."""
+
+    SETTINGS = LogSettings(gc_ttl=100.0, grace=0.0)
+
+    def test_a_clock_that_leaps_drops_nothing(self, tmp_path: Path) -> None:
+        with started(tmp_path, self.SETTINGS) as writer:
+            sealed_at(writer, 10, 20)
+            writer.maintain(clocks(at(30)), at(10))
+            writer.maintain(clocks(at(60), leap=DAY * SECOND), at(10))
+            assert writer.oldest == at(1)
+            writer.maintain(clocks(at(125), leap=DAY * SECOND), at(10))
+            assert writer.oldest == at(20), "and the time goes on"
+
+    def test_nor_one_that_leaps_while_no_process_looks(self, tmp_path: Path) -> None:
+        with started(tmp_path, self.SETTINGS) as writer:
+            sealed_at(writer, 10, 20)
+            writer.maintain(clocks(at(30)), at(10))
+        with LogWriter(tmp_path, self.SETTINGS) as again:
+            again.maintain(clocks(at(60), leap=DAY * SECOND), at(10))
+            assert again.oldest == at(1)
+            again.maintain(clocks(at(125), leap=DAY * SECOND), at(10))
+            assert again.oldest == at(20)
+
+    def test_a_leap_back_ages_no_longer(self, tmp_path: Path) -> None:
+        with started(tmp_path, self.SETTINGS) as writer:
+            sealed_at(writer, 10, 20)
+            writer.maintain(clocks(at(30)), at(10))
+            writer.maintain(clocks(at(125), leap=-DAY * SECOND), at(10))
+            assert writer.oldest == at(20)
+
+    def test_the_clock_of_a_source_that_leaps(self, tmp_path: Path) -> None:
+        """What came before the leap is as old as it is, whatever the rows after it say."""
+        with started(tmp_path, self.SETTINGS) as writer:
+            sealed_at(writer, 10, 20)
+            writer.maintain(clocks(at(30)), at(10))
+            sealed_at(writer, DAY, DAY + 10)
+            writer.maintain(clocks(at(60)), at(10))
+            assert writer.oldest == at(1)
+            writer.maintain(clocks(at(125)), at(DAY))
+            assert writer.oldest == at(20)
+            # Sealed between 30 and 60.
+            writer.maintain(clocks(at(165)), at(DAY))
+            assert writer.oldest == at(DAY + 10)
+
+    def test_the_clock_of_a_source_that_is_behind(self, tmp_path: Path) -> None:
+        """Its rows look a day old when they come."""
+        with started(tmp_path, self.SETTINGS) as writer:
+            writer.maintain(clocks(at(DAY)), at(1))
+            sealed_at(writer, 10, 20)
+            writer.maintain(clocks(at(DAY + 30)), at(10))
+            assert writer.oldest == at(1)
+            writer.maintain(clocks(at(DAY + 125)), at(10))
+            assert writer.oldest == at(20)
+
+    def test_over_a_start_of_the_machine_the_wall_clock_counts(self, tmp_path: Path) -> None:
+        with started(tmp_path, self.SETTINGS) as writer:
+            sealed_at(writer, 10, 20)
+            writer.maintain(clocks(at(30)), at(10))
+        with LogWriter(tmp_path, self.SETTINGS) as again:
+            again.maintain(clocks(at(115), boot="second"), at(10))
+            assert again.oldest == at(10)
+
+    def test_the_time_outlives_a_crash_of_a_log_where_nothing_happens(self, tmp_path: Path) -> None:
+        """Its ledger is written though no journal comes or goes."""
+        writer = started(tmp_path, self.SETTINGS)
+        writer.maintain(clocks(at(30)))
+        drop_process(writer)
+        found = read_ledger(tmp_path)
+        assert found is not None and found.time is not None and found.time.at == at(30).wall
+        with LogWriter(tmp_path, self.SETTINGS) as again:
+            again.maintain(clocks(at(60)))
+            assert read_ledger(tmp_path) == found, "it is not written at every look"
+            again.maintain(clocks(at(630)))
+            later = read_ledger(tmp_path)
+            assert later is not None and later.time is not None and later.time.at == at(630).wall
+
+    def test_a_ledger_of_version_0_1_has_no_time(self, tmp_path: Path) -> None:
+        with started(tmp_path, self.SETTINGS) as writer:
+            sealed_at(writer, 10, 20)
+        path = tmp_path / LEDGER_NAME
+        old = json.loads(path.read_text())
+        del old["time"]
+        for sealed in old["sealed"]:
+            del sealed["since"]
+        path.write_text(json.dumps(old))
+        with LogWriter(tmp_path, self.SETTINGS) as writer:
+            writer.maintain(clocks(at(115)), at(10))
+            assert writer.oldest == at(10)
+
+
 def test_a_journal_is_closed_by_age(tmp_path: Path) -> None:
     with started(tmp_path, LogSettings(roll_age=60.0)) as writer:
         put(writer, 10, "a")
-        assert not writer.maintain(at(100)).rolled
-        assert not writer.maintain(at(159)).rolled
-        assert writer.maintain(at(160)).rolled
+        assert not writer.maintain(clocks(at(100))).rolled
+        assert not writer.maintain(clocks(at(159))).rolled
+        assert writer.maintain(clocks(at(160))).rolled
         # Nothing but heartbeats: nothing to close.
         writer.append(flush([], at(170), 170))
-        assert not writer.maintain(at(1000)).rolled
+        assert not writer.maintain(clocks(at(1000))).rolled
 
 
 def test_upkeep_in_another_thread(tmp_path: Path) -> None:
@@ -345,7 +440,7 @@ def test_upkeep_in_another_thread(tmp_path: Path) -> None:
     def upkeep() -> None:
         try:
             while not done.is_set():
-                writer.maintain(at(10_000), at(1))
+                writer.maintain(clocks(at(10_000)), at(1))
         except BaseException as error:
             failures.append(error)
 

@@ -15,9 +15,10 @@ from changefeed.core.events import Commits, Flush, Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.journal import FIRST_FRAME, journal_name
 from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME
-from tests.log_samples import (
+from tests.helpers.log_samples import (
     Row,
     batch,
+    clocks,
     drop_process,
     flush,
     keys,
@@ -166,6 +167,7 @@ class TestUnfinished:
         part = Flush([batch(A, [Row(at(2000), 1), Row(at(2000), 2)])], None)
         writer.append(part)
         assert list(tmp_path.glob("segment-*"))
+        assert writer.above(at(0)) == size, "a part is nobody's to deliver yet"
         if how == "abandoned":
             writer.abandon()
         else:
@@ -176,6 +178,8 @@ class TestUnfinished:
         writer.append(part)
         writer.append(flush([batch(A, [Row(at(2000), 3)])], at(2000), 2))
         assert rows_of(tmp_path) == [1, 2, 3]
+        assert writer.above(at(0)) == writer.bytes
+        assert writer.above(at(2000)) == 0
         writer.close()
 
     def test_the_journal_is_not_rolled_in_the_middle(self, tmp_path: Path) -> None:
@@ -216,9 +220,9 @@ class TestRoom:
                 writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
             assert not writer.room()
             # A feed that has not read it keeps it, though nothing can be appended.
-            assert writer.maintain(at(4000), keep_from=at(1999)).dropped == 0
+            assert writer.maintain(clocks(at(4000)), keep_from=at(1999)).dropped == 0
             assert not writer.room()
-            assert writer.maintain(at(4000), keep_from=at(2100)).dropped == 1
+            assert writer.maintain(clocks(at(4000)), keep_from=at(2100)).dropped == 1
             assert writer.room()
             writer.append(flush([batch(A, [Row(at(5000), 5000)])], at(5000), 5000))
 

@@ -12,9 +12,9 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import Members
 from changefeed.core.schema import BeforeImage
-from changefeed.core.shapes import Deletes, Envelope, Format
-from changefeed.encoding.plan import MessagePlan, Origin, QueryShape, Registered
-from tests.message_model import column, table
+from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
+from changefeed.encoding.plan import MessagePlan, Origin, QueryShape, SchemaIds
+from tests.helpers.message_model import column, table
 
 T = table([column("a", "int4"), column("b", "text"), column("c", "jsonb")])
 FULL = replace(T, before_image=BeforeImage.FULL)
@@ -41,11 +41,13 @@ DIFFERENT: dict[str, object] = {
     "key_column": "b",
     "json_null_as_object": True,
     "source": (("job_id", 1),),
-    "registered": Registered(1, 2),
+    "registered": SchemaIds(1, 2),
     "avro_name": "x",
     "avro_namespace": "x",
     "schemas_enabled": True,
     "origin": Origin("mysql"),
+    "unsent": Unsent.OMIT,
+    "transactions": True,
 }
 
 

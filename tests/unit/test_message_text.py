@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.encoding.json_text import clean_columns, escaped, is_clean
-from tests.message_model import json_string
+from tests.helpers.message_model import json_string
 
 VALUES = st.lists(
     st.none() | st.text(max_size=8) | st.text(st.sampled_from('"\\\n\x00\x1fé\x7f'), max_size=8),

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from changefeed import monitor
 from changefeed.core.errors import ChangefeedError
 from changefeed.monitor import Monitor, MonitorServer
 from tests.golden.world import NOW, SECRETS, World
@@ -163,9 +162,9 @@ def test_names_of_this_machine_are_answered_with_protection(bench: Bench, host: 
         assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
 
 
-def test_a_silent_connection_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "READ_TIMEOUT", 0.2)
-    with MonitorServer("127.0.0.1", 0, Monitor(bench.world.engine, lambda: None)) as server:
+def test_a_silent_connection_is_closed(bench: Bench) -> None:
+    monitor = Monitor(bench.world.engine, lambda: None)
+    with MonitorServer("127.0.0.1", 0, monitor, read_timeout=0.2) as server:
         address = urllib.parse.urlsplit(server.address)
         place = (str(address.hostname), address.port or 0)
         with socket.create_connection(place, timeout=60) as idle:

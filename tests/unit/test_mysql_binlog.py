@@ -17,7 +17,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Change, ChangeBatch, Flush, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableName
 from changefeed.sources.mysql.binlog import Kind
-from tests.mysql_recordings import FLAVORS, SOURCE, Described, Recording, changes
+from tests.helpers.mysql_recordings import FLAVORS, SOURCE, Described, Recording, changes
 
 #: So that every row is decoded by columns, or every row by itself.
 BY_COLUMNS, BY_ROWS = 0, 1 << 40

@@ -15,10 +15,10 @@ from changefeed.catalog import TableState
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.schema import TableName
 from changefeed.options import ExistingTarget
+from sinks.merged.policy import TablePolicy
 from sinks.ownership import Claim, Owner, claim
 from sinks.registry import open_sink, place_of
 from sinks.warehouse.sink import WarehouseSink
-from sinks.warehouse.tables import Keeping
 from tests.golden.world import World, shape
 
 ME = Owner("s", 2, "shop.public.t", "me")
@@ -231,7 +231,7 @@ def objects(sink: Any, topic: str) -> set[str]:
     if not isinstance(sink, WarehouseSink):
         return {topic}
     applied = sink._strategy.applied(sink._warehouse, "s/1", "shop.public.t")
-    table = sink._strategy.table(sink._warehouse, topic, Keeping(), applied)
+    table = sink._strategy.table(sink._warehouse, topic, TablePolicy(), applied)
     return {table.name, table.staging, table.side, table.scan, table.view} - {""}
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from math import inf
+from typing import Any, cast
 
+import fastavro
 import pytest
 
 from changefeed.catalog.model import MOVES, Status, TableProgress, check_move
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope, Format
-from changefeed.encoding.compile import source_members, table_messages
+from changefeed.encoding.avro.schema import value_schema
+from changefeed.encoding.compile import origin_of, source_members, table_messages
+from changefeed.encoding.encode import encode_messages
 from changefeed.options import Options, parse_options
 from changefeed.plan import cdc
 from changefeed.plan.example import SHOWN_COLUMNS, example
@@ -21,6 +26,7 @@ from changefeed.statements.values import Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.parser import parse
 from tests.golden.world import shape
+from tests.helpers.message_model import change, log_table
 
 T = TableName("shop", "public", "t")
 
@@ -108,6 +114,38 @@ def test_options_reach_the_messages() -> None:
     assert plan.extra_headers == (("x", "y"),)
     assert dict(plan.source or ())["job_id"] == "7"
     assert table_messages(options("updated"), progress, schema).source is None
+
+
+@pytest.mark.parametrize("format", ["json", "avro", "protobuf"])
+@pytest.mark.parametrize(
+    ("uri", "database"), [("postgresql://h/?dbname=x", "shop"), ("mysql://h", "public")]
+)
+def test_the_source_of_a_message_names_its_database(format: str, uri: str, database: str) -> None:
+    """Of MySQL, whose databases are what other sources call schemas, that of the table."""
+    schema = shape(T, {"a": "bigint"}, ["a"])
+    given = options(f"envelope = 'enriched', enriched_properties = 'source', format = '{format}'")
+    members, origin = source_members("shop", 7, "kafka"), origin_of(uri, "shop")
+    plan = table_messages(given, TableProgress(T, "t"), schema, members, origin=origin)
+    row = log_table(schema, [change("u", [1], {"0": 1})])
+    [value] = encode_messages(row, plan)["value"].to_pylist()
+    if format == "json":
+        assert json.loads(value)["source"]["database_name"] == database
+    elif format == "avro":
+        read: Any = fastavro.schemaless_reader(
+            io.BytesIO(value), cast(Any, value_schema(plan)), None
+        )
+        assert read["source"]["database_name"] == database
+    else:
+        length = bytes([len(database)])
+        assert b"\xaa\x01" + length + database.encode() in value  # field 21, a text
+
+
+@pytest.mark.parametrize("given", ["envelope = 'enriched'", "updated", "envelope = 'key_only'"])
+def test_messages_that_name_no_database_differ_by_none(given: str) -> None:
+    schema = shape(T, {"a": "bigint"}, ["a"])
+    progress, origin = TableProgress(T, "t"), origin_of("postgresql://h/one", "one")
+    named = table_messages(options(given), progress, schema, origin=origin)
+    assert named == table_messages(options(given), progress, schema)
 
 
 def test_two_feeds_with_equal_options_share_their_messages() -> None:

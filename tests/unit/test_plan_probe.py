@@ -16,6 +16,7 @@ from changefeed.options import Options, to_span
 from changefeed.plan.sink_resolution import check_sink, find_sink, probe_of
 from grammar import nodes
 from sinks.base import Sink, SinkContext, Target
+from sinks.kafka.sink import KafkaSink
 from sinks.null.sink import NullSink
 from sinks.table.sink import TableSink
 
@@ -31,6 +32,8 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 def codes(catalog: Catalog, uri: str | None) -> list[str]:
     sink = find_sink(catalog, uri, None)
+    if isinstance(sink, KafkaSink):
+        sink.request_seconds = 1.0
     problems, _ = probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
     return [problem.code.number for problem in problems]
 
@@ -46,10 +49,7 @@ def codes(catalog: Catalog, uri: str | None) -> list[str]:
         "http://127.0.0.1:1/files",
     ],
 )
-def test_a_target_that_does_not_answer(
-    catalog: Catalog, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sinks.kafka.topics.REQUEST_SECONDS", 1.0)
+def test_a_target_that_does_not_answer(catalog: Catalog, uri: str) -> None:
     assert codes(catalog, uri) == ["CF5001"]
 
 

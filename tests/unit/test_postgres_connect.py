@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import psycopg
 import pytest
 
@@ -70,6 +73,84 @@ def test_the_uri_wins_over_our_defaults_and_changes_win_over_the_uri() -> None:
     assert info["application_name"] == "changefeed"
 
 
+def _parts(uri: str) -> Mapping[str, object]:
+    return psycopg.conninfo.conninfo_to_dict(connection_info(uri))
+
+
+def test_the_environment_wins_over_our_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGGSSENCMODE", "require")
+    assert "gssencmode" not in _parts("postgresql://u@h/db")
+    assert _parts("postgresql://u@h/db?gssencmode=prefer")["gssencmode"] == "prefer"
+    monkeypatch.delenv("PGGSSENCMODE")
+    assert _parts("postgresql://u@h/db")["gssencmode"] == "disable"
+
+
+SERVICES = f"""
+[shop]
+host=one.example,two.example
+port=6000
+user=feeds
+password={SECRET}
+connect_timeout=33
+gssencmode=require
+target_session_attrs=read-write
+"""
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "services"
+    file.write_text(SERVICES)
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    return file
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_a_service_fills_what_the_uri_leaves_open(
+    services: Path, monkeypatch: pytest.MonkeyPatch, by_environment: bool
+) -> None:
+    # Both would win over the service if psycopg were left to look for hosts by itself.
+    monkeypatch.setenv("PGHOST", "other.example")
+    monkeypatch.setenv("PGSSLMODE", "disable")
+    if by_environment:
+        monkeypatch.setenv("PGSERVICE", "shop")
+        found = _parts("postgresql:///orders?connect_timeout=4")
+    else:
+        found = _parts("postgresql:///orders?service=shop&connect_timeout=4")
+    wanted = {
+        "host": "one.example,two.example", "port": "6000", "user": "feeds", "password": SECRET,
+        "connect_timeout": "4", "gssencmode": "require", "target_session_attrs": "read-write",
+        "dbname": "orders", "sslmode": "disable", "keepalives_idle": "30",
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert "service" not in found
+
+
+def test_a_user_of_the_uri_names_the_database_as_ever(services: Path) -> None:
+    found = _parts("postgresql://someone@?service=shop")
+    assert (found["user"], found["dbname"]) == ("someone", "someone")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SERVICES, 'service "none" not found'),
+        (f"[none]\npassword {SECRET}\n", "syntax error in service file"),
+        (f"[none]\nnonsense={SECRET}\n", "syntax error in service file"),
+    ],
+)
+def test_a_service_that_cannot_be_read_is_an_error_of_the_uri(
+    services: Path, text: str, words: str
+) -> None:
+    services.write_text(text)
+    with pytest.raises(ChangefeedError, match=words) as caught:
+        connection_info("postgresql:///?service=none")
+    assert caught.value.code.number == "CF1207" and "PGSERVICEFILE" in caught.value.hint
+    assert SECRET not in f"{caught.value.message} {caught.value.hint} {caught.value.detail}"
+    # The source is still known: what is stored can be looked at and altered.
+    assert open_source("shop", "postgresql:///?service=none").name == "shop"
+
+
 def test_a_source_does_not_show_its_uri() -> None:
     assert SECRET not in repr(open_source("shop", f"postgresql://u:{SECRET}@h/db"))
 
@@ -89,6 +170,34 @@ def test_a_source_does_not_show_its_uri() -> None:
             Action.STOP,
         ),
         (psycopg.errors.SyntaxError("bad"), "CF2003", Action.USER),
+        (
+            psycopg.OperationalError(
+                'authentication method requirement "scram-sha-256" failed: server requested a'
+                " cleartext password"
+            ),
+            "CF2002",
+            Action.STOP,
+        ),
+        (
+            psycopg.OperationalError("connection is bad: GSSAPI encryption required but no"),
+            "CF2002",
+            Action.STOP,
+        ),
+        (
+            psycopg.OperationalError('root certificate file "/a" does not exist'),
+            "CF1207",
+            Action.USER,
+        ),
+        (
+            psycopg.OperationalError("FATAL:  must be superuser or replication role to start"),
+            "CF2004",
+            Action.USER,
+        ),
+        (
+            psycopg.OperationalError("expected authentication request from server, but received H"),
+            "CF2001",
+            Action.RETRY,
+        ),
     ],
 )
 def test_errors_of_the_driver_get_our_codes(

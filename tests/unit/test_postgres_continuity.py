@@ -24,7 +24,7 @@ from changefeed.sources.postgres.lsn import position_of
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
-from tests.postgres_messages import (
+from tests.helpers.postgres_messages import (
     Table,
     begin,
     commit,

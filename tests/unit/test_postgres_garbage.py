@@ -11,13 +11,13 @@ import psycopg
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.pgoutput import Inbox, read_truncate
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.types import schema_of
-from tests import garbage_child
-from tests.postgres_messages import Table, frame, row, truncate
+from tests.helpers import garbage_child
+from tests.helpers.postgres_messages import Table, frame, row, truncate
 
 TEXT = Table(1, "notes", {"id": 23, "word": 25}, ("id",))
 
@@ -30,13 +30,11 @@ def scanned(data: bytes) -> Inbox:
     return inbox
 
 
-@pytest.mark.parametrize(
-    ("kind", "seeds"), [("messages", 150), ("copy", 150), ("conversation", 40)]
-)
+@pytest.mark.parametrize(("kind", "seeds"), [("messages", 50), ("copy", 80), ("conversation", 20)])
 def test_changed_conversations_are_read_or_refused(kind: str, seeds: int) -> None:
-    """More seeds by hand: ``python -m tests.garbage_child messages 0 10000``."""
+    """More seeds by hand: ``python -m tests.helpers.garbage_child messages 0 10000``."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.garbage_child", kind, "0", str(seeds)],
+        [sys.executable, "-m", "tests.helpers.garbage_child", kind, "0", str(seeds)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -103,7 +101,7 @@ def test_both_decoders_refuse_values_that_cannot_be(
     schema = schema_of(TEXT.details(), "shop")
     outcomes = []
     tags = np.array(inbox.rows, np.intp)
-    decoders: list[Callable[[], Decoded]] = [
+    decoders: list[Callable[[], DecodedRows]] = [
         lambda: decode_rows(inbox.data, inbox.rows, schema),
         lambda: decode_columns(Block(inbox.bytes()), tags, schema),
     ]

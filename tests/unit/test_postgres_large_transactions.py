@@ -23,7 +23,7 @@ from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import ReplicaIdentity, TableDetails
-from tests.postgres_messages import (
+from tests.helpers.postgres_messages import (
     Table,
     begin,
     commit,

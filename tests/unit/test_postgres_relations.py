@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from changefeed.catalog import Catalog, JobSpec, TableProgress, TableState
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.postgres import relations
 from changefeed.sources.postgres.pgoutput import read_relation
 from changefeed.sources.postgres.relations import Relations, build_schema
 from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails
-from changefeed.sources.postgres.visibility import read_unseen
+from changefeed.sources.postgres.visibility import Visibility, read_unseen
 
 OID, INT4 = 7, 23
 Columns = tuple[str, ...]
@@ -66,11 +65,10 @@ def test_a_catalog_that_is_a_moment_behind_is_asked_again() -> None:
     assert shown == [("a",), ("a",), ("a",), ("a", "b")]
 
 
-def test_a_column_that_was_renamed_since_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_that_was_renamed_since_is_not_waited_for() -> None:
     """It is known from before; one that nobody knows is given up after a while."""
-    monkeypatch.setattr(relations, "_CATALOG_LAG", 0.0)
     describe, shown = catalog(("a", "b"), ("a", "renamed"))
-    stream = Relations("shop", describe, intern)
+    stream = Relations("shop", describe, intern, catalog_lag=0.0)
     stream.put(announced("a", "b"))
     stream.resolve([OID])
     stream.put(announced("a", "b"))
@@ -145,3 +143,32 @@ class Snapshot:
 def test_what_a_snapshot_does_not_show(snapshot: str, unseen: set[int]) -> None:
     wrapped = {2**32 - 2} if unseen & {2**32 - 2} else set()
     assert read_unseen(Snapshot(snapshot), {8, 9, 10, 11} | wrapped) == unseen
+
+
+def test_a_transaction_that_is_not_shown_is_waited_for_once() -> None:
+    clock = ManualClock()
+    looks: list[float] = []
+
+    def unseen(xids: Collection[int]) -> set[int]:
+        looks.append(clock.monotonic())
+        return set(xids) if hidden else set()
+
+    visibility, hidden = Visibility(unseen, patience=60.0, clock=clock), True
+    assert visibility.wait({7}) == {7}
+    assert 60.0 <= looks[-1] - looks[0] < 61.0 and len(looks) > 10
+    waited = len(looks)
+    assert visibility.wait({7}) == {7} and len(looks) == waited + 1, "given up: no second wait"
+    hidden = False
+    assert visibility.wait({7}) == set()
+    hidden = True
+    assert visibility.wait({8}) == {8} and len(looks) > waited + 10, "patient again"
+
+
+def test_a_column_nobody_knows_is_given_up_in_time() -> None:
+    clock = ManualClock()
+    describe, shown = catalog(("a",))
+    stream = Relations("shop", describe, intern, catalog_lag=5.0, clock=clock)
+    began = clock.monotonic()
+    stream.put(announced("a", "brief"))
+    stream.resolve([OID])
+    assert 5.0 <= clock.monotonic() - began < 6.0 and len(shown) > 10

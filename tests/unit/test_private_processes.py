@@ -11,10 +11,11 @@ import pytest
 
 from changefeed.app import Application
 from changefeed.capture.process import Notice
+from changefeed.capture.standby import Standby
 from changefeed.capture.supervisor import CaptureSupervisor
 from changefeed.catalog import Catalog
 from changefeed.core.state import StateLayout
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 
 def test_the_password_of_a_state_is_no_argument_of_the_capture() -> None:
@@ -26,7 +27,7 @@ def test_the_password_of_a_state_is_no_argument_of_the_capture() -> None:
         until(lambda: supervisor.pid is not None)
         process = psutil.Process(supervisor.pid)
         # Until then it is a copy of this process.
-        until(lambda: "changefeed.capture.process" in process.cmdline())
+        until(lambda: "changefeed.capture" in process.cmdline())
         assert not any("PASSWORD" in argument for argument in process.cmdline())
         until(lambda: heard)
     finally:
@@ -34,6 +35,60 @@ def test_the_password_of_a_state_is_no_argument_of_the_capture() -> None:
     # The state was asked for: the URL reached the child another way.
     assert heard[0].kind == "error" and heard[0].code == "CF6001"
     assert all("PASSWORD" not in notice.message + notice.detail for notice in heard)
+
+
+def on_standby(state: str) -> tuple[Standby, psutil.Process]:
+    """A capture on standby and its process."""
+    before = set(psutil.Process().children())
+    ready = Standby(state)
+    (child,) = set(psutil.Process().children()) - before
+    return ready, child
+
+
+def test_a_capture_on_standby_reads_what_it_is_told_and_only_once(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    Catalog.open(state).close()
+    heard: list[Notice] = []
+    ready = Standby(state)
+    supervisor = CaptureSupervisor.for_source(state, "shop", heard.append, ready=ready)
+    supervisor.start()
+    try:
+        until(lambda: heard)
+        assert ready.take("another") is None
+    finally:
+        supervisor.stop()
+        ready.close()
+    # It began to capture the source, which the state does not have.
+    assert (heard[0].code, "shop" in heard[0].message) == ("CF1101", True), heard[0]
+
+
+def test_a_capture_on_standby_ends_with_its_node(tmp_path: Path) -> None:
+    ready, child = on_standby(str(tmp_path / "state"))
+    ready.close()
+    assert not child.is_running()
+    assert ready.take("shop") is None
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_capture_on_standby_that_died_is_no_loss(tmp_path: Path, dies: str) -> None:
+    state = str(tmp_path / "state")
+    Catalog.open(state).close()
+    heard: list[Notice] = []
+    ready, child = on_standby(state)
+    supervisor = CaptureSupervisor.for_source(state, "shop", heard.append, ready=ready)
+    if dies == "before":
+        child.kill()
+        until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+    supervisor.start()
+    try:
+        if dies == "after":
+            until(lambda: supervisor.pid is not None)
+            child.kill()
+        # One that is started in its place gets as far as it would have.
+        until(lambda: any(notice.code == "CF1101" for notice in heard))
+    finally:
+        supervisor.stop()
+        ready.close()
 
 
 @pytest.mark.parametrize("path", ["", ".:", "relative"])

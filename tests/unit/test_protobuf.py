@@ -13,9 +13,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Envelope, Format
-from changefeed.encoding.arrow_schema import message_schema
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan, Registered
+from changefeed.encoding.formats import message_schema
+from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.protobuf.schema import (
     NUMBERS,
     PROTO_KEY,
@@ -29,9 +29,9 @@ from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.options import Options
 from changefeed.plan.example import example
 from sinks.kafka.options import parse as parse_kafka
-from tests.avro_model import column
-from tests.message_model import change, log_table, table
-from tests.proto_reader import file_of, message_class
+from tests.helpers.avro_model import column
+from tests.helpers.message_model import change, log_table, table
+from tests.helpers.proto_reader import file_of, message_class
 from tests.services.registry import FakeRegistry
 
 
@@ -255,7 +255,7 @@ def test_explain_shows_the_members_in_their_order() -> None:
 def test_messages_without_a_registry_say_their_type() -> None:
     bare = message_schema(PLAN).field("value")
     assert bare.metadata[PROTO_KEY].decode() == value_proto(PLAN)
-    assert message_schema(replace(PLAN, registered=Registered(1, 2))) is MESSAGE_SCHEMA
+    assert message_schema(replace(PLAN, registered=SchemaIds(1, 2))) is MESSAGE_SCHEMA
 
 
 # ------------------------------------------------------------------------------- messages

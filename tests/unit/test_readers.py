@@ -21,7 +21,7 @@ from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
 from changefeed.readers.reader import moment, table_name, version
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns
-from tests.log_samples import flush
+from tests.helpers.log_samples import flush
 
 NAME = TableName("shop", "public", "t")
 
@@ -68,7 +68,7 @@ def rows(schema: TableSchema, *given: dict[str, Any]) -> pa.Table:
 
 
 def told(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """Kind and columns of the table, a tuple a change."""
+    """Kind and columns of the table, a tuple per change."""
     return [
         (r["_change_type"], *(v for n, v in r.items() if not n.startswith("_")))
         for r in batch.to_pylist()

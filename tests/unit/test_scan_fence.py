@@ -9,21 +9,20 @@ import threading
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.scan import admission as fence
-from changefeed.scan.admission import Gate, Ticket
+from changefeed.scan.admission import AdmissionTicket, WorkerAdmission
 from changefeed.scan.barrier import Fence, ScanStopped
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 
-def closing(gate: Gate | Fence) -> threading.Thread:
+def closing(gate: WorkerAdmission | Fence) -> threading.Thread:
     thread = threading.Thread(target=gate.close, daemon=True)
     thread.start()
     return thread
 
 
 def test_closing_waits_for_those_inside() -> None:
-    gate = Gate()
-    ticket: Ticket = pickle.loads(pickle.dumps(gate.ticket()))
+    gate = WorkerAdmission()
+    ticket: AdmissionTicket = pickle.loads(pickle.dumps(gate.ticket()))
     ticket.enter()
     ticket.enter()
     until(lambda: len(gate.inside) == 1)
@@ -39,7 +38,7 @@ def test_closing_waits_for_those_inside() -> None:
 
 
 def test_one_who_has_left_may_come_again() -> None:
-    gate = Gate()
+    gate = WorkerAdmission()
     ticket = gate.ticket()
     for _ in range(3):
         ticket.enter()
@@ -50,23 +49,22 @@ def test_one_who_has_left_may_come_again() -> None:
 
 
 def test_a_stranger_does_not_hold_it_open() -> None:
-    gate = Gate()
+    gate = WorkerAdmission()
     host, port = gate.ticket()._address
     with pytest.raises(ChangefeedError):
-        Ticket(host, port, b"x" * 16).enter()
+        AdmissionTicket(host, port, b"x" * 16).enter()
     assert not gate.inside
     gate.close()
 
 
-def _stay(ticket: Ticket, inside: object) -> None:
+def _stay(ticket: AdmissionTicket, inside: object) -> None:
     ticket.enter()
     inside.set()  # type: ignore[attr-defined]
     threading.Event().wait()
 
 
-def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "GRACE_SECONDS", 0.2)
-    gate = Gate()
+def test_a_worker_that_does_not_end_is_killed() -> None:
+    gate = WorkerAdmission(grace=0.2)
     context = multiprocessing.get_context("spawn")
     inside = context.Event()
     worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
@@ -78,7 +76,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_dead_worker_holds_up_nobody() -> None:
-    gate = Gate()
+    gate = WorkerAdmission()
     context = multiprocessing.get_context("spawn")
     inside = context.Event()
     worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)

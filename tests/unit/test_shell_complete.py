@@ -32,6 +32,9 @@ class Known:
     def schemes(self) -> dict[str, str]:
         return {"lake": "file", "shop": "postgresql"}
 
+    def functions(self) -> dict[str, str]:
+        return {"bucket": "bucket(id bigint) int"}
+
     def feeds(self) -> list[FeedFacts]:
         return [
             FeedFacts(
@@ -314,3 +317,11 @@ def test_a_name_is_read_in_the_background() -> None:
     assert names.connections() == ["shop"]
     names.forget()
     assert names.connections() == ["shop"]
+
+
+def test_functions_and_the_options_of_extracts() -> None:
+    assert "bucket" in [c.text for c in found("DROP FUNCTION ")]
+    options = [c.text for c in found("CREATE CHANGEFEED FOR DATASET '/x' KEY (a) WITH ")]
+    assert {"effective_date", "every", "updated"} <= set(options)
+    given = [c.text for c in found("CREATE CHANGEFEED FOR DATASET '/x' KEY (a) WITH hash = ")]
+    assert given == ["'xxhash'", "'md5'"]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -26,15 +27,16 @@ from shell.commands import run_local
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit
 from shell.places import rc_file
-from shell.repl.loop import Loop, run_rc
+from shell.repl.complete import ShellCompleter
+from shell.repl.loop import Loop, greet, run_rc
 from shell.repl.names import Names
-from shell.repl.progress import Rate, Scan, bar, ending, going_on
+from shell.repl.progress import Rate, ScanProgress, bar, ending, going_on
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.signature import signature
 from shell.repl.toolbar import Figures, line, runs, toolbar
 from shell.settings import Keys, Settings
-from shell.waiting import Waiting
-from tests.waiting import until
+from shell.waiting import WaitIndicator
+from tests.helpers.waiting import until
 
 
 @dataclass
@@ -59,6 +61,7 @@ class FakeBackend:
 
     opened = True
     here = False
+    state = "/srv/state"
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
@@ -112,6 +115,13 @@ def typist() -> Iterator[Typist]:
 def shell() -> Iterator[Typist]:
     with typist() as found:
         yield found
+
+
+def test_the_greeting_fits_a_narrow_terminal(shell: Typist) -> None:
+    greet(shell.client)
+    first, second = shell.errors.getvalue().splitlines()
+    assert first.startswith("changefeed ") and second.startswith("Statements end with ;")
+    assert len(second) < 80
 
 
 def test_enter_runs_at_the_semicolon_only(shell: Typist) -> None:
@@ -226,19 +236,25 @@ def test_secrets_of_a_wrong_statement_are_not_echoed(shell: Typist) -> None:
 
 
 class LateNames(Completer):
-    """Knows its one name only once a test says so."""
+    """Knows its names only once a test says so, and answers when it may."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.known: list[str] = []
+        self.may = threading.Event()
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
         self.asked += 1
-        yield from (Completion(name) for name in self.known)
+        known = self.known
+        self.may.wait(30)
+        yield from (Completion(name) for name in known)
 
 
-def test_names_that_come_late_open_the_menu() -> None:
+@pytest.mark.parametrize("before", [[], ["lake"]])
+def test_names_that_come_late_open_the_menu(before: list[str]) -> None:
+    """Also where a completion is at work that has not heard of them, and where a menu stands."""
     names, shown = LateNames(), list[str]()
+    names.known = before
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         prompt = make_prompt(
             names, InMemoryHistory(), lambda *_: [], source=keys, output=DummyOutput()
@@ -253,15 +269,16 @@ def test_names_that_come_late_open_the_menu() -> None:
                 keys.send_text("PAUSE CHANGEFEED ")
                 until(lambda: names.asked)
                 assert menu() == []
-                names.known = ["lake"]
-
-                def offered() -> list[str]:
-                    complete_again(prompt)
-                    return menu()
-
-                until(offered)
+                names.known = [*before, "orders"]
+                complete_again(prompt)
+                names.may.set()
+                until(lambda: menu() == names.known, f"{names.known}")
+                names.known = [*names.known, "sales"]
+                complete_again(prompt)
+                until(lambda: menu() == names.known, f"{names.known}")
                 shown.extend(menu())
             finally:
+                names.may.set()
                 keys.send_text("\x03")
 
         typing = threading.Thread(target=type_and_look)
@@ -269,8 +286,31 @@ def test_names_that_come_late_open_the_menu() -> None:
         with pytest.raises(KeyboardInterrupt):
             prompt.prompt()
         typing.join()
-    assert shown == ["lake"]
+    assert shown == [*before, "orders", "sales"]
     complete_again(prompt)  # no line is being typed: nothing happens
+
+
+@pytest.mark.parametrize(("menu", "offers"), [(False, False), (True, True)])
+def test_names_that_come_late_open_no_menu_that_typing_would_not(menu: bool, offers: bool) -> None:
+    """Behind a statement that has ended nothing is offered but to who asks, as with Tab."""
+    events: list[CompleteEvent | None] = []
+    buffer = SimpleNamespace(
+        text="SHOW JOBS;",
+        document=Document("SHOW JOBS;"),
+        complete_state=SimpleNamespace(complete_index=None) if menu else None,
+        start_completion=lambda select_first, complete_event: events.append(complete_event),
+    )
+    loop = SimpleNamespace(
+        call_soon_threadsafe=lambda start, *given: start(*given),
+        call_later=lambda seconds, look, *given: None,
+    )
+    app = SimpleNamespace(loop=loop, is_running=True, current_buffer=buffer)
+    complete_again(cast(Any, SimpleNamespace(app=app, default_buffer=buffer)))
+    [event] = events
+    asked = CompleteEvent(completion_requested=True)  # what prompt_toolkit makes of none
+    completer = ShellCompleter(Names(cast(Any, FakeBackend()), changed=lambda: None))
+    found = list(completer.get_completions(Document(buffer.text), event or asked))
+    assert bool(found) is offers
 
 
 # ------------------------------------------------------------------------------- toolbar
@@ -365,26 +405,28 @@ def test_a_scan_as_a_bar_with_the_time_left() -> None:
         rate.add(float(second), 0)
     rate.add(5.0, 100)
     rate.add(10.0, 600)
-    drawn = bar(Scan("f", "scanning", "", True, 600, 1200), rate)
+    drawn = bar(ScanProgress("f", "scanning", "", True, 600, 1200), rate)
     assert drawn.startswith("f ████████████░░░░░░░░░░░░  50%  600 of about 1,200 rows  ETA ")
     assert drawn.endswith("ETA 6s")
 
 
 def test_a_scan_that_has_not_begun() -> None:
-    waiting = Scan("f", "pending", "waits for Spark", True)
+    waiting = ScanProgress("f", "pending", "waits for Spark", True)
     assert going_on(waiting)
     assert bar(waiting, Rate()) == "f: waits for Spark"
-    assert not going_on(Scan("f", "running", "", False))
-    assert not going_on(Scan("f", "pending", "", False))
+    assert not going_on(ScanProgress("f", "running", "", False))
+    assert not going_on(ScanProgress("f", "pending", "", False))
 
 
 def test_how_a_scan_ended() -> None:
-    assert ending(Scan("f", "running", "", False), 61) == (
+    assert ending(ScanProgress("f", "running", "", False), 61) == (
         "f: initial scan done in 1m 01s, it is running"
     )
-    assert ending(Scan("f", "failed", "", False, error="no disk"), 1) == "f is failed: no disk"
+    assert (
+        ending(ScanProgress("f", "failed", "", False, error="no disk"), 1) == "f is failed: no disk"
+    )
     assert ending(None, 1) == "the feed is gone"
-    assert ending(Scan("f", "running", "", False), 4, 1_000_000) == (
+    assert ending(ScanProgress("f", "running", "", False), 4, 1_000_000) == (
         "f: initial scan of about 1,000,000 rows (250,000 rows/s) done in 4s, it is running"
     )
 
@@ -476,21 +518,21 @@ class Terminal(io.StringIO):
 
 def test_what_takes_its_time_is_seen_and_leaves_nothing() -> None:
     out = Terminal()
-    with Waiting(out, "VALIDATE CREATE ..."):
+    with WaitIndicator(out, "VALIDATE CREATE ..."):
         until(lambda: "VALIDATE CREATE ...  " in out.getvalue())
     assert out.getvalue().endswith("\r\x1b[2K")
 
 
 def test_nothing_turns_where_nobody_sits_or_wants_it() -> None:
     for out, shown in ((io.StringIO(), True), (Terminal(), False)):
-        with Waiting(out, "x", shown=shown) as waiting:
+        with WaitIndicator(out, "x", shown=shown) as waiting:
             assert waiting._thread is None
         assert out.getvalue() == ""
 
 
 def test_a_short_wait_draws_nothing() -> None:
     out = Terminal()
-    waiting = Waiting(out, "x")
+    waiting = WaitIndicator(out, "x")
     waiting._done.set()
     with waiting:
         pass

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
 import re
+import struct
+import termios
 
 import pytest
 
-from changefeed.api import Brief, Names, Result, Seconds, Size, Worded
+from changefeed.api import Brief, Names, Result, Seconds, ShownText, Size
 from changefeed.core.errors import ChangefeedError, Problems, Span
 from changefeed.core.printable import visible
 from changefeed.result_tables import fitting
@@ -143,7 +148,7 @@ def test_programs_get_the_columns_that_people_do_not() -> None:
 
 
 def test_times_are_words_for_people_and_exact_for_programs() -> None:
-    times = Result(columns=("at",), rows=[(Worded("1700.0000000001", "22:13:20 UTC (2s ago)"),)])
+    times = Result(columns=("at",), rows=[(ShownText("1700.0000000001", "22:13:20 UTC (2s ago)"),)])
     assert "22:13:20 UTC (2s ago)" in written(Format.TABLE, 80, times)
     assert written(Format.VERTICAL, 80, times) == "at | 22:13:20 UTC (2s ago)\n"
     assert json.loads(written(Format.JSONL, 80, times)) == {"at": "1700.0000000001"}
@@ -272,6 +277,32 @@ def test_an_error_for_a_person() -> None:
     assert out.getvalue() == (
         "feeds.sql:3: ERROR CF1204: bad\nLINE 2:   ab cd\n        ^^\nDETAIL: facts\nHINT: next\n"
     )
+
+
+def test_sentences_for_a_terminal_are_cut_between_words() -> None:
+    said = ChangefeedError(
+        "CF1204",
+        "the table has no primary key, and a feed with a compacted topic needs one",
+        hint="ALTER TABLE shop.public.orders ADD PRIMARY KEY (id); then RESUME CHANGEFEED orders;",
+        span=Span(0, 3),
+        text="one statement that is much longer than the terminal is wide, and stays in one line",
+    )
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with os.fdopen(slave, "w") as terminal:
+        Diagnostics(terminal).error(said)
+        Diagnostics(terminal).notice("a consumer of this feed has to know " + "more " * 8)
+        shown = os.read(master, 4000).decode().replace("\r\n", "\n")
+    os.close(master)
+    lines = re.sub("\x1b\\[[0-9;]*m", "", shown).splitlines()
+    point = next(i for i, line in enumerate(lines) if line.lstrip().startswith("^"))
+    assert lines[point - 1].endswith("stays in one line"), "the mark stands below its words"
+    told = lines[: point - 1] + lines[point + 1 :]
+    assert all(len(line) <= 60 for line in told)
+    assert " ".join(line.strip() for line in told).count("RESUME CHANGEFEED orders;") == 1
+    out = io.StringIO()
+    Diagnostics(out).error(said)
+    assert f"HINT: {said.hint}\n" in out.getvalue(), "a file keeps its lines"
 
 
 def test_an_error_for_a_program_is_one_line_each() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -9,14 +10,15 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.arrow import MESSAGE_SCHEMA
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.uri import sink_location
-from sinks.base import SinkContext
+from sinks.base import SinkContext, Target
 from sinks.elasticsearch import body, mapping
 from sinks.elasticsearch.answers import Outcome, Verdict, outcomes
-from sinks.elasticsearch.bulk import counted
+from sinks.elasticsearch.bulk import PATIENCE_SECONDS, Bulk, counted
+from sinks.elasticsearch.client import Answer
 from sinks.elasticsearch.names import MAX_INDEX_BYTES, index_name
 from sinks.elasticsearch.options import Settings, parse
 from sinks.registry import check, open_sink
@@ -348,3 +350,32 @@ def test_errors_count_and_show_no_values() -> None:
 def test_settings_have_no_secret_in_their_address() -> None:
     settings = Settings((("h", 1), ("i", 2)), secure=True, path_prefix="/p", authorization="x")
     assert settings.shown == "https://h:1,i:2/p"
+
+
+# ------------------------------------------------------------------------------------- pauses
+
+
+class BusyCluster:
+    """Turns every request away."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.asked: list[float] = []
+
+    def call(self, *_: object, **named: object) -> Answer:
+        self.asked.append(self._clock.monotonic())
+        return Answer(429, b"")
+
+
+def test_a_busy_cluster_is_asked_ever_later_until_patience_ends() -> None:
+    clock = ManualClock()
+    cluster: Any = BusyCluster(clock)
+    bulk = Bulk(cluster, parse("elasticsearch://h:1", {}), lambda refused: None, clock=clock)
+    bulk.add(Target(TableName("s", "public", "t"), "t"), pa.array([b"{}\n"], pa.binary()))
+    with pytest.raises(ChangefeedError) as caught:
+        bulk.settle()
+    bulk.close()
+    pauses = [after - before for before, after in itertools.pairwise(cluster.asked)]
+    assert caught.value.code.number == "CF5004"
+    assert PATIENCE_SECONDS / 2 < sum(pauses) <= PATIENCE_SECONDS
+    assert 5 < len(pauses) < 50 and pauses[0] < 1 < pauses[-1]

@@ -16,7 +16,7 @@ import pytest
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from sinks.base import Batch, Sink
-from sinks.files.writers import PACKINGS
+from sinks.files.writers import FILE_FORMATS
 from sinks.registry import open_sink
 from sinks.testing.feed import Feed, at, table_schema
 from sinks.testing.readers import visible_files
@@ -118,7 +118,7 @@ def _unpacked(packed: bytes, codec: str) -> bytes:
 AVRO_FIELD = pa.field("value", pa.binary()).with_metadata({SCHEMA_KEY: json.dumps(SCHEMA)})
 
 
-@pytest.mark.parametrize("compression", PACKINGS["avro"])
+@pytest.mark.parametrize("compression", FILE_FORMATS["avro"].packings)
 def test_avro(tmp_path: Path, compression: str) -> None:
     texts = ["x" * 300_000, "", None, *(f"row {n}" for n in range(2000))]
     values = pa.array([*(datum(text) for text in texts), None], pa.binary())
@@ -137,7 +137,7 @@ def test_avro(tmp_path: Path, compression: str) -> None:
     )
 
 
-@pytest.mark.parametrize("compression", PACKINGS["parquet"])
+@pytest.mark.parametrize("compression", FILE_FORMATS["parquet"].packings)
 def test_parquet(tmp_path: Path, compression: str) -> None:
     rows = [{"a": n, "price": None, "tags": ["x", None]} for n in range(3000)]
     values = pa.array([*rows, None], COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
+from changefeed.core.clock import SystemClock
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.uri import sink_location
 from sinks.files.options import parse
@@ -164,7 +166,8 @@ def test_clients_are_made_without_connecting() -> None:
         "gs://bucket?BEARER_TOKEN=tok",
         "azure://box?AZURE_ACCOUNT_NAME=n&AZURE_ACCOUNT_KEY=aw==",
     ]
-    names = [open_objects(parse(uri, {}).place)._system.type_name for uri in uris]
+    store = functools.partial(open_objects, clock=SystemClock(), lists=False, google_seconds=1)
+    names = [store(parse(uri, {}).place)._system.type_name for uri in uris]
     assert names == ["s3", "gcs", "abfs"]
 
 
@@ -255,7 +258,7 @@ class LoginEnds:
 def test_what_is_only_tidiness_never_fails() -> None:
     """A file that has its name would be written again, under another."""
     client = LoginEnds()
-    place = ObjectPlace(lambda: client, "box/x", "azure://box/x", way=COPY)
+    place = ObjectPlace(lambda: client, "box/x", "azure://box/x", SystemClock(), way=COPY)
     place.prepare(1, "s")
     place.put("a", b"1")
     place.remove(["a", "b"])
@@ -265,7 +268,7 @@ def test_what_is_only_tidiness_never_fails() -> None:
 @pytest.mark.parametrize("way", [COPY, MOVE])
 def test_only_our_own_leftovers_are_swept(way: str, tmp_path: Path) -> None:
     """``.tmp`` is a name that other programs take, too."""
-    place = ObjectPlace(fs.LocalFileSystem, str(tmp_path), "hdfs://nn", way=way)
+    place = ObjectPlace(fs.LocalFileSystem, str(tmp_path), "hdfs://nn", SystemClock(), way=way)
     if way == MOVE:
         made = place._temporary(pa.py_buffer(b"x"))
     else:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from changefeed.catalog.model import TableProgress, TableState
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableName
@@ -17,7 +17,7 @@ from changefeed.options import Deletes
 from sinks.base import Batch, ConsumerPlace, Epoch, SinkContext, Target
 from sinks.reader.sink import ReaderSink
 from sinks.registry import capabilities, open_sink
-from tests.log_samples import narrow
+from tests.helpers.log_samples import narrow
 
 SCHEMA = narrow("t", version=3)
 TARGET = Target(SCHEMA.table, "t")
@@ -135,9 +135,12 @@ def test_a_reader_has_one_table(tmp_path: Path) -> None:
 
 def test_one_process_reads_at_a_time(tmp_path: Path) -> None:
     one, other = sink(tmp_path), sink(tmp_path)
+    other.clock = clock = ManualClock()
+    began = clock.monotonic()
     one.occupy(0)
     with pytest.raises(ChangefeedError, match="read by another process") as error:
-        other.occupy(0)
+        other.occupy(60)
+    assert clock.monotonic() - began >= 60
     assert error.value.code.number == "CF1301"
     one.leave()
     other.occupy(0)

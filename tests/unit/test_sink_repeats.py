@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from changefeed.core.clock import ManualClock
 from sinks.repeats import LimitRepeats
 
 
@@ -24,9 +25,12 @@ def test_lines_that_differ_in_numbers_come_once() -> None:
 
 
 def test_a_line_comes_again_later_and_says_how_often_it_came() -> None:
-    limit = LimitRepeats(seconds=3600)
-    assert lines(limit, "away 1", "away 2", "away 3") == ["away 1"]
-    limit._seen = {key: (0.0, count) for key, (_, count) in limit._seen.items()}
+    clock = ManualClock()
+    limit = LimitRepeats(seconds=60, clock=clock)
+    assert lines(limit, "away 1", "away 2") == ["away 1"]
+    clock.advance(59)
+    assert lines(limit, "away 3") == []
+    clock.advance(2)
     assert lines(limit, "away 4", "away 5") == ["away 4 (and 2 times before)"]
 
 

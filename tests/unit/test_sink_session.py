@@ -15,7 +15,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.sink_session import Outlet
+from changefeed.feeds.sink_session import SinkSession
 from changefeed.spark.session import SparkEngine
 from sinks.base import Capabilities, Delivery, Epoch, Receipt, Sink, Target
 
@@ -24,9 +24,9 @@ from sinks.base import Capabilities, Delivery, Epoch, Receipt, Sink, Target
 def test_executors_write_only_where_spark_is_installed(tmp_path: Path, installed: bool) -> None:
     catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
     engine = cast(SparkEngine, SimpleNamespace(installed=installed))
-    outlet = Outlet(catalog, cast(Feed, None), "node", engine)
+    sink_session = SinkSession(catalog, cast(Feed, None), "node", engine)
     sink = cast(Sink, SimpleNamespace(capabilities=SimpleNamespace(executor=True)))
-    assert outlet.in_workers(sink) is installed
+    assert sink_session.in_workers(sink) is installed
 
 
 A, B = TableName("shop", "public", "a"), TableName("shop", "public", "b")
@@ -47,9 +47,14 @@ class RefusingSink:
 def refused(tmp_path: Path, error: ChangefeedError, *tables: TableName) -> BaseException:
     """What the feed hears when a commit of these tables is refused."""
     catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
-    feed = SimpleNamespace(target=lambda table: Target(table, table.name), options={})
+    boundaries = Target(TableName("shop", "", "transaction"), "transactions")
+    feed = SimpleNamespace(
+        target=lambda table: Target(table, table.name), options={}, boundaries=boundaries
+    )
     sink = RefusingSink(error)
-    session = Outlet(catalog, cast(Feed, feed), "node", cast(SparkEngine, None), cast(Sink, sink))
+    session = SinkSession(
+        catalog, cast(Feed, feed), "node", cast(SparkEngine, None), cast(Sink, sink)
+    )
     session._sink = cast(Sink, sink)
     with pytest.raises((ChangefeedError, TableError)) as caught:
         session.commit(Epoch(1, Timestamp(5)), [Receipt(0, 1, 1)], tables, {})
@@ -77,3 +82,8 @@ def test_an_error_of_the_whole_sink_blames_no_table(tmp_path: Path) -> None:
     error = ChangefeedError("CF5001", "cannot reach the sink", target="b")
     assert refused(tmp_path, error, A, B) is error
     assert refused(tmp_path, error, B) is error
+
+
+def test_the_topic_of_transactions_blames_no_table(tmp_path: Path) -> None:
+    error = ChangefeedError("CF5006", "cannot hold a value", target="transactions")
+    assert refused(tmp_path, error, A) is error

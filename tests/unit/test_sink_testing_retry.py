@@ -14,7 +14,7 @@ from changefeed.core.errors import ChangefeedError
 from sinks.null.sink import NullSink
 from sinks.testing.faulty import FailAfter, FaultySink, Reject
 from sinks.testing.feed import Feed, put
-from sinks.testing.retry import Attempt, Retry, RetryPolicy, Stopped
+from sinks.testing.retry import Attempt, Retry, RetryPolicy, WaitInterrupted
 
 
 class Bench:
@@ -99,7 +99,7 @@ def test_other_exceptions_pass_through() -> None:
 
 def test_a_wait_can_be_interrupted() -> None:
     bench = Bench(RetryPolicy(), stop_after=2)
-    with pytest.raises(Stopped):
+    with pytest.raises(WaitInterrupted):
         bench.retry.run(failing(10))
     assert len(bench.attempts) == 2
 

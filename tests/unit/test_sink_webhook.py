@@ -17,7 +17,7 @@ from changefeed.core.schema import TableName
 from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Target
 from sinks.registry import capabilities, check, open_sink
-from sinks.webhook.body import FRAME, Piece, Queue, body, by_lane, count, halves, lanes_of
+from sinks.webhook.body import FRAME, BodyPiece, Queue, body, by_lane, count, halves, lanes_of
 from sinks.webhook.client import _retry_after
 from sinks.webhook.options import parse
 
@@ -91,9 +91,9 @@ def test_values_hold_key_and_topic() -> None:
 # ------------------------------------------------------------------------------- requests
 
 
-def piece(values: list[bytes]) -> Piece:
+def piece(values: list[bytes]) -> BodyPiece:
     numbers = np.arange(len(values), dtype=np.int64)
-    return Piece(TARGET, pa.array(values, pa.binary()), numbers, numbers.astype(np.int32))
+    return BodyPiece(TARGET, pa.array(values, pa.binary()), numbers, numbers.astype(np.int32))
 
 
 MESSAGES = st.lists(st.integers(0, 60).map(lambda n: b'"' + b"m" * n + b'"'), max_size=30)
@@ -151,8 +151,10 @@ def test_rows_without_a_value_or_a_key() -> None:
 
 @pytest.mark.parametrize("text", ["\u00b2", "\u0661", "1e400", "-1", "nan", "9" * 400, "soon"])
 def test_a_retry_after_that_is_no_number_means_nothing(text: str) -> None:
-    assert _retry_after(text) == 0.0
+    assert _retry_after(text, 0.0) == 0.0
 
 
 def test_a_retry_after_in_seconds() -> None:
-    assert _retry_after(" 7 ") == 7.0
+    assert _retry_after(" 7 ", 0.0) == 7.0
+    assert _retry_after("Thu, 01 Jan 1970 00:01:40 GMT", 90.0) == 10.0
+    assert _retry_after("Thu, 01 Jan 1970 00:01:40 GMT", 900.0) == 0.0

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import sink_location
+from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.dialect import Statement
-from sinks.warehouse.sink import WarehouseSink, read_options
+from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.spanner import SpannerSink
 from sinks.warehouse.spanner_client import Spanner, sorted_out
 from sinks.warehouse.spanner_rows import Value, canonical, cut, digests, wire
@@ -264,7 +265,7 @@ def test_an_operation_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> No
 def test_names_that_spanner_does_not_take(table: str, column: str, words: str) -> None:
     sink = open_sink("spanner://p/i/d", {"deletes": "soft"})
     assert isinstance(sink, SpannerSink)
-    keeping = read_options({"deletes": "soft"})
+    keeping = TablePolicy.read({"deletes": "soft"})
     applied = sink._strategy.applied(sink._server, "x/1", table)
     made = sink._strategy.table(sink._server, table, keeping, applied)
     schema = table_of(table, key=("k",), **{"k": "int32", column: "text"})

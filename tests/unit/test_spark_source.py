@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.readers.table_log import OnTruncate, Range, Selection, Span
 from changefeed.spark_source.batch import ChangeBatchReader, ChangePartition, check_shapes
@@ -16,7 +16,7 @@ from changefeed.spark_source.settings import OnSchemaChange, settings_of
 from changefeed.spark_source.source import ChangefeedSource
 from changefeed.spark_source.stream import ChangeStreamReader
 from sinks.base import ConsumerPlace
-from tests.log_samples import narrow, wide
+from tests.helpers.log_samples import narrow, wide
 
 SCHEMA = narrow("t")
 GIVEN = {"state": "/s", "table": "shop.public.t", "reader": "r"}
@@ -174,8 +174,11 @@ class FakeReader:
         return self._log.span(after or at(0), upto, schema)
 
 
-def stream(reader: FakeReader, **options: str) -> ChangeStreamReader:
-    made = ChangeStreamReader(settings_of({**GIVEN, **options}), SCHEMA)
+def stream(
+    reader: FakeReader, *, clock: ManualClock | None = None, **options: str
+) -> ChangeStreamReader:
+    settings = settings_of({**GIVEN, **options})
+    made = ChangeStreamReader(settings, SCHEMA, clock or ManualClock())
     made._opened = reader  # type: ignore[assignment]
     return made
 
@@ -184,10 +187,7 @@ def offset(wall: int) -> dict[str, str]:
     return {"at": str(at(wall))}
 
 
-def test_a_stream_begins_with_the_scan_and_goes_on_with_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("changefeed.spark_source.stream.BEGIN_SECONDS", 0.0)
+def test_a_stream_begins_with_the_scan_and_goes_on_with_changes() -> None:
     log = FakeLog(5, 20, 30)
     reader = FakeReader(log)
     reader.scanned = False
@@ -240,14 +240,17 @@ def test_without_its_checkpoint_a_query_does_not_begin_in_the_middle() -> None:
 def test_a_paused_reader_waits_and_a_failed_one_stops_the_query() -> None:
     log = FakeLog(20)
     log.upto = 10
-    reader = FakeReader(log)
-    query = stream(reader)
+    reader, clock = FakeReader(log), ManualClock()
+    query = stream(reader, clock=clock)
     assert query.latestOffset() == offset(10)
-    reader.paused, log.upto, query._checked_at = True, 20, 0.0
+    reader.paused, log.upto = True, 20
+    clock.advance(1)
     assert query.latestOffset() == offset(10)
-    reader.paused, query._checked_at = False, 0.0
+    reader.paused = False
+    clock.advance(1)
     assert query.latestOffset() == offset(20)
-    reader.failure, query._checked_at = ChangefeedError("CF3002", "gone"), 0.0
+    reader.failure = ChangefeedError("CF3002", "gone")
+    clock.advance(1)
     with pytest.raises(ChangefeedError, match="gone"):
         query.latestOffset()
 

@@ -19,11 +19,12 @@ from changefeed.core.schema import TableSchema
 from changefeed.core.uri import sink_location
 from changefeed.options import History
 from sinks.base import SinkContext
+from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
 from sinks.testing.feed import at
 from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
 from sinks.warehouse import evolution
-from sinks.warehouse.applied import Applied
+from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.clickhouse_sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.duckdb import DuckDB, DuckDBDialect, DuckDBSink
@@ -31,10 +32,10 @@ from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
-from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink, read_options
+from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink
 from sinks.warehouse.spanner_sql import SpannerDialect
-from sinks.warehouse.staging import Shape, before_name, check_values
-from sinks.warehouse.tables import Keeping, Table
+from sinks.warehouse.staging import TargetShape, before_name, check_values
+from sinks.warehouse.tables import Table
 
 DIALECTS: Mapping[str, Dialect] = {
     d.name: d
@@ -55,7 +56,7 @@ def refused(
     schema = table_of("t", key=names, a=logical if key else "int32", b=logical)
     source = Source(schema)
     source.commit(insert("t", a=text if key else 1, b=None if key else text))
-    shape = Shape(schema, "t")
+    shape = TargetShape(schema, "t")
     rows = RowFeed(source)._batch(RowFeed(source)._next(at(1)), source.log, 0).rows
     staged = shape.staged(rows, 1)
     try:
@@ -166,7 +167,7 @@ def test_duckdb_makes_each_type_of_its_log_form(logical: str, text: str, shown: 
 def test_literals_of_inserted_rows() -> None:
     source = Source(table_of("t", key=("a",), a="int64", b="text", c="bool"))
     source.commit(insert("t", a=1, b="it's \\ \n☃", c=True), insert("t", a=2))
-    shape = Shape(source.schemas["t"], "t")
+    shape = TargetShape(source.schemas["t"], "t")
     feed = RowFeed(source)
     staged = shape.staged(feed._batch(feed._next(at(1)), source.log, 0).rows, 7)
     [text] = packets(staged.select(["a", "b", "c", "_batch_id"]))
@@ -174,7 +175,7 @@ def test_literals_of_inserted_rows() -> None:
     wide = Source(table_of("w", key=("a",), a="int64", b="text"))
     wide.commit(*(insert("w", a=i, b="x" * 3_000_000) for i in range(3)))
     feed = RowFeed(wide)
-    staged = Shape(wide.schemas["w"], "w").staged(
+    staged = TargetShape(wide.schemas["w"], "w").staged(
         feed._batch(feed._next(at(1)), wide.log, 0).rows, 7
     )
     assert [p.count("(") for p in packets(staged)] == [1, 1, 1]
@@ -183,12 +184,12 @@ def test_literals_of_inserted_rows() -> None:
 # ------------------------------------------------------------------------------- shapes
 
 
-def table(dialect: Dialect | None = None, keeping: Keeping | None = None) -> Table:
+def table(dialect: Dialect | None = None, policy: TablePolicy | None = None) -> Table:
     d = dialect or PostgreSQLDialect()
     warehouse = PostgreSQL("", "s", "")
     warehouse.dialect = d  # type: ignore[assignment]
-    keeping = keeping or Keeping()
-    return Table.of(warehouse, "t", keeping, Applied(d, '"s"."_changefeed_applied"', "x/1", "t"))
+    policy = policy or TablePolicy()
+    return Table.of(warehouse, "t", policy, AppliedRow(d, '"s"."_changefeed_applied"', "x/1", "t"))
 
 
 def changes(old: TableSchema, new: TableSchema, *present: str) -> list[str]:
@@ -254,21 +255,21 @@ def test_wider_types(old: str, new: str, wider: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "keeping", "why"),
+    ("columns", "policy", "why"),
     [
-        ({"a": "int32", "_operation": "text"}, Keeping(), "used by the sink itself"),
-        ({"a": "int32", "_deleted": "text"}, Keeping(soft=True), "used by the sink itself"),
+        ({"a": "int32", "_operation": "text"}, TablePolicy(), "used by the sink itself"),
+        ({"a": "int32", "_deleted": "text"}, TablePolicy(soft=True), "used by the sink itself"),
     ],
 )
-def test_tables_that_cannot_be_kept(columns: dict[str, str], keeping: Keeping, why: str) -> None:
+def test_tables_that_cannot_be_kept(columns: dict[str, str], policy: TablePolicy, why: str) -> None:
     with pytest.raises(ChangefeedError, match=why):
-        table(keeping=keeping).check(table_of("t", key=("a",), **columns))
+        table(policy=policy).check(table_of("t", key=("a",), **columns))
 
 
 def test_tables_without_a_key_have_no_versions() -> None:
-    for keeping in (Keeping(soft=True), Keeping(history=History.SCD2)):
+    for policy in (TablePolicy(soft=True), TablePolicy(history=History.SCD2)):
         with pytest.raises(ChangefeedError, match="needs a table with a key"):
-            table(keeping=keeping).check(table_of("t", a="int32"))
+            table(policy=policy).check(table_of("t", a="int32"))
     with pytest.raises(ChangefeedError, match="Redshift needs a table with a key"):
         table(RedshiftDialect()).check(table_of("t", a="int32"))
     with pytest.raises(ChangefeedError, match="differ only in case"):
@@ -426,7 +427,7 @@ def test_names_before_a_change_fit_and_stay_apart() -> None:
     made = [before_name(name) for name in names]
     assert len(set(made)) == 2 and all(len(name.encode()) <= 63 for name in made)
     assert before_name("a" * 54) == "_before_" + "a" * 54
-    columns = Shape(table_of("t", key=tuple(names), **dict.fromkeys(names, "int32")), "t")
+    columns = TargetShape(table_of("t", key=tuple(names), **dict.fromkeys(names, "int32")), "t")
     cut = {name.encode()[:63] for name in columns.staging_columns(PostgreSQLDialect())}
     assert len(cut) == 5 + 2 + 2
 
@@ -501,21 +502,21 @@ def test_a_file_at_its_closing_is_in_use(
 
 def test_the_pace_follows_the_cost_of_a_merge() -> None:
     sink = WarehouseSink(DuckDB("unused"))
-    assert sink.pace == PACE
-    sink._adapt(4.0)
-    assert sink.pace == 20.0
-    sink._adapt(100.0)
-    assert sink.pace == SLOWEST
+    assert sink.pace.seconds == PACE
+    sink.pace.after(4.0)
+    assert sink.pace.seconds == 20.0
+    sink.pace.after(100.0)
+    assert sink.pace.seconds == SLOWEST
     for _ in range(10):
-        sink._adapt(0.1)
-    assert PACE <= sink.pace < PACE + 1
+        sink.pace.after(0.1)
+    assert PACE <= sink.pace.seconds < PACE + 1
 
 
 def test_options() -> None:
-    assert read_options({}) == Keeping()
-    found = read_options({"deletes": "soft", "sequence_column": "none", "on_drop": "drop"})
-    assert found == Keeping(soft=True, sequence="", drop=True)
-    assert read_options({"sequence_column": "_v", "history": "scd2"}).sequence == "_v"
+    assert TablePolicy.read({}) == TablePolicy()
+    found = TablePolicy.read({"deletes": "soft", "sequence_column": "none", "on_drop": "drop"})
+    assert found == TablePolicy(soft=True, sequence="", drop=True)
+    assert TablePolicy.read({"sequence_column": "_v", "history": "scd2"}).sequence == "_v"
 
 
 def test_uris() -> None:

@@ -21,7 +21,7 @@ from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, Record, key_shape, value_shape
 from changefeed.encoding.registry_header import varint
-from changefeed.encoding.types import Kind, Typed
+from changefeed.encoding.types import Kind, ParametricKind
 
 Schema = dict[str, Any]
 
@@ -88,13 +88,13 @@ class _Names:
         return made | ({META: member.note} if member.note else {})
 
 
-def union(kind: Typed) -> list[Any]:
+def union(kind: ParametricKind) -> list[Any]:
     """The union of ``null`` and the type; a decimal may be a string too (NaN)."""
     also = ["string"] if kind.kind is Kind.DECIMAL else []
     return ["null", _type(kind), *also]
 
 
-def _type(kind: Typed) -> Any:
+def _type(kind: ParametricKind) -> Any:
     if kind.kind is Kind.DECIMAL:
         return {
             "type": "bytes",

@@ -29,7 +29,7 @@ from changefeed.encoding.byte_columns import (
     varints,
 )
 from changefeed.encoding.typed_values import list_items, not_numbers, typed_values
-from changefeed.encoding.types import Kind, Typed
+from changefeed.encoding.types import Kind, ParametricKind
 
 NULL, THERE, SECOND = b"\x00", b"\x02", b"\x04"
 """Branches of a union: none of it, the type after ``null``, the one after that."""
@@ -41,7 +41,7 @@ def constant(text: str) -> bytes:
     return THERE + long_bytes(len(data)) + data
 
 
-def union_pieces(kind: Typed, values: pa.Array, column: str) -> list[Piece]:
+def union_pieces(kind: ParametricKind, values: pa.Array, column: str) -> list[Piece]:
     """Values of the log as values of the union of ``null`` and ``kind``.
 
     Raises:
@@ -137,7 +137,7 @@ def _decimals(values: pa.Array, odd: pa.Array | None) -> list[Piece]:
 # ------------------------------------------------------------------------------- arrays
 
 
-def _array(element: Typed, values: pa.Array, column: str) -> list[Piece]:
+def _array(element: ParametricKind, values: pa.Array, column: str) -> list[Piece]:
     lists = list_items(element, values, column)
     return listed(lists, joined(union_pieces(element, lists.values, column), len(lists.values)))
 

@@ -26,7 +26,7 @@ from changefeed.encoding.debezium.connect_values import (
     items,
     scales,
 )
-from changefeed.encoding.debezium.fields import Field, Way, field_of
+from changefeed.encoding.debezium.fields import Conversion, Field, field_of
 from changefeed.encoding.debezium.messages import Messages
 from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
@@ -214,7 +214,7 @@ def _union(field: Field, logical: str, values: pa.Array, name: str) -> list[Piec
         elements = _union(field.items, element_of(logical), lists.values, name)
         return listed(lists, joined(elements, len(lists.values)))
     found = connect_values(field, values, name)
-    if field.way is Way.SCALED:
+    if field.way is Conversion.SCALED:
         # A record: the scale takes the branch, the digits have none.
         digits = joined(_required(strings(found)), len(found))
         there = found.is_valid()
@@ -239,12 +239,12 @@ def _number(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _zero(field: Field) -> bytes:
     """See :attr:`Field.zero`."""
-    if field.way is Way.ZONED:
+    if field.way is Conversion.ZONED:
         return _text("1970-01-01T00:00:00Z")
-    if field.way is Way.ZONED_TIME:
+    if field.way is Conversion.ZONED_TIME:
         return _text("00:00:00Z")
-    if field.way is Way.UNSCALED:
+    if field.way is Conversion.UNSCALED:
         return _text("\0")
-    if field.way is Way.SCALED:
+    if field.way is Conversion.SCALED:
         return long_bytes(0) + _text("\0")
     return bytes({"double": 8, "float": 4}.get(field.type, 1))

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.encoding.byte_columns import binary
-from changefeed.encoding.debezium.fields import Field, Way
+from changefeed.encoding.debezium.fields import Conversion, Field
 from changefeed.encoding.typed_values import list_items, typed_values
-from changefeed.encoding.types import Kind, Typed, typed_logical
+from changefeed.encoding.types import Kind, ParametricKind, typed_logical
 
 _NOTHING = pa.scalar("", pa.string())
 _MICROS_PER_DAY = 86_400_000_000
@@ -48,27 +48,27 @@ def connect_values(field: Field, values: pa.Array, name: str) -> pa.Array:
         ValueError: likewise, see :func:`fitting`.
     """
     way = field.way
-    if way in (Way.AS_IS, Way.TEXT):
+    if way in (Conversion.AS_IS, Conversion.TEXT):
         return values
-    if way is Way.BIT:
+    if way is Conversion.BIT:
         return pc.equal(values, "1")
-    if way is Way.DIGITS:
+    if way is Conversion.DIGITS:
         return _packed(values, field.digits)
-    if way is Way.LONG:
+    if way is Conversion.LONG:
         return _signed(values)
-    if way in (Way.BYTES, Way.BITS):
-        data = typed_values(Typed(Kind.BYTES), values, name)
-        return _reversed(data) if way is Way.BITS else data
-    if way in (Way.UNSCALED, Way.SCALED):
+    if way in (Conversion.BYTES, Conversion.BITS):
+        data = typed_values(ParametricKind(Kind.BYTES), values, name)
+        return _reversed(data) if way is Conversion.BITS else data
+    if way in (Conversion.UNSCALED, Conversion.SCALED):
         _refuse_no_number(values, name)
         return unscaled(values)
-    if way is Way.ZONED:
+    if way is Conversion.ZONED:
         return _zoned(values, field.digits)
-    if way is Way.ZONED_TIME:
+    if way is Conversion.ZONED_TIME:
         return _in_utc(values)
-    if way is Way.DURATION:
+    if way is Conversion.DURATION:
         return _duration(values)
-    if way is Way.CLOCK:
+    if way is Conversion.CLOCK:
         return _clock(values)
     return _units(field, values, name)
 
@@ -167,12 +167,12 @@ def _reversed(values: pa.Array) -> pa.Array:
 
 # ------------------------------------------------------------------------------- moments
 
-_KINDS = {Way.DAYS: Kind.DATE, Way.TIME: Kind.TIME, Way.MOMENT: Kind.TIMESTAMP}
+_KINDS = {Conversion.DAYS: Kind.DATE, Conversion.TIME: Kind.TIME, Conversion.MOMENT: Kind.TIMESTAMP}
 
 
 def _units(field: Field, values: pa.Array, name: str) -> pa.Array:
     """Days, or units of a time since its beginning."""
-    numbers = typed_values(Typed(_KINDS[field.way]), values, name)
+    numbers = typed_values(ParametricKind(_KINDS[field.way]), values, name)
     return numbers if field.divisor == 1 else _floor(numbers, field.divisor)
 
 

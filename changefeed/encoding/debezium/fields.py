@@ -18,7 +18,7 @@ from enum import StrEnum
 from changefeed.core.schema import Column
 
 
-class Way(StrEnum):
+class Conversion(StrEnum):
     """How a value of the log becomes one of the message."""
 
     AS_IS = "as_is"
@@ -62,12 +62,12 @@ class Field:
         way: how values get there.
         name: what the value means, empty for a plain one.
         parameters: of the name.
-        divisor, digits: see :class:`Way`.
+        divisor, digits: see :class:`Conversion`.
         items: the type of an array's elements.
     """
 
     type: str
-    way: Way
+    way: Conversion
     name: str = ""
     parameters: tuple[tuple[str, str], ...] = ()
     divisor: int = 1
@@ -77,34 +77,37 @@ class Field:
     @property
     def zero(self) -> str:
         """The JSON token that stands for a value that a required column cannot be without."""
-        if self.way is Way.ZONED:
+        if self.way is Conversion.ZONED:
             return '"1970-01-01T00:00:00Z"'
-        if self.way is Way.ZONED_TIME:
+        if self.way is Conversion.ZONED_TIME:
             return '"00:00:00Z"'
-        if self.way is Way.SCALED:
+        if self.way is Conversion.SCALED:
             return '{"scale":0,"value":"AA=="}'
-        if self.way is Way.UNSCALED:
+        if self.way is Conversion.UNSCALED:
             return '"AA=="'
         return _ZEROS.get(self.type, "0")
 
 
 _ZEROS = {"boolean": "false", "string": '""', "bytes": '""', "array": "[]"}
 
-_TEXT = Field("string", Way.TEXT)
-_JSON = Field("string", Way.TEXT, "io.debezium.data.Json")
+#: What a text that is a UUID is called.
+UUID_NAME = "io.debezium.data.Uuid"
+
+_TEXT = Field("string", Conversion.TEXT)
+_JSON = Field("string", Conversion.TEXT, "io.debezium.data.Json")
 
 _PLAIN = {
-    "bool": Field("boolean", Way.AS_IS),
-    "int16": Field("int16", Way.AS_IS),
-    "int32": Field("int32", Way.AS_IS),
-    "int64": Field("int64", Way.AS_IS),
-    "float32": Field("float", Way.AS_IS),
-    "float64": Field("double", Way.AS_IS),
-    "decimal": Field("struct", Way.SCALED, "io.debezium.data.VariableScaleDecimal"),
-    "bytes": Field("bytes", Way.BYTES),
-    "date": Field("int32", Way.DAYS, "io.debezium.time.Date"),
-    "timetz": Field("string", Way.ZONED_TIME, "io.debezium.time.ZonedTime"),
-    "uuid": Field("string", Way.TEXT, "io.debezium.data.Uuid"),
+    "bool": Field("boolean", Conversion.AS_IS),
+    "int16": Field("int16", Conversion.AS_IS),
+    "int32": Field("int32", Conversion.AS_IS),
+    "int64": Field("int64", Conversion.AS_IS),
+    "float32": Field("float", Conversion.AS_IS),
+    "float64": Field("double", Conversion.AS_IS),
+    "decimal": Field("struct", Conversion.SCALED, "io.debezium.data.VariableScaleDecimal"),
+    "bytes": Field("bytes", Conversion.BYTES),
+    "date": Field("int32", Conversion.DAYS, "io.debezium.time.Date"),
+    "timetz": Field("string", Conversion.ZONED_TIME, "io.debezium.time.ZonedTime"),
+    "uuid": Field("string", Conversion.TEXT, UUID_NAME),
     "json": _JSON,
 }
 #: Types that are kept as text and have a name of their own.
@@ -137,30 +140,30 @@ def _field(logical: str, written: str) -> Field:
         # An element that is json and one that is a nested array read the same.
         if element == "json" or element.startswith("array<"):
             return _JSON
-        return Field("array", Way.ARRAY, items=_field(element, written.replace("[]", "")))
+        return Field("array", Conversion.ARRAY, items=_field(element, written.replace("[]", "")))
     if logical in ("timestamp", "timestamptz", "time", "interval"):
         return _time(logical, lower)
     if match := _DECIMAL.match(logical):
         if lower.startswith("bigint"):
-            return Field("int64", Way.LONG)
+            return Field("int64", Conversion.LONG)
         return _decimal(int(match[1]), int(match[2]))
     if lower == "year" or lower.startswith("year("):
-        return Field("int32", Way.AS_IS, "io.debezium.time.Year")
+        return Field("int32", Conversion.AS_IS, "io.debezium.time.Year")
     if logical == "bytes" and lower.startswith("bit("):
         length = ("length", lower[len("bit(") : lower.index(")")])
-        return Field("bytes", Way.BITS, "io.debezium.data.Bits", (length,))
+        return Field("bytes", Conversion.BITS, "io.debezium.data.Bits", (length,))
     if logical == "other" and (bits := _BIT.match(lower)):
         width = int(bits[1])
         if width == 1:
-            return Field("boolean", Way.BIT)
+            return Field("boolean", Conversion.BIT)
         parameters = (("length", str(width)),)
-        return Field("bytes", Way.DIGITS, "io.debezium.data.Bits", parameters, digits=width)
+        return Field("bytes", Conversion.DIGITS, "io.debezium.data.Bits", parameters, digits=width)
     if logical == "text" and (choices := _CHOICES.match(written)):
         name = "Enum" if choices[1].lower() == "enum" else "EnumSet"
         allowed = ",".join(c.replace("''", "'") for c in _CHOICE.findall(choices[2]))
-        return Field("string", Way.TEXT, f"io.debezium.data.{name}", (("allowed", allowed),))
+        return Field("string", Conversion.TEXT, f"io.debezium.data.{name}", (("allowed", allowed),))
     if logical == "other" and lower in _NAMED:
-        return Field("string", Way.TEXT, _NAMED[lower])
+        return Field("string", Conversion.TEXT, _NAMED[lower])
     return _PLAIN.get(logical, _TEXT)
 
 
@@ -172,21 +175,21 @@ def _time(logical: str, written: str) -> Field:
     digits = int(found[1]) if found else 0 if mysql else 6
     if logical == "interval":
         if mysql:
-            return Field("int64", Way.CLOCK, "io.debezium.time.MicroTime")
-        return Field("int64", Way.DURATION, "io.debezium.time.MicroDuration")
+            return Field("int64", Conversion.CLOCK, "io.debezium.time.MicroTime")
+        return Field("int64", Conversion.DURATION, "io.debezium.time.MicroDuration")
     if logical == "timestamptz":
-        return Field("string", Way.ZONED, "io.debezium.time.ZonedTimestamp", digits=digits)
+        return Field("string", Conversion.ZONED, "io.debezium.time.ZonedTimestamp", digits=digits)
     if logical == "time":
         if digits <= 3:
-            return Field("int32", Way.TIME, "io.debezium.time.Time", divisor=_MILLIS)
-        return Field("int64", Way.TIME, "io.debezium.time.MicroTime", divisor=_MICROS)
+            return Field("int32", Conversion.TIME, "io.debezium.time.Time", divisor=_MILLIS)
+        return Field("int64", Conversion.TIME, "io.debezium.time.MicroTime", divisor=_MICROS)
     if digits <= 3:
-        return Field("int64", Way.MOMENT, "io.debezium.time.Timestamp", divisor=_MILLIS)
-    return Field("int64", Way.MOMENT, "io.debezium.time.MicroTimestamp", divisor=_MICROS)
+        return Field("int64", Conversion.MOMENT, "io.debezium.time.Timestamp", divisor=_MILLIS)
+    return Field("int64", Conversion.MOMENT, "io.debezium.time.MicroTimestamp", divisor=_MICROS)
 
 
 def _decimal(precision: int, scale: int) -> Field:
     """The log has no scale below zero: the zeros are digits."""
     precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
     parameters = (("scale", str(scale)), ("connect.decimal.precision", str(precision)))
-    return Field("bytes", Way.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters)
+    return Field("bytes", Conversion.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters)

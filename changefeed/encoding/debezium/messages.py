@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed import __version__
 from changefeed.core.schema import BeforeImage
+from changefeed.core.version import __version__
 from changefeed.encoding.debezium.fields import field_of
 from changefeed.encoding.debezium.schemas import key_schema, value_schema, with_schema
 from changefeed.encoding.debezium.tokens import tokens
-from changefeed.encoding.images import Rows
+from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import Part, joined, string
 
 
@@ -44,7 +44,7 @@ class Messages(ABC, Generic[T]):
     """The messages of a stretch of log rows; every column is encoded once. ``T`` is what a format
     puts beside each other."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TokenRows) -> None:
         self.rows = rows
         self.plan = rows.plan
         self._made: dict[str, list[T]] = {}
@@ -98,7 +98,7 @@ class Messages(ABC, Generic[T]):
             connector=origin.connector,
             name=table.source,
             snapshot=str(self.rows.scan).lower(),
-            database=table.schema if origin.schema_is_database else origin.database,
+            database=origin.database_of(table),
             schema=None if origin.schema_is_database else table.schema,
             table=table.name,
         )
@@ -145,7 +145,9 @@ class JsonMessages(Messages[Part]):
             *(["null"] if side == "b" else self._object("a", columns)),
             ',"source":',
             *self._source(),
-            ',"transaction":null,"op":"',
+            ',"transaction":',
+            *self.rows.transaction(""),
+            ',"op":"',
             "d" if side == "b" else self.rows.column("op"),
             f'","ts_ms":{now // 1_000_000},"ts_us":{now // 1_000},"ts_ns":{now}}}',
         ]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from changefeed.encoding.debezium.fields import Field, Way, field_of
+from changefeed.encoding.debezium.fields import Conversion, Field, field_of
 from changefeed.encoding.plan import MessagePlan
 
 Schema = dict[str, Any]
@@ -59,7 +59,7 @@ def _of(field: Field, *, optional: bool) -> Schema:
     made: Schema = {"type": field.type}
     if field.items is not None:
         made["items"] = _of(field.items, optional=True)
-    if field.way is Way.SCALED:
+    if field.way is Conversion.SCALED:
         made["fields"] = [
             _plain("int32", optional=False) | {"field": "scale"},
             _plain("bytes", optional=False) | {"field": "value"},

@@ -18,7 +18,7 @@ from changefeed.encoding.debezium.connect_values import (
     items,
     scales,
 )
-from changefeed.encoding.debezium.fields import Field, Way
+from changefeed.encoding.debezium.fields import Conversion, Field
 from changefeed.encoding.json_text import escaped
 
 _NOTHING = pa.scalar("", pa.string())
@@ -41,7 +41,7 @@ def _token(field: Field, logical: str, values: pa.Array, name: str) -> pa.Array:
     if field.items is not None:
         return _array(field.items, logical, values, name)
     found = connect_values(field, values, name)
-    if field.way is Way.SCALED:
+    if field.way is Conversion.SCALED:
         scale = scales(values).cast(pa.string())
         return _joined('{"scale":', scale, ',"value":"', base64(found), '"}')
     if pa.types.is_binary(found.type):
@@ -60,7 +60,7 @@ def _joined(*parts: str | pa.Array) -> pa.Array:
 
 
 #: Arrays that are the same characters in the log and in the message.
-_SAME = (Way.AS_IS, Way.TEXT)
+_SAME = (Conversion.AS_IS, Conversion.TEXT)
 
 
 def _array(element: Field, logical: str, values: pa.Array, name: str) -> pa.Array:

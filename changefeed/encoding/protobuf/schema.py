@@ -24,7 +24,7 @@ from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, Origin, Record, key_shape, value_shape
 from changefeed.encoding.registry_header import header, varint
-from changefeed.encoding.types import Kind, Typed
+from changefeed.encoding.types import Kind, ParametricKind
 
 #: Key of the ``.proto`` text in the metadata of the ``value`` column of messages that carry no
 #: schema id.
@@ -53,6 +53,7 @@ NUMBERS = {
     "schema_name": 18,
     "source_name": 19,
     "table_name": 20,
+    "database_name": 21,
     META: 18_999,
 }
 
@@ -87,7 +88,7 @@ _MOMENT = "google.protobuf.Timestamp"
 _IMPORT = "google/protobuf/timestamp.proto"
 
 
-def _scalar_name(kind: Typed) -> str:
+def _scalar_name(kind: ParametricKind) -> str:
     """The type of a value that is no array."""
     if kind.kind in _MOMENTS:
         return _MOMENT
@@ -258,7 +259,7 @@ class _File:
             type_name, label = self._scalar(member.type)
         return _Field(identifier(name), type_name, number, label, member.note)
 
-    def _scalar(self, kind: Typed) -> tuple[str, str]:
+    def _scalar(self, kind: ParametricKind) -> tuple[str, str]:
         """The type of a value that may be NULL: a message always may."""
         name = _scalar_name(kind)
         if name != _MOMENT:
@@ -267,7 +268,7 @@ class _File:
         # A package of that name of the user's own would be meant otherwise.
         return ("." + name if "google" in self._package.split(".") else name), ""
 
-    def _array(self, element: Typed) -> str:
+    def _array(self, element: ParametricKind) -> str:
         """Elements are messages of their own: ``repeated`` alone has no place for NULL."""
         short = _scalar_name(element).rpartition(".")[2].lower()
         name = f"{self._arrays}_{short}_array"

@@ -22,12 +22,12 @@ from changefeed.encoding.byte_columns import (
 )
 from changefeed.encoding.protobuf.schema import ITEMS, VALUE, Wire, tag
 from changefeed.encoding.typed_values import list_items, printed, single_floats, typed_values
-from changefeed.encoding.types import Kind, Typed
+from changefeed.encoding.types import Kind, ParametricKind
 
 _SECOND = 1_000_000
 
 
-def field_pieces(kind: Typed, number: int, values: pa.Array, column: str) -> list[Piece]:
+def field_pieces(kind: ParametricKind, number: int, values: pa.Array, column: str) -> list[Piece]:
     """Values of the log as the field ``number``.
 
     Raises:
@@ -105,7 +105,7 @@ def _moments(number: int, micros: pa.Array) -> list[Piece]:
     return [varints(tag(number, Wire.LENGTH), sizes, valid), first, second]
 
 
-def _array(element: Typed, number: int, values: pa.Array, column: str) -> list[Piece]:
+def _array(element: ParametricKind, number: int, values: pa.Array, column: str) -> list[Piece]:
     """A message with a message for each element, which a NULL leaves empty."""
     lists = list_items(element, values, column)
     count = len(lists.values)

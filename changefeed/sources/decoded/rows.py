@@ -17,7 +17,7 @@ CREATED, UPDATED, DELETED = ord("c"), ord("u"), ord("d")
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedRows:
     """Rows of one table without what belongs to their transactions.
 
     Attributes:

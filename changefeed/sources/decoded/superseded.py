@@ -1,6 +1,6 @@
 """Several writes of one key in one transaction: one change, from the row before the transaction.
 
-A reader at a commit timestamp must see one row a key. Every row stays in the log, and all but the
+A reader at a commit timestamp must see one row per key. Every row stays in the log, and all but the
 last one of a key in a transaction are marked ``last = false``. The last one says what the
 transaction did: its image before is that of the *first* write, and it is an insert or an update by
 whether the key existed before. A key that the transaction made and deleted again has no change at
@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import TableSchema
-from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.decoded.spans import Mask, Places
 
 Codes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Collapsed:
+class CollapsedRows:
     """Rows of one table with their place among the writes of their key.
 
     Attributes:
@@ -43,7 +43,7 @@ class Collapsed:
         return pa.array(np.ones(len(self.op), np.bool_) if self.stays is None else self.stays)
 
 
-def collapse(schema: TableSchema, rows: Decoded, transaction: Places) -> Collapsed:
+def collapse(schema: TableSchema, rows: DecodedRows, transaction: Places) -> CollapsedRows:
     """Find the writes of one key in one transaction among the rows of one table.
 
     Args:
@@ -56,7 +56,7 @@ def collapse(schema: TableSchema, rows: Decoded, transaction: Places) -> Collaps
     if not schema.keyless and _any_twice(transaction):
         codes = _codes(rows.key, transaction)
     if codes is None:
-        return Collapsed(rows.op, None, rows.before)
+        return CollapsedRows(rows.op, None, rows.before)
     positions = np.arange(len(rows))
     groups = int(codes.max()) + 1
     final = np.empty(groups, np.intp)
@@ -67,7 +67,7 @@ def collapse(schema: TableSchema, rows: Decoded, transaction: Places) -> Collaps
     existed: Mask = (rows.op[first] != CREATED)[codes]
     stays &= existed | (rows.op != DELETED)
     origin = pa.array(np.where(stays, first[codes], positions))
-    return Collapsed(
+    return CollapsedRows(
         op=transaction_op(rows.op, stays, existed),
         stays=stays,
         before=[column.take(origin) for column in rows.before],

@@ -7,31 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import Attachment, Captured, Memo, Stream, StreamRequest, Watch
+from changefeed.sources.base import Attachment, CaptureResult, Memo, Stream, StreamRequest, Watch
 from changefeed.sources.mysql import checks, log_place
-from changefeed.sources.mysql.session import connect
+from changefeed.sources.mysql.address import Address
+from changefeed.sources.mysql.session import Sessions, connect
 from changefeed.sources.mysql.stream import BinlogStream
-
-if TYPE_CHECKING:
-    from changefeed.sources.mysql.source import MySQLSource
 
 #: Ids of readers that we choose are above those that people give to servers.
 _LOWEST_ID, _IDS = 0x40000000, 0x3FFFFFFF
+
+
+class Server(Protocol):
+    """What an attachment needs of its source."""
+
+    name: str
+    address: Address
+    sessions: Sessions
+
+    def identity(self) -> str:
+        """Which server this is."""
+        ...
+
+    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
+        """The present shapes of tables that are there."""
+        ...
 
 
 class MySQLAttachment(Attachment):
     """See :class:`changefeed.sources.base.Attachment`.
 
     The memo: ``server_id`` of the reader, ``flavor``, ``mode`` (``gtid`` or ``file``), ``start``
-    and its ``history``, and ``tables``: pairs of database and name.
+    and its ``history``, ``tables``: pairs of database and name, and ``begin``: where a new log
+    begins when that is not the present place.
     """
 
-    def __init__(self, source: MySQLSource, owner: str, memo: Memo | None) -> None:
+    def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
         self._source = source
         self._memo: dict[str, Any] = dict(memo or {})
         digest = sha256(f"{owner}/{source.name}".encode()).digest()
@@ -57,7 +72,7 @@ class MySQLAttachment(Attachment):
         with self._source.sessions.session() as session:
             return checks.table_problems(session, self._source.address.database, watches)
 
-    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
         """See :class:`changefeed.sources.base.Attachment`.
 
         The binlog has every table: what is captured is what the stream keeps of it.
@@ -69,6 +84,9 @@ class MySQLAttachment(Attachment):
             found = checks.table_problems(session, "", watches)
             if resume:
                 self._demand_same_mode(log_place.mode_of(session))
+            elif (begin := self._memo.get("begin")) is not None:
+                self._memo.update(begin)
+                self._demand_same_mode(log_place.mode_of(session))
             else:
                 mode = log_place.mode_of(session)
                 place = log_place.present(session, mode)
@@ -79,7 +97,7 @@ class MySQLAttachment(Attachment):
             table: problem[0] for table, problem in zip(tables, found, strict=True) if problem
         }
         self._memo["tables"] = [[t.schema, t.name] for t in sorted(tables) if t not in problems]
-        return Captured(problems=problems)
+        return CaptureResult(problems=problems)
 
     def start(self) -> tuple[Position, str]:
         """See :class:`changefeed.sources.base.Attachment`."""

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
-from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.mysql.binlog import HEADER_SIZE, Cursor, Kind, misfit
 from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import layout_of
@@ -111,7 +111,7 @@ def decode(
     charsets: Charsets,
     *,
     small: int = SMALL_BYTES,
-) -> Decoded:
+) -> DecodedRows:
     """Decode the events; ``data`` ends with :data:`~changefeed.sources.mysql.walk.PADDING`.
 
     Raises:
@@ -128,7 +128,7 @@ def decode_many(
     shape: TableShape,
     schema: TableSchema,
     charsets: Charsets,
-) -> Decoded:
+) -> DecodedRows:
     """By columns."""
     block, layout = Block(data), layout_of(shape)
     images = walk(block, events.starts, events.ends, layout)
@@ -147,7 +147,7 @@ def decode_few(
     shape: TableShape,
     schema: TableSchema,
     charsets: Charsets,
-) -> Decoded:
+) -> DecodedRows:
     """Value by value."""
     reader = RowReader(shape, schema, charsets)
     limit = len(data) - PADDING
@@ -165,14 +165,14 @@ def decode_few(
 
 def _rows(
     values: Sequence[pa.Array], event: Places, events: RowEvents, schema: TableSchema
-) -> Decoded:
+) -> DecodedRows:
     """Images -> rows: an update is two images, and two rows where it changes the key."""
     operation = events.operation[event]
     if (operation == INSERT).all():
         nothing = [pa.nulls(len(event), schema.columns[i].arrow) for i in schema.before_ordinals]
         created: Operations = np.full(len(event), CREATED, np.uint8)
         key = [values[i] for i in schema.key]
-        return Decoded(events.message[event], created, list(values), nothing, key)
+        return DecodedRows(events.message[event], created, list(values), nothing, key)
     old_at, new_at, event = _images(operation, event)
     op: Operations = np.where(old_at < 0, CREATED, np.where(new_at < 0, DELETED, UPDATED)).astype(
         np.uint8
@@ -182,7 +182,7 @@ def _rows(
         old_at, new_at, event, op = _split(changed, old_at, new_at, event, op)
     new, old = _taker(new_at), _taker(old_at)
     about = _taker(np.where(new_at < 0, old_at, new_at))
-    return Decoded(
+    return DecodedRows(
         events.message[event],
         op,
         [column.take(new) for column in values],

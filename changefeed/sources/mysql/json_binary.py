@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 
 from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.decimals import decimal_text
 from changefeed.sources.mysql.tablemap import Wire
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = 0, 1, 2, 3
@@ -171,8 +172,6 @@ def _opaque(kind: int, data: bytes) -> str:
 
 
 def _decimal(data: bytes) -> str:
-    from changefeed.sources.mysql.rows import decimal_text
-
     if len(data) < 2:
         raise misfit("a JSON decimal that is cut off")
     return decimal_text(data[2:], data[0], data[1])

@@ -15,7 +15,7 @@ from changefeed.sources.mysql.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BinlogPlace:
     """A place in the binlog: its position, and what the stream needs to begin there."""
 
     position: Position
@@ -29,13 +29,13 @@ def mode_of(session: Session) -> str:
     return "gtid" if session.value("SELECT @@global.gtid_mode") == "ON" else "file"
 
 
-def gtid_place(session: Session, executed: str) -> Place:
+def gtid_place(session: Session, executed: str) -> BinlogPlace:
     """The place of a set of transactions, as the server writes it."""
     known = gtid.parse(session.flavor, executed.replace("\n", ""))
-    return Place(known.position, known.text())
+    return BinlogPlace(known.position, known.text())
 
 
-def present(session: Session, mode: str) -> Place:
+def present(session: Session, mode: str) -> BinlogPlace:
     """The end of the binlog.
 
     Raises:
@@ -48,9 +48,9 @@ def present(session: Session, mode: str) -> Place:
     return file_place(session, file, offset)
 
 
-def file_place(session: Session, file: str, offset: int) -> Place:
+def file_place(session: Session, file: str, offset: int) -> BinlogPlace:
     """The place of an offset in a file of this server."""
-    return Place(gtid.file_position(file, offset), f"{server_of(session)} {file} {offset}")
+    return BinlogPlace(gtid.file_position(file, offset), f"{server_of(session)} {file} {offset}")
 
 
 def file_end(session: Session) -> tuple[str, int]:
@@ -86,6 +86,15 @@ def has(session: Session, history: str) -> bool:
         int(gtid.split("-")[2]) <= known_last.get(tuple(gtid.split("-")[:2]), 0)
         for gtid in _listed(history)
     )
+
+
+def reaches(session: Session, history: str) -> bool:
+    """Whether the server still has every transaction that is not in a history in the mode
+    ``gtid``. MariaDB tells only when it is asked to send them: true then."""
+    if session.is_mariadb:
+        return True
+    known = "".join(filter(lambda letter: letter in _GTID_LETTERS, history))
+    return bool(session.value(f"SELECT GTID_SUBSET(@@global.gtid_purged, '{known}')"))
 
 
 #: What a set of GTIDs consists of.

@@ -9,7 +9,7 @@ from changefeed.core.events import Position
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid, file_position
 
 
-class Place(Protocol):
+class StreamPlace(Protocol):
     """The end of what was read completely."""
 
     @property

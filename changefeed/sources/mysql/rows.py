@@ -19,6 +19,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.decimals import decimal_text
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import width_of
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, Wire, decoded
@@ -110,34 +111,6 @@ def _float(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
 
 def _year(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return lambda data: data[0] + 1900 if data[0] else 0
-
-
-def decimal_text(data: bytes, precision: int, scale: int) -> str:
-    """A packed DECIMAL, with all digits of its scale."""
-    if not data:
-        raise misfit("a decimal without digits")
-    negative = not data[0] & 0x80
-    flipped = bytes([data[0] ^ 0x80, *data[1:]])
-    if negative:
-        flipped = bytes(byte ^ 0xFF for byte in flipped)
-    whole = precision - scale
-    sizes = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4, 8: 4, 9: 4}
-    place, left, right = 0, "", ""
-    for digits in [whole % 9] + [9] * (whole // 9):
-        size = sizes[digits]
-        if digits:
-            number = int.from_bytes(flipped[place : place + size], "big")
-            left += f"{number % 10**digits:0{digits}d}"
-        place += size
-    for digits in [9] * (scale // 9) + [scale % 9]:
-        size = sizes[digits]
-        if digits:
-            number = int.from_bytes(flipped[place : place + size], "big")
-            right += f"{number % 10**digits:0{digits}d}"
-        place += size
-    sign = "-" if negative else ""
-    point = "." if scale else ""
-    return f"{sign}{left.lstrip('0') or '0'}{point}{right}"
 
 
 def _decimal(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:

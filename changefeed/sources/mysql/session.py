@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -123,7 +124,7 @@ class Session:
             head = connection._read_packet()
             if head.read_length_encoded_integer() != columns:
                 raise ChangefeedError("CF2105", "the server's answer has other columns than asked")
-            # One packet a column, and one that ends the list.
+            # One packet per column, and one that ends the list.
             for _ in range(columns + 1):
                 connection._read_packet()
             return Answer(connection._rfile)
@@ -253,6 +254,10 @@ class Sessions:
 
 # ------------------------------------------------------------------------- errors
 
+#: What comes of bytes that are no answer.
+_UNREADABLE = (
+    struct.error, AssertionError, LookupError, ValueError, ArithmeticError, TypeError,
+)  # fmt: skip
 _LOGIN = frozenset({1045, 1251, 1698, 1862, 1820, 2059, 2061, 3118, 3955, 4151})
 _RIGHTS = frozenset({1044, 1142, 1143, 1227, 1370, 3879})
 _BUSY = frozenset({1040, 1205, 1213, 1226, 1203, 3024, 1969})
@@ -262,15 +267,29 @@ _AWAY = frozenset({1053, 1129, 1130, 1152, 1158, 1159, 1160, 1161, 1927, 3169, 4
 
 @contextmanager
 def explained(address: Address, doing: str) -> Iterator[None]:
-    """Errors of PyMySQL and of the socket as ours; the server's own words are the detail."""
+    """Errors of PyMySQL and of the socket as ours; the server's own words are the detail.
+
+    PyMySQL believes what a server says of lengths and of text: over bytes that make no sense it
+    raises whatever Python does.
+    """
     import pymysql
 
     try:
         yield
+    except ChangefeedError:
+        raise
     except pymysql.MySQLError as error:
         raise server_error(address, error, doing) from None
     except OSError as error:
         raise _unreachable(address, error.strerror or type(error).__name__) from None
+    except _UNREADABLE as error:
+        # The text of such an error may repeat a value.
+        raise ChangefeedError(
+            "CF2105",
+            f"the answer of the server at {address} cannot be read: cannot {doing}",
+            detail=type(error).__name__,
+            hint="is it a MySQL or MariaDB server? Else something between changes bytes.",
+        ) from None
 
 
 def server_error(address: Address, error: Exception, doing: str) -> ChangefeedError:

@@ -23,7 +23,6 @@ import contextlib
 import queue
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
@@ -39,18 +39,15 @@ from changefeed.core.schema import TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
 from changefeed.sources.mysql import describe, log_place
 from changefeed.sources.mysql.address import Address
-from changefeed.sources.mysql.log_place import Place
+from changefeed.sources.mysql.log_place import BinlogPlace
 from changefeed.sources.mysql.ranges import in_range, split
 from changefeed.sources.mysql.scan import read_table
 from changefeed.sources.mysql.session import Session, connect, error_number, quoted
 
 #: Sessions that read at the same time.
 READERS = 4
-#: How often a common place is looked for without a lock, and the pause between.
-LOCK_FREE_ATTEMPTS = 20
+#: The pause between two looks for a common place without a lock.
 PAUSE_SECONDS = 0.05
-#: How long to wait for the lock on the tables: those who want to write wait behind us.
-LOCK_SECONDS = 10
 #: How long a reader waits for one of the sessions.
 SESSION_SECONDS = 3600.0
 
@@ -59,18 +56,40 @@ _BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _CHANGED = frozenset({1412, 1146, 1054, 1051})
 
 
+@dataclass
+class SnapshotPatience:
+    """How hard a common place is looked for.
+
+    Attributes:
+        lock_free: how often without a lock.
+        lock: seconds to wait for the lock on the tables: those who want to write wait behind us.
+    """
+
+    lock_free: int = 20
+    lock: int = 10
+
+
 class MySQLSnapshot:
     """Sessions that all see the same instant, until closed. Thread-safe."""
 
-    def __init__(self, address: Address, tables: Sequence[TableSchema], mode: str) -> None:
+    def __init__(
+        self,
+        address: Address,
+        tables: Sequence[TableSchema],
+        mode: str,
+        patience: SnapshotPatience | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """Take the snapshot.
 
         Raises:
             ChangefeedError: CF2005 the tables could not be locked in time, CF2001, CF2002, CF2004.
         """
         self._address = address
+        self._clock = clock
         self._closed = threading.Event()
-        sessions, place = _common_snapshot(address, tables, mode)
+        patience = patience or SnapshotPatience()
+        sessions, place = _common_snapshot(address, tables, mode, patience, clock)
         self._place = place
         self._sessions = sessions
         self._idle: queue.Queue[Session] = queue.Queue()
@@ -140,8 +159,8 @@ class MySQLSnapshot:
         self._idle.put(session)
 
     def _take(self) -> Session:
-        deadline = time.monotonic() + SESSION_SECONDS
-        while time.monotonic() < deadline and not self._closed.is_set():
+        deadline = self._clock.monotonic() + SESSION_SECONDS
+        while self._clock.monotonic() < deadline and not self._closed.is_set():
             with contextlib.suppress(queue.Empty):
                 return self._idle.get(timeout=0.2)
         raise _gone("it was closed")
@@ -213,16 +232,20 @@ def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...
 
 
 def _common_snapshot(
-    address: Address, tables: Sequence[TableSchema], mode: str
-) -> tuple[list[Session], Place]:
+    address: Address,
+    tables: Sequence[TableSchema],
+    mode: str,
+    patience: SnapshotPatience,
+    clock: Clock,
+) -> tuple[list[Session], BinlogPlace]:
     """Sessions with the same snapshot, and its place."""
     sessions: list[Session] = []
     try:
         sessions += (_reader(address) for _ in range(READERS))
-        place = _lock_free(sessions, mode)
+        place = _lock_free(sessions, mode, patience.lock_free, clock)
         if place is None:
             try:
-                place = _locked(address, sessions, tables, mode)
+                place = _locked(address, sessions, tables, mode, patience.lock)
             except ChangefeedError as error:
                 may_not = error.code is Code.SOURCE_PERMISSION_MISSING
                 if not may_not or not sessions[0].is_mariadb:
@@ -252,18 +275,20 @@ def _reader(address: Address) -> Session:
     return session
 
 
-def _lock_free(sessions: Sequence[Session], mode: str) -> Place | None:
+def _lock_free(
+    sessions: Sequence[Session], mode: str, attempts: int, clock: Clock
+) -> BinlogPlace | None:
     """Begin all snapshots at a moment in which nothing commits; None when there was none."""
     if not sessions[0].is_mariadb and mode != "gtid":
         return None
     attempt = _maria_attempt if sessions[0].is_mariadb else _mysql_attempt
-    for _ in range(LOCK_FREE_ATTEMPTS):
+    for _ in range(attempts):
         place = attempt(sessions)
         if place is not None:
             return place
         for session in sessions:
             session.run("ROLLBACK", doing="begin the initial scan")
-        time.sleep(PAUSE_SECONDS)
+        clock.sleep(PAUSE_SECONDS)
     return None
 
 
@@ -272,7 +297,7 @@ def _begin(sessions: Sequence[Session]) -> None:
         session.run(_BEGIN, doing="begin the initial scan")
 
 
-def _maria_attempt(sessions: Sequence[Session]) -> Place | None:
+def _maria_attempt(sessions: Sequence[Session]) -> BinlogPlace | None:
     _begin(sessions)
     files = [_snapshot_file(session) for session in sessions]
     return _own_place(sessions[0]) if len(set(files)) == 1 else None
@@ -285,7 +310,7 @@ def _snapshot_file(session: Session) -> tuple[str, str]:
     return known.get("binlog_snapshot_file", ""), known.get("binlog_snapshot_position", "")
 
 
-def _own_place(session: Session) -> Place:
+def _own_place(session: Session) -> BinlogPlace:
     file, offset = _snapshot_file(session)
     if not file:
         raise ChangefeedError(
@@ -297,7 +322,7 @@ def _own_place(session: Session) -> Place:
     return log_place.gtid_place(session, str(executed or ""))
 
 
-def _mysql_attempt(sessions: Sequence[Session]) -> Place | None:
+def _mysql_attempt(sessions: Sequence[Session]) -> BinlogPlace | None:
     """A transaction is owned from the time its GTID is given until it counts as executed, and the
     file grows before the transaction can be seen. So what a snapshot shows and ``executed`` does
     not hold has made the file longer than it was before ``executed`` was read.
@@ -320,8 +345,12 @@ def _executed(session: Session) -> str | None:
 
 
 def _locked(
-    address: Address, sessions: Sequence[Session], tables: Sequence[TableSchema], mode: str
-) -> Place:
+    address: Address,
+    sessions: Sequence[Session],
+    tables: Sequence[TableSchema],
+    mode: str,
+    seconds: int,
+) -> BinlogPlace:
     """Begin all snapshots while nobody can write to the tables."""
     if not tables:
         raise ChangefeedError("CF2005", "the server never rested: no snapshot could begin")
@@ -329,7 +358,7 @@ def _locked(
     names = ", ".join(f"{quoted(t.table.schema)}.{quoted(t.table.name)} READ" for t in tables)
     try:
         holder.run(
-            f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}",
+            f"SET SESSION lock_wait_timeout = {seconds}",
             f"LOCK TABLES {names}",
             doing=f"lock the tables of the initial scan for a moment ({names})",
         )
@@ -349,7 +378,7 @@ def _locked(
         if error.code is Code.SOURCE_BUSY:
             raise ChangefeedError(
                 "CF2005",
-                f"the initial scan could not begin within {LOCK_SECONDS} s: a transaction that "
+                f"the initial scan could not begin within {seconds} s: a transaction that "
                 "wrote to its tables does not end",
                 hint="SELECT * FROM information_schema.innodb_trx ORDER BY trx_started; -- COMMIT"
                 " it, or KILL its trx_mysql_thread_id",

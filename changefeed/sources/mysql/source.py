@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import KeyRange, Memo, Source, TableInfo, Watch
+from changefeed.sources.base import Handover, KeyRange, Memo, Source, TableInfo, Watch
 from changefeed.sources.mysql import address, checks, describe, log_place, ranges
 from changefeed.sources.mysql.attachment import MySQLAttachment
+from changefeed.sources.mysql.handover import handover
 from changefeed.sources.mysql.session import Sessions
-from changefeed.sources.mysql.snapshot import MySQLSnapshot
+from changefeed.sources.mysql.snapshot import MySQLSnapshot, SnapshotPatience
 
 
 class MySQLSource(Source):
@@ -33,6 +35,7 @@ class MySQLSource(Source):
         self.name = name
         self.address = address.parse(uri)
         self.sessions = Sessions(self.address)
+        self.patience = SnapshotPatience()
 
     def __repr__(self) -> str:
         return f"MySQLSource({self.name!r})"
@@ -102,8 +105,15 @@ class MySQLSource(Source):
         with self.sessions.session() as session:
             return log_place.present(session, log_place.mode_of(session)).position
 
+    def handover(
+        self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
+    ) -> Handover:
+        """See :class:`changefeed.sources.base.Source`. The binlog has every table."""
+        with self.sessions.session() as session:
+            return handover(session, offset)
+
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> MySQLSnapshot:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:
             mode = log_place.mode_of(session)
-        return MySQLSnapshot(self.address, tables, mode)
+        return MySQLSnapshot(self.address, tables, mode, self.patience)

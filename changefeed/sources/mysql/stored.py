@@ -26,8 +26,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.disk import no_room
 from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, Repeats, Writes
-from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
-from changefeed.sources.decoded.superseded import Collapsed, transaction_op
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
+from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 
 Numbers = npt.NDArray[np.int64]
 
@@ -35,22 +35,22 @@ _SCHEMA, _VERSION = b"schema", b"version"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredRows:
     """Decoded rows of one table. ``number`` counts all rows of the transaction, from 0."""
 
     schema: TableSchema
-    rows: Decoded
+    rows: DecodedRows
     number: Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedRows:
     """Rows of one table as the transaction leaves them."""
 
     schema: TableSchema
-    rows: Decoded
+    rows: DecodedRows
     number: Numbers
-    marked: Collapsed
+    marked: CollapsedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class StoredTransaction:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
 
-    def append(self, parts: Sequence[Part], rows: int) -> None:
+    def append(self, parts: Sequence[StoredRows], rows: int) -> None:
         """Keep the rows of a stretch: ``rows`` of all ``parts`` together.
 
         Raises:
@@ -102,7 +102,7 @@ class StoredTransaction:
         """Forget the transaction."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def replay(self) -> Iterator[list[Replayed]]:
+    def replay(self) -> Iterator[list[ReplayedRows]]:
         """The rows in order, each part with what is known of its keys; a part at a time."""
         files = self._listed()
         compared = _compared(files)
@@ -118,8 +118,8 @@ class StoredTransaction:
                 if file.schema.table in compared:
                     marked = self._collapsed(files, file, part, repeats.take())
                 else:
-                    marked = Collapsed(part.rows.op, None, part.rows.before)
-                yield [Replayed(part.schema, part.rows, part.number, marked)]
+                    marked = CollapsedRows(part.rows.op, None, part.rows.before)
+                yield [ReplayedRows(part.schema, part.rows, part.number, marked)]
 
     def _listed(self) -> list[_File]:
         groups: dict[TableName, int] = {}
@@ -134,17 +134,17 @@ class StoredTransaction:
         return files
 
     def _collapsed(
-        self, files: Sequence[_File], file: _File, part: Part, writes: Writes
-    ) -> Collapsed:
+        self, files: Sequence[_File], file: _File, part: StoredRows, writes: Writes
+    ) -> CollapsedRows:
         rows = part.rows
         if (writes.kind == ONCE).all():
-            return Collapsed(rows.op, None, rows.before)
+            return CollapsedRows(rows.op, None, rows.before)
         existed, made = writes.kind == EXISTED, writes.kind == NEW
         keep = pa.array(~made)
         before = [pc.if_else(keep, column, None) for column in rows.before]
         images = _images(files, file, writes.first[existed])
         chosen = pa.array(existed)
-        return Collapsed(
+        return CollapsedRows(
             op=transaction_op(rows.op, existed | made, existed),
             stays=writes.kind != SUPERSEDED,
             before=[
@@ -154,7 +154,7 @@ class StoredTransaction:
         )
 
 
-def _batch(part: Part) -> pa.RecordBatch:
+def _batch(part: StoredRows) -> pa.RecordBatch:
     schema, rows = part.schema, part.rows
     names = ["number", "op"]
     names += [f"a{i}" for i in range(len(schema.columns))]
@@ -165,7 +165,7 @@ def _batch(part: Part) -> pa.RecordBatch:
     return batch.replace_schema_metadata(told)
 
 
-def _read(file: _File) -> Part:
+def _read(file: _File) -> StoredRows:
     with pa.memory_map(str(file.path)) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
     schema = file.schema
@@ -177,11 +177,11 @@ def _read(file: _File) -> Part:
     of_before = dict(zip(schema.before_ordinals, before, strict=True))
     key = [pc.if_else(deleted, of_before[i], after[i]) for i in schema.key]
     number: Numbers = columns[0].to_numpy(zero_copy_only=False)
-    rows = Decoded(np.arange(len(op)), op, list(after), list(before), key)
-    return Part(schema, rows, number)
+    rows = DecodedRows(np.arange(len(op)), op, list(after), list(before), key)
+    return StoredRows(schema, rows, number)
 
 
-def _places(part: Part) -> npt.NDArray[np.intp]:
+def _places(part: StoredRows) -> npt.NDArray[np.intp]:
     return part.number.astype(np.intp)
 
 

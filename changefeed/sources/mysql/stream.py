@@ -11,10 +11,10 @@ out within milliseconds; a deep backlog is decoded in batches of some megabytes.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
@@ -22,7 +22,7 @@ from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import FilePlace, GtidPlace
-from changefeed.sources.mysql.position import Place as StreamPlace
+from changefeed.sources.mysql.position import StreamPlace as StreamPlace
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tablemap import Charset, Charsets
 from changefeed.sources.mysql.transactions import BATCH_BYTES, Assembler
@@ -38,8 +38,7 @@ LOOK = 0.1
 SILENCE = 30.0
 #: How long a commit may wait for more to decode it with, seconds.
 GATHER_SECONDS = 0.05
-#: After a flush of little, so long until the next is begun: at a thousand commits a second each
-#: costs a durable append.
+#: Delay after a small flush, seconds: at 1,000 commits/s every flush costs an fsync.
 PAUSE_SECONDS = 0.003
 _SMALL_PIECE = 128 << 10
 
@@ -80,6 +79,7 @@ class BinlogStream:
         describe: Callable[[TableName], TableSchema | None],
         batch_bytes: int = BATCH_BYTES,
         small: int = SMALL_BYTES,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """
         Args:
@@ -99,6 +99,7 @@ class BinlogStream:
         self._describe = describe
         self._batch_bytes = batch_bytes
         self._small = small
+        self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
         self._connection: BinlogConnection | None = None
@@ -138,7 +139,7 @@ class BinlogStream:
                 place = self._place()
                 self._check(session, place)
                 shapes = self._shapes(session)
-                skew = _clock_skew(session)
+                skew = _clock_skew(session, self._clock)
                 connection = self._begin(session, place)
             except BaseException:
                 session.close()
@@ -243,10 +244,10 @@ class BinlogStream:
         )
         inbox = Inbox()
         told = start
-        heard = time.monotonic()
+        heard = self._clock.monotonic()
         next_beat = heard + BEAT
         while True:
-            received, gather_until = 0, time.monotonic() + GATHER_SECONDS
+            received, gather_until = 0, self._clock.monotonic() + GATHER_SECONDS
             while count := inbox.fill(connection.receive_into):
                 received += count
                 # After what is decoded now was received: a table that is captured from some
@@ -258,16 +259,16 @@ class BinlogStream:
                         for flush in ready:
                             told = flush.frontier or told
                             yield flush
-                if received >= self._batch_bytes or time.monotonic() >= gather_until:
+                if received >= self._batch_bytes or self._clock.monotonic() >= gather_until:
                     break
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if received:
                 heard = now
                 for flush in assembler.flush():
                     told = flush.frontier or told
                     yield flush
                     if received < _SMALL_PIECE:
-                        time.sleep(PAUSE_SECONDS)
+                        self._clock.sleep(PAUSE_SECONDS)
             elif now - heard > SILENCE:
                 raise ChangefeedError("CF2101", "the MySQL server is silent: no heartbeat came")
             if now >= next_beat or self._hasty:
@@ -275,12 +276,12 @@ class BinlogStream:
                 assembler.acknowledged(self._acknowledged)
                 if assembler.idle:
                     if assembler.heartbeats > 1:
-                        assembler.caught_up(time.time_ns() + skew)
+                        assembler.caught_up(self._clock.now().wall + skew)
                     if assembler.frontier != told:
                         told = assembler.frontier
                         yield Flush((), told)
             if not received:
-                connection.wait(min(LOOK, max(0.0, next_beat - time.monotonic())))
+                connection.wait(min(LOOK, max(0.0, next_beat - self._clock.monotonic())))
 
     def _tables(self) -> frozenset[tuple[str, str]]:
         listed = self._request.memo().get("tables", ())
@@ -314,7 +315,7 @@ def read_charsets(session: SqlSession) -> Charsets:
     }
 
 
-def _clock_skew(session: SqlSession) -> int:
+def _clock_skew(session: SqlSession, clock: Clock) -> int:
     """How far the server's clock is ahead of ours, nanoseconds (less the way of the answer)."""
     [(seconds,)] = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS CHAR)")
-    return int(float(seconds) * 1e9) - time.time_ns()
+    return int(float(seconds) * 1e9) - clock.now().wall

@@ -34,13 +34,13 @@ from changefeed.core.events import (
     Truncate,
 )
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.decoded.superseded import Collapsed, collapse
+from changefeed.sources.decoded.superseded import CollapsedRows, collapse
 from changefeed.sources.mysql import binlog, statements
 from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
 from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import GtidPlace
-from changefeed.sources.mysql.position import Place as StreamPlace
+from changefeed.sources.mysql.position import StreamPlace as StreamPlace
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.stored import StoredTransaction
 from changefeed.sources.mysql.tablemap import (
@@ -48,7 +48,7 @@ from changefeed.sources.mysql.tablemap import (
     read_table_map,
     read_table_name,
 )
-from changefeed.sources.mysql.waiting import Waiting, WatchedTable
+from changefeed.sources.mysql.waiting import PendingRows, WatchedTable
 from changefeed.sources.mysql.walk import Places
 from changefeed.sources.mysql.wire import Place
 
@@ -136,7 +136,7 @@ class Assembler:
         #: Domains of MariaDB of which this stream has taken a transaction.
         self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
-        self._waiting = Waiting()
+        self._waiting = PendingRows()
         self._finished: list[tuple[int, _Commit]] = []
         self._open: _Open | None = None
         #: Changes of shape that a transaction met which was rolled back: the next one tells them.
@@ -480,7 +480,7 @@ class Assembler:
         for part in parts:
             part.number[:] += opened.stored.rows
         opened.stored.append(parts, count)
-        self._waiting, opened.first = Waiting(), 0
+        self._waiting, opened.first = PendingRows(), 0
 
     def _commit(self, seconds: int) -> Flushes:
         """The open transaction is complete."""
@@ -636,12 +636,12 @@ class Assembler:
         tail = None
         if opened is not None and opened.first < len(self._waiting):
             tail = self._waiting.split(opened.first)
-        waiting, self._waiting = self._waiting, tail or Waiting()
+        waiting, self._waiting = self._waiting, tail or PendingRows()
         if opened is not None:
             opened.first = 0
         self._give_out(waiting, finished)
 
-    def _give_out(self, waiting: Waiting, finished: list[tuple[int, _Commit]]) -> None:
+    def _give_out(self, waiting: PendingRows, finished: list[tuple[int, _Commit]]) -> None:
         firsts = np.array([first for first, _ in finished], np.intp)
         commits = [commit for _, commit in finished]
         parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
@@ -666,7 +666,7 @@ class Assembler:
         self,
         schema: TableSchema,
         after: list[pa.Array],
-        marked: Collapsed,
+        marked: CollapsedRows,
         seq: Places,
         ordinal: Places,
         of: Places,

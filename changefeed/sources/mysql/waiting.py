@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Places
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.decode import SMALL_BYTES, RowEvents, decode
-from changefeed.sources.mysql.stored import Part
+from changefeed.sources.mysql.stored import StoredRows
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
 from changefeed.sources.mysql.walk import PADDING
 
@@ -26,7 +26,7 @@ class WatchedTable:
     heads: dict[int, bytes] = field(default_factory=dict)
 
 
-class Waiting:
+class PendingRows:
     """Row events that wait to be decoded, with their rows in one buffer."""
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Waiting:
         self.table.append(number)
         self.operation.append(operation)
 
-    def split(self, first: int) -> Waiting:
+    def split(self, first: int) -> PendingRows:
         """Take out the events from ``first`` on."""
-        tail = Waiting()
+        tail = PendingRows()
         for i in range(first, len(self)):
             table = self.tables[self.table[i]]
             tail.add(table, self.operation[i], self.data, self.starts[i], self.ends[i])
@@ -69,7 +69,7 @@ class Waiting:
 
     def decoded(
         self, charsets: Charsets, small: int = SMALL_BYTES
-    ) -> tuple[list[Part], int, Places]:
+    ) -> tuple[list[StoredRows], int, Places]:
         """The rows by table, how many there are, and for each event the number of its first."""
         self.data.extend(bytes(PADDING))
         table = np.array(self.table, np.intp)
@@ -93,24 +93,24 @@ class Waiting:
         for schema, rows in decoded:
             message = rows.message
             within = np.arange(len(message)) - np.searchsorted(message, message)
-            parts.append(Part(schema, rows, (first[message] + within).astype(np.int64)))
+            parts.append(StoredRows(schema, rows, (first[message] + within).astype(np.int64)))
         return _together(parts), int(width.sum()), first
 
 
-def _together(parts: list[Part]) -> list[Part]:
+def _together(parts: list[StoredRows]) -> list[StoredRows]:
     """Parts of one table under several table numbers (it was opened again) as one: the writes of
     a key must be seen together."""
     names = [part.schema.table for part in parts]
     if len(set(names)) == len(names):
         return parts
-    found: dict[TableName, Part] = {}
+    found: dict[TableName, StoredRows] = {}
     for part in parts:
         known = found.get(part.schema.table)
         found[part.schema.table] = part if known is None else _merged(known, part)
     return list(found.values())
 
 
-def _merged(one: Part, other: Part) -> Part:
+def _merged(one: StoredRows, other: StoredRows) -> StoredRows:
     if one.schema is not other.schema:
         raise misfit("a table that changes its shape within a transaction")
     number = np.concatenate([one.number, other.number])
@@ -121,11 +121,11 @@ def _merged(one: Part, other: Part) -> Part:
         return pa.concat_arrays([a, b]).take(at)
 
     a, b = one.rows, other.rows
-    rows = Decoded(
+    rows = DecodedRows(
         np.concatenate([a.message, b.message])[order],
         np.concatenate([a.op, b.op])[order],
         [column(x, y) for x, y in zip(a.after, b.after, strict=True)],
         [column(x, y) for x, y in zip(a.before, b.before, strict=True)],
         [column(x, y) for x, y in zip(a.key, b.key, strict=True)],
     )
-    return Part(other.schema, rows, number[order])
+    return StoredRows(other.schema, rows, number[order])

@@ -29,20 +29,21 @@ from changefeed.core.events import (
     Event,
     Flush,
     Frontier,
+    Position,
     SchemaChange,
     Truncate,
 )
 from changefeed.core.schema import TableSchema
-from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Mask, Places
-from changefeed.sources.decoded.superseded import Collapsed, collapse
+from changefeed.sources.decoded.superseded import CollapsedRows, collapse
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import History, Redelivery, Witness
 from changefeed.sources.postgres.lsn import lsn_of, position_of
-from changefeed.sources.postgres.pgoutput import Cut, Inbox, Mark
-from changefeed.sources.postgres.relations import Relations
-from changefeed.sources.postgres.replay import has_rows, replay
+from changefeed.sources.postgres.pgoutput import Cut, Inbox, StreamMark
+from changefeed.sources.postgres.relations import Relations, ShapeChange
+from changefeed.sources.postgres.replay import Collapse, has_rows, replay
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.transactions import (
@@ -62,8 +63,8 @@ STANDS_STILL_NS = 200_000_000
 SAMPLES = 8
 
 
-class Found(Protocol):
-    """What a lookup answers: see :class:`changefeed.sources.postgres.lookup.Found`."""
+class LookupAnswer(Protocol):
+    """What a lookup answers: see :class:`changefeed.sources.postgres.lookup.LookupResult`."""
 
     @property
     def present(self) -> pa.BooleanArray:
@@ -78,7 +79,7 @@ class Found(Protocol):
 
 #: Values of columns (positions) of rows given by their key, an array a key column, where they are
 #: still as the (sub)transactions of the last argument wrote them.
-Lookup = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], Found]
+Lookup = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], LookupAnswer]
 
 
 @dataclass(slots=True)
@@ -98,11 +99,6 @@ class _Commits:
         return Commits(self.wall, self.logical, self.position, self.xid)
 
 
-#: Makes of a table's rows the changes of their transactions: oid, schema, rows, and for each row
-#: its message's place in the stretch.
-Collapse = Callable[[int, TableSchema, Decoded, Places], Collapsed]
-
-
 class Assembler:
     """The state of one stream between its bytes and its flushes."""
 
@@ -117,10 +113,12 @@ class Assembler:
         small: int = SMALL,
         history: History | None = None,
         redelivery: Redelivery | None = None,
+        upto: Position | None = None,
     ) -> None:
         """
         Args:
             start: everything up to there was read; what comes again is skipped.
+            upto: transactions that commit behind it are skipped, and the frontier stays there.
             relations: the tables of the stream.
             spool: for large transactions.
             lookup: present values, where the server does not send them.
@@ -130,6 +128,7 @@ class Assembler:
             redelivery: judges what comes again, before anything new is given out.
         """
         self._start = lsn_of(start.position)
+        self._upto = lsn_of(upto) if upto else None
         known = history or History.parse(start.history)
         self._timeline, self._witness = known.timeline, known.witness
         #: A later one than the witness: there are many commits to a frontier.
@@ -162,6 +161,9 @@ class Assembler:
         """What was read completely so far, all of it at or below ``at``."""
         if self._newest is not None:
             self._witness, self._newest = _witness(self._newest), None
+        if self._position == self._upto:
+            # What lies before cannot be asked for again: it has another publication.
+            self._witness = None
         history = History(self._timeline, self._witness).text()
         return Frontier(at, position_of(self._position), self._seq, history)
 
@@ -183,7 +185,7 @@ class Assembler:
     def take(self, inbox: Inbox, cut: Cut) -> Iterator[Flush]:
         """Decode what lies before ``cut``; the caller drops it from the inbox afterwards."""
         if cut.place:
-            yield from _Taking(self, inbox, cut).run()
+            yield from _Pass(self, inbox, cut).run()
 
     def caught_up(self, sent_ns: int) -> None:
         """The server had nothing more to send at that time: nothing at or below it follows."""
@@ -194,11 +196,16 @@ class Assembler:
 
     def begin(self, lsn: int, commit_us: int, xid: int) -> Transaction:
         """The next transaction in commit order; one that the frontier covers is skipped."""
-        skip = lsn < self._start
+        covered = lsn < self._start
+        beyond = self._upto is not None and lsn >= self._upto
         previous = self._last
-        if not skip:
+        if not covered:
             self._pass_start()
+        if beyond:
+            self._reach(lsn)
+        elif not covered:
             self._last = previous.at_least(commit_us * 1000)
+        skip = covered or beyond
         self._open = Transaction(lsn, xid, self._last, previous, commit_us, skip)
         return self._open
 
@@ -246,9 +253,26 @@ class Assembler:
         self._reach(self._position)
 
     def _reach(self, lsn: int) -> None:
+        if self._upto is not None:
+            lsn = min(lsn, self._upto)
         self._position = max(self._position, lsn)
         while self._samples and self._samples[0][0] <= self._position:
             self.caught_up(self._samples.pop(0)[1])
+
+    @property
+    def position(self) -> int:
+        """Everything up to there was read."""
+        return self._position
+
+    def change_shapes(self, changes: Iterable[ShapeChange]) -> Flush | None:
+        """Tables have another shape from here on, between two transactions."""
+        for change in changes:
+            self._last = self._last.next()
+            self._seq += 1
+            self._events.append(
+                SchemaChange(change.old, change.new, self._last, self._seq, change.rewritten)
+            )
+        return self.flush(self.frontier)
 
     def flush(self, frontier: Frontier | None) -> Flush | None:
         """What has gathered, None if nothing has."""
@@ -311,13 +335,13 @@ class Assembler:
 
     def _decode(
         self, data: bytearray, block: Block, schema: TableSchema, rows: RowMessages, at: Places
-    ) -> _Part:
+    ) -> _TableRows:
         tags = rows.tags[at]
         if len(at) < self._small:
             found = decode_rows(data, tags.tolist(), schema, streamed=rows.streamed)
         else:
             found = decode_columns(block, tags, schema, streamed=rows.streamed)
-        return _Part(schema, found, at[found.message])
+        return _TableRows(schema, found, at[found.message])
 
     def _ordinals(self, rows: RowMessages, width: Places) -> Places:
         """For each message the number of its first log row inside its transaction."""
@@ -333,11 +357,11 @@ class Assembler:
     def _batch(
         self,
         oid: int,
-        part: _Part,
+        part: _TableRows,
         number: Places,
         ordinals: Places,
         rows: RowMessages,
-        marked: Collapsed,
+        marked: CollapsedRows,
     ) -> ChangeBatch:
         schema, found, message = part.schema, part.rows, part.message
         of = rows.of[message]
@@ -371,7 +395,7 @@ class Assembler:
     def _fill(
         self,
         schema: TableSchema,
-        rows: Decoded,
+        rows: DecodedRows,
         writers: Places,
         transactions: Sequence[Transaction],
     ) -> pa.Array:
@@ -405,15 +429,15 @@ class Assembler:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _TableRows:
     """One table's rows of a stretch; ``message`` numbers them among all its messages."""
 
     schema: TableSchema
-    rows: Decoded
+    rows: DecodedRows
     message: Places
 
 
-class _Taking:
+class _Pass:
     """One pass over the marks of an inbox.
 
     A transaction is decoded as a whole: one that goes on behind the inbox, or that a TRUNCATE or
@@ -477,7 +501,7 @@ class _Taking:
         self.region = self.begun
         to._keeping = True
 
-    def _kept_commit(self, mark: Mark) -> Iterator[Flush]:
+    def _kept_commit(self, mark: StreamMark) -> Iterator[Flush]:
         """The transaction in the spool is complete."""
         to, transaction = self.to, self.to._open
         if transaction is None:
@@ -495,12 +519,13 @@ class _Taking:
         flush = self.to.flush(before)
         if flush is not None:
             yield flush
-        yield from replay(self.to, self.to._spool, transaction, streamed=streamed)
+        to = self.to
+        yield from replay(to, to._relations, to._spool, transaction, streamed=streamed)
         self.to._spool.discard(transaction.xid)
 
     # -------------------------------------------------------------------------- marks
 
-    def _begin(self, mark: Mark) -> None:
+    def _begin(self, mark: StreamMark) -> None:
         message = pgoutput.read_begin(self.inbox.data, mark.place)
         self._enter(self.to.begin(message.lsn, message.commit_us, message.xid), mark.rows)
         self.begun = pgoutput.frame_end(self.inbox.data, mark.place)
@@ -509,13 +534,13 @@ class _Taking:
         self.transactions.append(transaction)
         self.first_rows.append(row)
 
-    def _commit(self, mark: Mark) -> None:
+    def _commit(self, mark: StreamMark) -> None:
         transaction = self.to._open
         if transaction is not None and self.first_rows and mark.rows > self.first_rows[-1]:
             transaction.touched = True
         self.to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
 
-    def _relation(self, mark: Mark) -> None:
+    def _relation(self, mark: StreamMark) -> None:
         if self.to._keeping:
             return
         body = pgoutput.relation_body(self.inbox.data, mark.place, streamed=False)
@@ -526,7 +551,7 @@ class _Taking:
         transaction = self.to._open
         self.to._relations.put(body, transaction.xid if transaction else 0)
 
-    def _truncate(self, mark: Mark) -> None:
+    def _truncate(self, mark: StreamMark) -> None:
         if self.to._keeping or self._parts(mark):
             return
         self._decode(mark.rows)
@@ -538,7 +563,7 @@ class _Taking:
             oids = pgoutput.read_truncate(self.inbox.data, mark.place, streamed=False)
             self.to.truncate(oids, transaction)
 
-    def _parts(self, mark: Mark) -> bool:
+    def _parts(self, mark: StreamMark) -> bool:
         """Rows of the open transaction lie before this mark: it goes into the spool."""
         transaction = self.to._open
         if transaction is None or transaction.skip or mark.rows == self.first_rows[-1]:
@@ -546,20 +571,20 @@ class _Taking:
         self._keep(transaction)
         return True
 
-    def _keepalive(self, mark: Mark) -> None:
+    def _keepalive(self, mark: StreamMark) -> None:
         message = pgoutput.read_keepalive(self.inbox.data, mark.place)
         self.to.keepalive(message)
 
-    def _nothing(self, mark: Mark) -> None:
+    def _nothing(self, mark: StreamMark) -> None:
         """Type, Origin and Message: nothing that rows need."""
 
     # ------------------------------------------------------------------ large ones
 
-    def _stream_start(self, mark: Mark) -> None:
+    def _stream_start(self, mark: StreamMark) -> None:
         self.to._streaming = pgoutput.read_xid(self.inbox.data, mark.place)
         self.region = pgoutput.frame_end(self.inbox.data, mark.place)
 
-    def _stream_stop(self, mark: Mark) -> None:
+    def _stream_stop(self, mark: StreamMark) -> None:
         self._spool(mark.place - pgoutput.TAG_OFFSET)
         self.to._streaming = None
 
@@ -571,10 +596,10 @@ class _Taking:
                 self.to._spool.append(xid, view[self.region : end])
         self.region = end
 
-    def _stream_abort(self, mark: Mark) -> None:
+    def _stream_abort(self, mark: StreamMark) -> None:
         self.to._spool.abort(*pgoutput.read_abort(self.inbox.data, mark.place))
 
-    def _stream_commit(self, mark: Mark) -> Iterator[Flush]:
+    def _stream_commit(self, mark: StreamMark) -> Iterator[Flush]:
         to, data = self.to, self.inbox.data
         xid = pgoutput.read_xid(data, mark.place)
         message = pgoutput.read_commit(data, mark.place, streamed=True)
@@ -620,18 +645,18 @@ class _Taking:
         )
 
 
-_ACTIONS: dict[int, Callable[[_Taking, Mark], None]] = {
-    pgoutput.BEGIN: _Taking._begin,
-    pgoutput.COMMIT: _Taking._commit,
-    pgoutput.RELATION: _Taking._relation,
-    pgoutput.TRUNCATE: _Taking._truncate,
-    pgoutput.KEEPALIVE: _Taking._keepalive,
-    pgoutput.TYPE: _Taking._nothing,
-    pgoutput.ORIGIN: _Taking._nothing,
-    pgoutput.MESSAGE: _Taking._nothing,
-    pgoutput.STREAM_START: _Taking._stream_start,
-    pgoutput.STREAM_STOP: _Taking._stream_stop,
-    pgoutput.STREAM_ABORT: _Taking._stream_abort,
+_ACTIONS: dict[int, Callable[[_Pass, StreamMark], None]] = {
+    pgoutput.BEGIN: _Pass._begin,
+    pgoutput.COMMIT: _Pass._commit,
+    pgoutput.RELATION: _Pass._relation,
+    pgoutput.TRUNCATE: _Pass._truncate,
+    pgoutput.KEEPALIVE: _Pass._keepalive,
+    pgoutput.TYPE: _Pass._nothing,
+    pgoutput.ORIGIN: _Pass._nothing,
+    pgoutput.MESSAGE: _Pass._nothing,
+    pgoutput.STREAM_START: _Pass._stream_start,
+    pgoutput.STREAM_STOP: _Pass._stream_stop,
+    pgoutput.STREAM_ABORT: _Pass._stream_abort,
 }
 
 
@@ -661,7 +686,7 @@ def _seconds(message: Places) -> Places:
     return second
 
 
-def _numbers(count: int, parts: Sequence[tuple[Places, _Part]]) -> tuple[list[Places], Places]:
+def _numbers(count: int, parts: Sequence[tuple[Places, _TableRows]]) -> tuple[list[Places], Places]:
     """Rising numbers over the rows of all tables, in message order; rows of each message."""
     width = np.ones(count, np.intp)
     for at, part in parts:
@@ -687,7 +712,9 @@ def _letters(op: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.StringArray.from_buffers(len(op), pa.py_buffer(offsets), pa.py_buffer(op))
 
 
-def look_up(schema: TableSchema, rows: Decoded, writers: Places, lookup: Lookup) -> dict[int, Mask]:
+def look_up(
+    schema: TableSchema, rows: DecodedRows, writers: Places, lookup: Lookup
+) -> dict[int, Mask]:
     """Put values of the table where the source sent none; what could not be found, by column.
 
     ``writers``: the (sub)transaction that each row is of; what a later one wrote does not count.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
-from changefeed.sources.base import Attachment, Captured, Memo, StreamRequest, Watch
+from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
 from changefeed.sources.postgres import checks, introspect, setup
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import Connection, Sessions
+from changefeed.sources.postgres.handover import Predecessor, take_over
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.setup import SlotState
 from changefeed.sources.postgres.stream import ReplicationStream
-
-if TYPE_CHECKING:
-    from changefeed.sources.postgres.source import PostgresSource
+from changefeed.sources.postgres.types import TableDetails
 
 #: PostgreSQL cuts names longer than this.
 _NAME_MAX = 63
@@ -37,11 +37,26 @@ def object_name(owner: str, source: str) -> str:
     return f"{name[: _NAME_MAX - 9]}_{digest}"
 
 
+@dataclass
 class Patience:
-    """How long the making of a slot may take: longer after each attempt that was too short."""
+    """How long preparing a database waits for those who use it, in seconds.
 
-    def __init__(self) -> None:
-        self.seconds = setup.SLOT_SECONDS
+    A slot waits for every transaction that is open, and each attempt begins its wait again: on a
+    server that always has some transaction of a few seconds a short one would never succeed. So
+    the wait is longer after each attempt that was too short.
+
+    Attributes:
+        settle: for transactions that wrote to a table when it joined the publication.
+        lock: for a table that somebody else has locked.
+        slot: for the slot, at first.
+        longest_slot: for the slot, at most.
+    """
+
+    settle: float = setup.SETTLE_SECONDS
+    lock: float = setup.LOCK_SECONDS
+    slot: float = 2.0
+    longest_slot: float = 60.0
+    _attempt: float = field(default=0.0, init=False)
 
     def create_slot(self, connection: Connection, slot: str) -> None:
         """Make the slot unless it is there.
@@ -49,18 +64,42 @@ class Patience:
         Raises:
             ChangefeedError: see :func:`changefeed.sources.postgres.setup.create_slot`.
         """
+        seconds = min(self._attempt or self.slot, self.longest_slot)
         try:
-            setup.create_slot(connection, slot, self.seconds)
+            setup.create_slot(connection, slot, seconds)
         except ChangefeedError:
-            self.seconds = min(2 * self.seconds, setup.LONGEST_SLOT_SECONDS)
+            self._attempt = 2 * seconds
             raise
-        self.seconds = setup.SLOT_SECONDS
+        self._attempt = 0.0
+
+
+class Server(Protocol):
+    """What an attachment needs of its source."""
+
+    name: str
+    uri: str
+    binary: bool
+    sessions: Sessions
+    patience: Patience
+
+    def identity(self) -> str:
+        """Which database this is."""
+        ...
+
+    def describe_oids(self, oids: Iterable[int]) -> dict[int, TableDetails]:
+        """What the catalog knows now of tables in the stream; dropped ones are left out."""
+        ...
+
+    def unseen(self, xids: Collection[int]) -> set[int]:
+        """Those of the transactions in the stream that a session does not see yet."""
+        ...
 
 
 class PostgresAttachment(Attachment):
-    """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``."""
+    """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``, and
+    the ``predecessor`` whose slot ours is a copy of."""
 
-    def __init__(self, source: PostgresSource, owner: str, memo: Memo | None) -> None:
+    def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
         name = object_name(owner, source.name)
         known = memo or {}
         self.slot = str(known.get("slot") or name)
@@ -68,11 +107,13 @@ class PostgresAttachment(Attachment):
         self._source = source
         self._sessions = source.sessions
         self._streaming = True
+        self._predecessor = Predecessor.of(known)
 
     @property
     def memo(self) -> Memo:
         """See :class:`changefeed.sources.base.Attachment`."""
-        return {"slot": self.slot, "publication": self.publication}
+        before = {"predecessor": self._predecessor.memo()} if self._predecessor else {}
+        return {"slot": self.slot, "publication": self.publication, **before}
 
     @property
     def holds(self) -> str:
@@ -94,7 +135,7 @@ class PostgresAttachment(Attachment):
         with self._sessions.session("check tables") as connection:
             return checks.table_problems(connection, watches, self.publication)
 
-    def capture(self, tables: Sequence[TableName], *, resume: bool) -> Captured:
+    def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
         """See :class:`changefeed.sources.base.Attachment`.
 
         The publication comes first: a slot is no use for a publication younger than itself.
@@ -135,12 +176,17 @@ class PostgresAttachment(Attachment):
                 publication,
                 wanted.values(),
                 lambda oids: checks.unsafe(connection, oids),
+                self._source.patience.lock,
             )
             for member in change.refused:
                 problems[names[member.oid]] = _unsafe_now(member)
-            self._source.patience.create_slot(connection, slot)
-            setup.settle(connection, publication, setup.SETTLE_SECONDS)
-        return Captured(
+            before = self._predecessor
+            if before is None:
+                self._source.patience.create_slot(connection, slot)
+            elif not before.until:
+                self._predecessor = take_over(connection, before, slot, publication)
+            setup.settle(connection, publication, self._source.patience.settle)
+        return CaptureResult(
             problems=problems,
             altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
         )
@@ -173,10 +219,13 @@ class PostgresAttachment(Attachment):
                 f"source {source.name!r} is another database than before",
                 detail=f"system identifier/database {present}, was {identity}",
             )
+        before = self._predecessor
+        theirs = before is not None and before.precedes(request.start.position)
         return ReplicationStream(
             source.uri,
             self.slot,
-            self.publication,
+            before.publication if before is not None and theirs else self.publication,
+            upto=before.until if before is not None and theirs else None,
             start=request.start,
             describe=source.describe_oids,
             intern=request.intern,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableSchema
-from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded, Operations
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.decoded.spans import Bytes, Mask, Places, Spans, gather
 from changefeed.sources.postgres.binary import binary_column, has_binary
 from changefeed.sources.postgres.garbage import readable
@@ -63,7 +63,7 @@ class _Cells:
 
 def decode_columns(
     block: Block, tags: Places, schema: TableSchema, *, streamed: bool = False
-) -> Decoded:
+) -> DecodedRows:
     """Decode the row messages at ``tags``, all of one table.
 
     Args:
@@ -243,7 +243,7 @@ class _Decoder:
         """The key that each row is about."""
         return [self._key_column(ordinal, {}) for ordinal in self.schema.key]
 
-    def decode(self) -> Decoded:
+    def decode(self) -> DecodedRows:
         unchanged: dict[int, Mask] = {}
         key = [self._key_column(ordinal, unchanged) for ordinal in self.schema.key]
         of_key = dict(zip(self.schema.key, key, strict=True))
@@ -255,7 +255,7 @@ class _Decoder:
             masked(of_key[i], self._has_before()) if i in of_key else self._before(i)
             for i in self.schema.before_ordinals
         ]
-        return Decoded(self.message, self.op, after, before, key, unchanged)
+        return DecodedRows(self.message, self.op, after, before, key, unchanged)
 
     def _has_before(self) -> Mask:
         """Rows that were there before. The key of an update without an old tuple is known: it

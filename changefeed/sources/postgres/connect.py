@@ -12,7 +12,7 @@ import re
 import select
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,21 +55,92 @@ _NEWER: tuple[tuple[int, str, str], ...] = (
     (17, "transaction_timeout", "0"),
 )
 
-#: Connection parameters that apply unless the URI says otherwise. Keepalives find a peer that
-#: vanished without a word within about a minute.
+#: Connection parameters that apply unless the URI, its service or the environment says
+#: otherwise. Keepalives find a peer that vanished without a word within about a minute.
 _DEFAULTS: Mapping[str, str] = {
     "connect_timeout": "10",
     "application_name": "changefeed",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # TLS is what encrypts; the replication protocol client has no GSSAPI either.
+    # The stream is read fastest from a socket that nothing encrypts; TLS or GSSAPI encrypt where
+    # they are asked for.
     "gssencmode": "disable",
 }
 
 
 def connection_info(uri: str, **changes: str) -> str:
-    """The URI as a libpq connection string with our defaults; ``changes`` win over the URI.
+    """The URI as a libpq connection string, with what its service says and with our defaults;
+    ``changes`` win over the URI.
+
+    Raises:
+        ChangefeedError: CF1201, CF1202, CF1207 no such service; the message never repeats the URI.
+    """
+    given = read_uri(uri)
+    if service := given.pop("service", None) or os.environ.get("PGSERVICE"):
+        given = _of_service(service, given)
+    found = {**_without(_DEFAULTS, _environment()), **given}
+    # Also for replication connections, which take no settings later: a database in another
+    # encoding, or in none (SQL_ASCII), would have psycopg hand out bytes or garbled names.
+    fixed = {"client_encoding": "UTF8"}
+    return conninfo.make_conninfo("", **{**found, **fixed, **changes})
+
+
+def _without(values: Mapping[str, str], names: Set[str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _environment() -> Set[str]:
+    """Parameters that environment variables of libpq set."""
+    options = pq.Conninfo.get_defaults()
+    return {o.keyword.decode() for o in options if o.val is not None and o.val != o.compiled}
+
+
+#: What libpq says of a service that it cannot read. None of it repeats a value.
+_NO_SERVICE = re.compile(
+    r"definition of service .* not found|service file .* not found|.* in service file .*"
+)
+
+
+def _of_service(service: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters ``given`` and those that libpq finds for a service.
+
+    Put into the connection string, they go the way of those of a URI: psycopg tries several
+    hosts one by one, and our defaults give way to them.
+
+    libpq tells what it found only of a connection. Two that end before they reach a server, each
+    by another parameter of its own, together show all.
+    """
+    found: dict[str, str] = {}
+    for own in ({"host": os.devnull, "hostaddr": ""}, {"target_session_attrs": "-"}):
+        asked = conninfo.make_conninfo("", **{**given, "service": service, **own})
+        attempt = pq.PGconn.connect_start(asked.encode())
+        try:
+            if failed := _NO_SERVICE.match(attempt.get_error_message()):
+                raise _no_service(service, failed[0])
+            options = attempt.info
+        finally:
+            attempt.finish()
+        for option in options:
+            keyword, value = option.keyword.decode(), option.val
+            ours = keyword in _DEFAULTS and value == option.compiled
+            if value is not None and not ours and keyword not in own:
+                found[keyword] = value.decode()
+    found.pop("service", None)
+    return found
+
+
+def _no_service(service: str, reason: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1207",
+        f"cannot read the service {service!r} of a PostgreSQL source: {reason}",
+        hint="write it into ~/.pg_service.conf, or the file that PGSERVICEFILE names, where every "
+        "process that connects finds it: the node, and the workers of Spark.",
+    )
+
+
+def read_uri(uri: str) -> dict[str, Any]:
+    """The parameters in a URI.
 
     Raises:
         ChangefeedError: CF1201/CF1202; the message never repeats the URI.
@@ -94,37 +165,7 @@ def connection_info(uri: str, **changes: str) -> str:
     ports = str(given.get("port", "")).split(",")
     if not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
         raise _malformed("the port in the URI of a PostgreSQL source is not a number")
-    _refuse_ignored(given)
-    # Also for replication connections, which take no settings later: a database in another
-    # encoding, or in none (SQL_ASCII), would have psycopg hand out bytes or garbled names.
-    fixed = {"client_encoding": "UTF8"}
-    return conninfo.make_conninfo("", **{**_DEFAULTS, **given, **fixed, **changes})
-
-
-#: Parameters that restrict whom we talk to and how, which the replication connection does not
-#: know, with the values that ask for nothing. Ignored by one connection of two, they would
-#: protect nothing.
-_IGNORED: Mapping[str, frozenset[str]] = {
-    "gssencmode": frozenset({"disable", "prefer"}),
-    "requirepeer": frozenset(),
-    "service": frozenset(),
-    "sslcertmode": frozenset({"allow"}),
-    "sslcrl": frozenset(),
-    "sslcrldir": frozenset(),
-}
-
-
-def _refuse_ignored(given: Mapping[str, Any]) -> None:
-    for name, harmless in _IGNORED.items():
-        value = given.get(name)
-        if value and value not in harmless:
-            raise ChangefeedError(
-                "CF1207",
-                f"parameter {name} of a PostgreSQL source is not supported: the replication"
-                " connection cannot honour it",
-                hint=f"take {name} out of the URI; sslmode=verify-full, sslrootcert,"
-                " channel_binding and require_auth hold for every connection.",
-            )
+    return given
 
 
 def _malformed(message: str) -> ChangefeedError:
@@ -158,11 +199,12 @@ def connect(uri: str, *, autocommit: bool = True, **changes: str) -> Connection:
     return connection
 
 
-def apply_settings(connection: Connection) -> None:
+def apply_settings(connection: Connection, **changes: str) -> None:
     """Give a fresh session our settings, in one round trip."""
     major = connection.info.server_version // 10_000
     settings = {**SESSION, **BEHAVIOUR}
     settings.update({name: value for since, name, value in _NEWER if major >= since})
+    settings.update(changes)
     calls = [f"pg_catalog.set_config('{k}', '{v}', false)" for k, v in settings.items()]
     # Evaluated first: the path that unqualified names were meant to be looked up on.
     path = "pg_catalog.current_schemas(false)::text"
@@ -182,6 +224,44 @@ def connect_replication(uri: str) -> psycopg.Connection[tuple[Any, ...]]:
             autocommit=True,
             cursor_factory=psycopg.ClientCursor,
         )
+
+
+def is_plain(connection: Connection) -> bool:
+    """The bytes on the socket are the protocol's own: neither TLS nor GSSAPI encrypts them."""
+    if connection.pgconn.ssl_in_use:
+        return False
+    used = {option.keyword: option.val for option in connection.pgconn.info}
+    if used.get(b"gssencmode") == b"disable":
+        return True
+    row = connection.execute(
+        "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
+    ).fetchone()
+    return row is not None and not row[0]
+
+
+class LateSession:
+    """A session that is opened when it is first needed, and closed with the block. One thread."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> LateSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def get(self) -> Connection:
+        """The open session.
+
+        Raises:
+            ChangefeedError: CF2001, CF2002 it cannot be opened.
+        """
+        if self._connection is None:
+            self._connection = connect(self._uri)
+        return self._connection
 
 
 class Sessions:
@@ -268,13 +348,47 @@ _STATES: Mapping[str, str] = {
 #: libpq gives no SQLSTATE for a refused connection, only the server's text.
 _NO_DATABASE = re.compile(r'database "[^"]*" does not exist')
 _NO_DATABASE_HINT = "check the name of the database in the URI; psql -l lists those of the server."
+_FORBIDDEN = re.compile(
+    r"must be superuser or replication|permission denied to start WAL sender"
+    r"|permission denied for database",
+    re.IGNORECASE,
+)
 _REFUSED = re.compile(
     r"password authentication failed|authentication failed|no password supplied|no pg_hba\.conf"
     r"|pg_hba\.conf rejects|role .* does not exist|not permitted to log in|database .* does not"
-    r" exist|must be superuser or replication|permission denied to start WAL sender"
-    r"|certificate (verify|required)|server does not support SSL",
+    r" exist|certificate (verify|required|revoked)|does not match host name"
+    r"|server does not support SSL|authentication method requirement|channel binding (is )?required"
+    r"|requirepeer specifies|GSSAPI|authentication method .* not supported"
+    r"|without a valid SSL certificate"
+    r"|alert (unknown ca|bad certificate|certificate|handshake failure|protocol version)",
     re.IGNORECASE,
 )
+_REFUSED_HINT = {
+    "certificate verify failed": "check sslrootcert and sslcrl, and that the host in the URI is the"
+    " one in the certificate.",
+    "does not match host name": "write the host of the certificate into the URI; hostaddr= says"
+    " where to find it.",
+    "channel binding": "the server must ask for scram-sha-256, over TLS.",
+    "GSSAPI": "the process needs a ticket: run kinit for its user, or name a keytab in"
+    " KRB5_CLIENT_KTNAME.",
+    "authentication method requirement": "change pg_hba.conf at the server, or require_auth in the"
+    " URI.",
+}
+#: A parameter, or a file that one names, that libpq cannot use.
+_INVALID = re.compile(
+    r"invalid \w+ value|invalid integer value|invalid port number|private key file|weak sslmode"
+    r"|root certificate file .* does not exist|could not get home directory"
+    r"|could not (read|load|open) (root )?(certificate|private key|SSL|system root)"
+    r"|could not match \d+ (port|host)|not compiled in",
+    re.IGNORECASE,
+)
+#: Who answers is no PostgreSQL server.
+_FOREIGN = re.compile(
+    r"expected authentication request|received invalid (authentication|response)|invalid response"
+    r" to|message contents do not agree|lost synchronization|unexpected message from server",
+    re.IGNORECASE,
+)
+_FOREIGN_HINT = "check host and port: another program may listen there."
 
 
 @contextmanager
@@ -294,14 +408,28 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
     message = _message(error)
     state = error.sqlstate or ""
     code = _STATES.get(state) or _STATES.get(state[:3]) or _STATES.get(state[:2])
+    hint = _NO_DATABASE_HINT if _NO_DATABASE.search(message) else ""
     if code is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         code = "CF2001" if lost else "CF2003"
-        if lost and not state and _REFUSED.search(message):
-            code = "CF2002"
+        if lost and not state:
+            code, said = _of_login(message)
+            hint = hint or said
     detail = f"SQLSTATE {state}" if state else ""
-    hint = _NO_DATABASE_HINT if _NO_DATABASE.search(message) else ""
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=detail, hint=hint)
+
+
+def _of_login(message: str) -> tuple[str, str]:
+    """Code and hint for what libpq says of a connection that it could not make."""
+    if _FORBIDDEN.search(message):
+        return "CF2004", ""
+    if _FOREIGN.search(message):
+        return "CF2001", _FOREIGN_HINT
+    if _INVALID.search(message):
+        return "CF1207", ""
+    if _REFUSED.search(message):
+        return "CF2002", next((h for text, h in _REFUSED_HINT.items() if text in message), "")
+    return "CF2001", ""
 
 
 def _message(error: psycopg.Error) -> str:
@@ -310,6 +438,6 @@ def _message(error: psycopg.Error) -> str:
         return error.diag.message_primary
     text = str(error).strip()
     # "connection failed: connection to server at ..., port 5432 failed: FATAL:  ..."
-    text = re.sub(r"^connection failed: ", "", text)
+    text = re.sub(r"^connection (failed|is bad): ", "", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "no reason given"

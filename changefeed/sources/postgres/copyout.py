@@ -29,7 +29,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import errors, sql
 
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import Connection, is_plain
 from changefeed.sources.postgres.garbage import LONGEST_MESSAGE
 
 Bytes = npt.NDArray[np.uint8]
@@ -67,20 +67,12 @@ def copy_out(
     Raises:
         psycopg.Error: with the server's SQLSTATE, or an OperationalError when it went away.
     """
-    if _is_plain(connection):
+    if is_plain(connection):
         yield from _Raw(connection).run(statement.as_string(connection), size)
     else:
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             for text in joined(copy, size):
                 yield Block(text)
-
-
-def _is_plain(connection: Connection) -> bool:
-    """The bytes on the socket are the protocol's own."""
-    if connection.pgconn.ssl_in_use:
-        return False
-    used = {option.keyword: option.val for option in connection.pgconn.info}
-    return used.get(b"gssencmode") == b"disable"
 
 
 def joined(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:

@@ -32,6 +32,13 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%s::oid[])
 """
 
+_PUBLISHED = """
+select c.oid::int8 from pg_catalog.pg_publication_tables t
+join pg_catalog.pg_namespace n on n.nspname = t.schemaname
+join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+where t.pubname = %s
+"""
+
 _COLUMNS = """
 select attrelid::int8, attname, attnum, atttypid::int8, atttypmod,
   format_type(atttypid, atttypmod), attnotnull,
@@ -64,6 +71,11 @@ _IDENTITIES = {
     "i": ReplicaIdentity.INDEX,
     "n": ReplicaIdentity.NOTHING,
 }
+
+
+def published(connection: Executes, publication: str) -> list[int]:
+    """The oids of a publication's tables."""
+    return [oid for (oid,) in connection.execute(_PUBLISHED, (publication,)).fetchall()]
 
 
 def identity_of(letter: str | bytes) -> ReplicaIdentity:

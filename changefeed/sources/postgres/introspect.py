@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import Located, TableInfo, Watch
+from changefeed.sources.base import TableInfo, TableLocations, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
 from changefeed.sources.postgres.details import identity_of, read_details
 from changefeed.sources.postgres.setup import Member
@@ -113,7 +113,7 @@ _LOCATE = """
 
 def locate(
     connection: Connection, source: str, tables: Sequence[TableName], oids: Sequence[int]
-) -> Located:
+) -> TableLocations:
     """Where the tables are now, by name and by oid, in one statement: one moment."""
     asked = set(tables)
     names = {
@@ -122,7 +122,7 @@ def locate(
             _LOCATE, [list(oids), [t.schema for t in tables], [t.name for t in tables]]
         )
     }
-    return Located(
+    return TableLocations(
         {name: oid for oid, name in names.items() if name in asked},
         {oid: names[oid] for oid in oids if oid in names},
     )

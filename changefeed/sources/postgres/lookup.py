@@ -30,7 +30,7 @@ KEYS_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookupResult:
     """Answers in the order of the keys asked for.
 
     Attributes:
@@ -59,7 +59,7 @@ class Lookup:
         columns: Sequence[int],
         keys: Sequence[pa.Array],
         writers: pa.Array | None = None,
-    ) -> Found:
+    ) -> LookupResult:
         """Present values of ``columns`` (positions) for rows given by their key.
 
         Args:
@@ -212,8 +212,8 @@ def _array_text(value: Any) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _nothing(table: TableSchema, columns: Sequence[int], count: int) -> Found:
-    return Found(pa.array([False] * count, pa.bool_()), (None,) * len(columns))
+def _nothing(table: TableSchema, columns: Sequence[int], count: int) -> LookupResult:
+    return LookupResult(pa.array([False] * count, pa.bool_()), (None,) * len(columns))
 
 
 def _align(
@@ -223,7 +223,7 @@ def _align(
     rows: Sequence[list[pa.Array]],
     count: int,
     writers: pa.Array | None,
-) -> Found:
+) -> LookupResult:
     """Put the rows found, in whatever order they came, where their keys were asked for."""
     place_of: list[int | None] = [None] * count
     places = pa.concat_arrays([row[0] for row in rows]) if rows else pa.array([], pa.int64())
@@ -240,4 +240,4 @@ def _align(
         texts = [row[offset] for row in rows]
         joined = pa.concat_arrays(texts) if texts else pa.array([], pa.string())
         by_column[i] = text_column(table.columns[i], joined).take(indices)
-    return Found(indices.is_valid(), tuple(by_column.get(i) for i in columns))
+    return LookupResult(indices.is_valid(), tuple(by_column.get(i) for i in columns))

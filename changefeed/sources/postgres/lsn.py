@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from changefeed.core.events import Position
 
+#: SQL for where the server's log ends now, in its own spelling; of a standby, what it replayed.
+LOG_END = """
+    case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+         else pg_current_wal_insert_lsn() end::text
+"""
+
 
 def position_of(lsn: int) -> Position:
     """An LSN as the engine writes positions: 16 upper-case hex digits, so text order is log order.

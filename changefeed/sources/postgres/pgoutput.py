@@ -66,7 +66,7 @@ class ServerFailed(ChangefeedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StreamMark:
     """A message that is not a row: after ``rows`` row messages, its tag at ``place``."""
 
     rows: int
@@ -101,7 +101,7 @@ class Inbox:
         self.filled = 0
         self.place = 0
         self.rows: list[int] = []
-        self.marks: list[Mark] = []
+        self.marks: list[StreamMark] = []
         self.reply_wanted = False
         self.inside_stream = False
         self._open: Cut | None = None
@@ -190,14 +190,14 @@ class Inbox:
         self.place -= shift
         self.rows = [place - shift for place in self.rows[cut.rows :]]
         self.marks = [
-            Mark(mark.rows - cut.rows, mark.tag, mark.place - shift)
+            StreamMark(mark.rows - cut.rows, mark.tag, mark.place - shift)
             for mark in self.marks[cut.marks :]
         ]
         behind = self._open is not None and cut.place <= self._open.place
         self._open = Cut(0, 0, 0) if behind else None
 
     def _mark(self, tag: int, place: int) -> None:
-        self.marks.append(Mark(len(self.rows), tag, place))
+        self.marks.append(StreamMark(len(self.rows), tag, place))
 
     def _note(self, tag: int, frame: int) -> None:
         if tag == BEGIN:

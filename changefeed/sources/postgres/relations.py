@@ -9,10 +9,10 @@ renamed since) is taken from the last shape we knew.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.sources.postgres.details import identity_of
@@ -23,14 +23,13 @@ from changefeed.sources.postgres.types import (
     TableDetails,
     assemble_schema,
     key_names,
+    schema_of,
     spelled,
 )
 from changefeed.sources.postgres.visibility import Visibility
 
-#: Seconds the catalog may be behind the stream, and between two looks.
-_CATALOG_LAG, _ASK_AGAIN = 1.0, 0.02
-#: Seconds between two looks at a table whose newest shape the catalog does not show yet.
-_LATE = 0.2
+#: Seconds between two looks at a catalog that is behind the stream.
+_ASK_AGAIN = 0.02
 
 Describe = Callable[[Sequence[int]], Mapping[int, TableDetails]]
 Intern = Callable[[TableSchema], TableSchema]
@@ -46,6 +45,15 @@ class ShapeChange:
     rewritten: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UnannouncedChange:
+    """A shape that the catalog has and that no message has announced; ``old`` is what is known."""
+
+    old: TableSchema
+    made: TableSchema
+    details: TableDetails
+
+
 class Relations:
     """The tables of one stream. Messages are taken as they come, the catalog is asked when the
     first row of a table needs it: many tables are announced and never written."""
@@ -57,18 +65,38 @@ class Relations:
         intern: Intern,
         latest: Latest | None = None,
         visibility: Visibility | None = None,
+        catalog_lag: float = 1.0,
+        look_again: float = 0.2,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """
+        Args:
+            source: the source's name.
+            describe: what the catalog knows of tables by oid.
+            intern: gives a shape its version.
+            latest: the last shape known of a table, from before this stream.
+            visibility: waits for transactions that the catalog does not show yet.
+            catalog_lag: seconds the catalog may be behind the stream.
+            look_again: seconds between two looks at a table whose newest shape the catalog does
+                not show yet.
+            clock: for both.
+        """
+        self._clock = clock
         self._source = source
         self._describe = describe
         self._intern = intern
         self._latest = latest
         self._visibility = visibility
+        self._catalog_lag = catalog_lag
+        self._pause = look_again
         #: The transaction that announced a table, while the catalog may not show it.
         self._writers: dict[int, int] = {}
         self._look_again: dict[int, float] = {}
         self._bodies: dict[int, bytes] = {}
         self._schemas: dict[int, TableSchema] = {}
         self._stale: set[int] = set()
+        #: What the catalog showed of a table when that was its last known shape.
+        self._agreed: dict[int, str] = {}
 
     def changes(self, body: bytes) -> bool:
         """Whether this message changes a table that rows may wait to be decoded with."""
@@ -77,7 +105,7 @@ class Relations:
 
     def put(self, body: bytes, xid: int = 0) -> None:
         """Take a Relation message of transaction ``xid``. The same one again means that something
-        else about the table may have changed (its key, a NOT NULL): the catalog is asked anew."""
+        else about the table may have changed (its key, a NOT NULL): the catalog is asked again."""
         oid = int.from_bytes(body[:4])
         self._bodies[oid] = body
         self._stale.add(oid)
@@ -91,7 +119,7 @@ class Relations:
         Raises:
             ChangefeedError: CF2105 a row came for a table that was never announced.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         wanted = [
             oid
             for oid in oids
@@ -114,7 +142,7 @@ class Relations:
         for oid in wanted:
             if oid in unseen:
                 # A key may have changed in it, which the message does not tell.
-                self._look_again[oid] = time.monotonic() + _LATE
+                self._look_again[oid] = self._clock.monotonic() + self._pause
             else:
                 self._stale.discard(oid)
                 self._writers.pop(oid, None)
@@ -134,13 +162,13 @@ class Relations:
 
         A column that is still unknown after that was renamed or dropped since.
         """
-        deadline = time.monotonic() + _CATALOG_LAG
+        deadline = self._clock.monotonic() + self._catalog_lag
         while True:
             details = self._describe(list(messages))
             behind = any(self._lacks(m, details.get(oid)) for oid, m in messages.items())
-            if not behind or time.monotonic() > deadline:
+            if not behind or self._clock.monotonic() > deadline:
                 return details
-            time.sleep(_ASK_AGAIN)
+            self._clock.sleep(_ASK_AGAIN)
 
     def _lacks(self, message: RelationMessage, found: TableDetails | None) -> bool:
         """A column of the message is neither in the catalog nor in the shape known before."""
@@ -155,12 +183,48 @@ class Relations:
         """The present shape of a table that :meth:`resolve` was called for."""
         return self._schemas[oid]
 
-    def _known(self, message: RelationMessage) -> TableSchema | None:
-        """The last shape of the table that we know of."""
-        old = self._schemas.get(message.oid)
+    def unannounced(self, found: Mapping[int, TableDetails]) -> dict[int, UnannouncedChange]:
+        """The tables whose shape in the catalog is another than the last one known, by oid.
+
+        One that has another name, or is another table, by now is not among them.
+        """
+        different, agreed = {}, {}
+        for oid, details in found.items():
+            made = schema_of(details, self._source)
+            if self._agreed.get(oid) != made.fingerprint():
+                old = self._last(oid, made.table)
+                if old is None or not old.version or old.table != made.table:
+                    continue
+                if old.table_id not in (0, oid):
+                    continue
+                if old.fingerprint() != made.fingerprint():
+                    different[oid] = UnannouncedChange(old, made, details)
+                    continue
+            agreed[oid] = made.fingerprint()
+        self._agreed = agreed
+        return different
+
+    def adopt(self, oid: int, change: UnannouncedChange) -> ShapeChange | None:
+        """Take the shape for the table's, unless a message announced one meanwhile."""
+        known = self._last(oid, change.made.table)
+        if known is None or known.fingerprint() != change.old.fingerprint():
+            return None
+        new = self._intern(change.made)
+        self._schemas[oid] = new
+        if oid in self._bodies:
+            # The next row is announced again. One that is not has the shape of the last message.
+            self._stale.add(oid)
+        return ShapeChange(known, new, was_rewritten(known, new, change.details))
+
+    def _last(self, oid: int, name: TableName) -> TableSchema | None:
+        """The last shape of a table that we know of."""
+        old = self._schemas.get(oid)
         if old is None and self._latest is not None:
-            old = self._latest(TableName(self._source, message.schema, message.name))
+            old = self._latest(name)
         return old
+
+    def _known(self, message: RelationMessage) -> TableSchema | None:
+        return self._last(message.oid, TableName(self._source, message.schema, message.name))
 
     def _take(self, message: RelationMessage, found: TableDetails | None) -> ShapeChange | None:
         old = self._known(message)

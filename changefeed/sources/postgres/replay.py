@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.events import Flush
+from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.sources.decoded.repeats import (
     EXISTED,
@@ -37,12 +37,13 @@ from changefeed.sources.decoded.repeats import (
     Repeats,
     Writes,
 )
-from changefeed.sources.decoded.rows import Decoded
+from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import PADDING, Bytes, Mask, Places
-from changefeed.sources.decoded.superseded import Collapsed, transaction_op
+from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns, decode_keys, masked
 from changefeed.sources.postgres.pgoutput import TAG_OFFSET
+from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Chunk, Spool
 from changefeed.sources.postgres.transactions import (
     RowMessages,
@@ -51,20 +52,49 @@ from changefeed.sources.postgres.transactions import (
     table_oids,
 )
 
-if TYPE_CHECKING:
-    from changefeed.sources.postgres.assemble import Assembler
+#: Makes of a table's rows the changes of their transactions: oid, schema, rows, and for each row
+#: its message's place in the stretch.
+Collapse = Callable[[int, TableSchema, DecodedRows, Places], CollapsedRows]
+
+
+class Recipient(Protocol):
+    """What takes the rows of a transaction and makes flushes of them."""
+
+    def shapes(self, oids: Iterable[int]) -> Shapes:
+        """What tables look like to the rows that come now; a change is told once."""
+        ...
+
+    def rows(
+        self,
+        data: bytearray,
+        block: Block,
+        rows: RowMessages,
+        shapes: Shapes | None = None,
+        collapsed: Collapse | None = None,
+    ) -> None:
+        """Rows of one stretch."""
+        ...
+
+    def truncate(self, oids: list[int], transaction: Transaction, shapes: Shapes) -> None:
+        """TRUNCATE of tables, after the rows before it."""
+        ...
+
+    def flush(self, frontier: Frontier | None) -> Flush | None:
+        """What has gathered, None if nothing has."""
+        ...
 
 
 def replay(
-    to: Assembler, spool: Spool, transaction: Transaction, *, streamed: bool
+    to: Recipient, relations: Relations, spool: Spool, transaction: Transaction, *, streamed: bool
 ) -> Iterator[Flush]:
-    """Give the rows of a kept transaction to the assembler, and out what has gathered between.
+    """Give the rows of a kept transaction to ``to``, and out what has gathered between.
 
     Args:
+        relations: the tables of the stream.
         streamed: the server sent it while it ran: each message has the number of its
             subtransaction, and some may have been rolled back.
     """
-    yield from _Replay(to, spool, transaction, streamed).run()
+    yield from _Replay(to, relations, spool, transaction, streamed).run()
 
 
 def has_rows(spool: Spool, xid: int) -> bool:
@@ -148,9 +178,15 @@ class _Plan:
 
 class _Replay:
     def __init__(
-        self, to: Assembler, spool: Spool, transaction: Transaction, streamed: bool
+        self,
+        to: Recipient,
+        relations: Relations,
+        spool: Spool,
+        transaction: Transaction,
+        streamed: bool,
     ) -> None:
         self.to = to
+        self.relations = relations
         self.spool = spool
         self.transaction = transaction
         self.streamed = streamed
@@ -181,10 +217,10 @@ class _Replay:
             for mark in chunk.marks:
                 if mark.tag == pgoutput.RELATION:
                     body = pgoutput.relation_body(chunk.data, mark.place, streamed=self.streamed)
-                    if self.to._relations.changes(body):
+                    if self.relations.changes(body):
                         stretches.append(self._stretch(chunk, block, done, mark.rows))
                         done = mark.rows
-                    self.to._relations.put(body, self.transaction.xid)
+                    self.relations.put(body, self.transaction.xid)
                 elif mark.tag == pgoutput.TRUNCATE and not self._undone(chunk, mark.place):
                     oids = pgoutput.read_truncate(chunk.data, mark.place, streamed=self.streamed)
                     stretches.append(self._stretch(chunk, block, done, mark.rows, oids))
@@ -315,12 +351,12 @@ class _Replay:
         writes: Mapping[int, Writes],
         oid: int,
         schema: TableSchema,
-        rows: Decoded,
+        rows: DecodedRows,
         message: Places,
-    ) -> Collapsed:
+    ) -> CollapsedRows:
         mine = writes.get(oid)
         if mine is None or (mine.kind == ONCE).all():
-            return Collapsed(rows.op, None, rows.before)
+            return CollapsedRows(rows.op, None, rows.before)
         existed: Mask = mine.kind == EXISTED
         made: Mask = mine.kind == NEW
         before = [masked(column, ~made) for column in rows.before]
@@ -330,7 +366,7 @@ class _Replay:
             of_key = dict(zip(schema.key, rows.key, strict=True))
             known = [of_key[i].filter(pa.array(existed)) for i in schema.before_ordinals]
         chosen = pa.array(existed)
-        return Collapsed(
+        return CollapsedRows(
             op=transaction_op(rows.op, existed | made, existed),
             stays=mine.kind != SUPERSEDED,
             before=[

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableSchema
-from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, Decoded
+from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
 from changefeed.sources.postgres.binary import binary_value, has_binary
 from changefeed.sources.postgres.columns import no_binary, not_utf8
 from changefeed.sources.postgres.garbage import readable
@@ -35,14 +35,14 @@ from changefeed.sources.postgres.pgoutput import (
 from changefeed.sources.postgres.values import text_value
 
 
-class _Unchanged:
+class _UnchangedValue:
     """In place of a value that was not sent because it did not change."""
 
     def __repr__(self) -> str:
         return "unchanged"
 
 
-_SAME: Any = _Unchanged()
+_SAME: Any = _UnchangedValue()
 
 Texts = list[Any]
 
@@ -58,10 +58,10 @@ class _Message:
 
 def decode_rows(
     data: bytearray, tags: Sequence[int], schema: TableSchema, *, streamed: bool = False
-) -> Decoded:
+) -> DecodedRows:
     """As :func:`changefeed.sources.postgres.columns.decode_columns`."""
     with readable(f"a row of table {schema.table}"):
-        rows = _Rows(schema)
+        rows = _RowLists(schema)
         for number, tag in enumerate(tags):
             rows.add(number, _read(data, tag, len(schema.columns), schema, streamed))
         return rows.decoded()
@@ -118,7 +118,7 @@ def _misfit(schema: TableSchema, what: str) -> ChangefeedError:
     return ChangefeedError("CF2105", f"{what} (table {schema.table})")
 
 
-class _Rows:
+class _RowLists:
     """Collects output rows as Python lists."""
 
     def __init__(self, schema: TableSchema) -> None:
@@ -175,14 +175,14 @@ class _Rows:
         self.before.append(before)
         self.key.append(before if op == DELETED else after)
 
-    def decoded(self) -> Decoded:
+    def decoded(self) -> DecodedRows:
         schema = self.schema
         unchanged = {}
         for i in range(len(schema.columns)):
             same = [row[i] is _SAME for row in self.after]
             if any(same):
                 unchanged[i] = np.array(same, np.bool_)
-        return Decoded(
+        return DecodedRows(
             message=np.array(self.message, np.intp),
             op=np.array(self.op, np.uint8),
             after=[self._array(self.after, i) for i in range(len(schema.columns))],

@@ -26,10 +26,6 @@ from changefeed.sources.postgres.copyout import Block, copy_out
 from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.values import text_column
 
-#: The server ends a reader that was left idle this long: a process that took part in a scan
-#: must not hold back VACUUM after it.
-READER_IDLE = "15s"
-
 #: Number, type and modifier of each column.
 Shape = tuple[tuple[int, int, int], ...]
 
@@ -93,6 +89,9 @@ class Readers:
         self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        #: The server ends one that was left idle this long: a process that took part in a scan must
+        #: not hold back VACUUM after it.
+        self.idle_timeout = "15s"
 
     def take(self, uri: str, snapshot: str) -> Connection:
         """A connection inside a transaction with the snapshot.
@@ -119,7 +118,7 @@ class Readers:
         The server ends it when nobody takes it for a while. A reader at work has no such limit:
         what reads from it may wait for Spark or for a slow sink.
         """
-        if not _set_idle(connection, READER_IDLE):
+        if not _set_idle(connection, self.idle_timeout):
             connection.close()
             return
         with self._lock:

@@ -20,7 +20,6 @@ has a younger row in the catalog was changed by somebody else, and may have miss
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from typing import Any
 
 from psycopg import errors, sql
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.sources.postgres.connect import BEHAVIOUR, Connection
@@ -39,10 +39,6 @@ PUBLISH = "insert, update, delete, truncate"
 #: How long one call waits for transactions that were writing to a table when it was added. Most
 #: end at once; who calls says why it waits for the others, and calls again.
 SETTLE_SECONDS = 2.0
-
-#: How long a slot is waited for at first, and at most: each attempt begins its wait anew, so on
-#: a server that always has some transaction of a few seconds a short one would never succeed.
-SLOT_SECONDS, LONGEST_SLOT_SECONDS = 2.0, 60.0
 
 #: How long a change of the publication waits for a table that somebody else has locked. While
 #: it waits it holds up no reader and no writer, only other changes of the table's definition.
@@ -119,6 +115,7 @@ def set_tables(
     publication: str,
     wanted: Iterable[Member],
     unsafe: Callable[[Sequence[int]], Collection[int]] = lambda oids: (),
+    lock_seconds: float = LOCK_SECONDS,
 ) -> Change:
     """Make the publication exist and hold exactly ``wanted``.
 
@@ -131,7 +128,7 @@ def set_tables(
         ChangefeedError: CF2005 somebody has locked one of the tables.
     """
     target = {member.oid: member for member in wanted}
-    with _publication_change(connection, publication, target):
+    with _publication_change(connection, publication, target, lock_seconds):
         before = members(connection, publication) or {}
         altered = changed_by_others(connection, publication, before) or {}
         _undo_changes(connection, publication)
@@ -209,7 +206,7 @@ def changed_by_others(
     name = f'publication "{publication}"'
     last = _last_change(connection, publication)
     if found.broad or _COMMENT not in found.comment:
-        return dict.fromkeys(tables, f"{name} was dropped and made anew")
+        return dict.fromkeys(tables, f"{name} was dropped and created again")
     if not found.whole or _younger(found.xmin, last):
         return dict.fromkeys(tables, f"{name} was altered")
     rows = _members_rows(connection, found.oid)
@@ -299,13 +296,16 @@ def _undo_changes(connection: Connection, publication: str) -> None:
 
 @contextmanager
 def _publication_change(
-    connection: Connection, publication: str, tables: Iterable[int]
+    connection: Connection,
+    publication: str,
+    tables: Iterable[int],
+    lock_seconds: float = LOCK_SECONDS,
 ) -> Iterator[None]:
     """A transaction in which nobody else changes the publication, and that waits for no lock
-    longer than :data:`LOCK_SECONDS`."""
+    longer than ``lock_seconds``."""
     try:
         with connection.transaction():
-            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
+            connection.execute(f"SET LOCAL lock_timeout = '{lock_seconds:g}s'")
             _lock(connection, publication)
             yield
     except errors.LockNotAvailable as error:
@@ -421,7 +421,12 @@ def _remember(connection: Connection, publication: str, waiting: Iterable[int]) 
     )
 
 
-def settle(connection: Connection, publication: str, seconds: float = SETTLE_SECONDS) -> None:
+def settle(
+    connection: Connection,
+    publication: str,
+    seconds: float = SETTLE_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
     """Wait for writers from before the tables were added, then make decoders look again.
 
     Raises:
@@ -431,12 +436,12 @@ def settle(connection: Connection, publication: str, seconds: float = SETTLE_SEC
     waiting = settling(connection, publication)
     if not waiting:
         return
-    deadline = time.monotonic() + seconds
+    deadline = clock.monotonic() + seconds
     writers = _writers(connection, waiting)
     while writers:
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise _still_writing(connection, writers)
-        time.sleep(_POLL_SECONDS)
+        clock.sleep(_POLL_SECONDS)
         writers &= _writers(connection, waiting)
     with _publication_change(connection, publication, waiting):
         connection.execute(
@@ -445,6 +450,31 @@ def settle(connection: Connection, publication: str, seconds: float = SETTLE_SEC
             )
         )
         _remember(connection, publication, settling(connection, publication) - waiting)
+
+
+def await_elders(
+    connection: Connection,
+    publication: str,
+    seconds: float = SETTLE_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Wait until every transaction, of whatever tables, is over that began before the publication
+    was last changed.
+
+    Raises:
+        ChangefeedError: CF2005 when one outlasts ``seconds``.
+    """
+    changed = _last_change(connection, publication)
+    deadline = clock.monotonic() + seconds
+    while True:
+        row = connection.execute(
+            "SELECT pg_catalog.txid_snapshot_xmin(pg_catalog.txid_current_snapshot())"
+        ).fetchone()
+        if row is None or changed is None or row[0] > changed:
+            return
+        if clock.monotonic() > deadline:
+            raise _slot_waits(connection)
+        clock.sleep(_POLL_SECONDS)
 
 
 def _writers(connection: Connection, tables: Iterable[int]) -> set[tuple[str, int | None]]:
@@ -559,7 +589,7 @@ def _position(lsn: str | None) -> Position:
     return position_of(parse_lsn(lsn)) if lsn else ""
 
 
-def create_slot(connection: Connection, slot: str, seconds: float = SLOT_SECONDS) -> bool:
+def create_slot(connection: Connection, slot: str, seconds: float = 2.0) -> bool:
     """Make the slot unless it is there; True when it was made.
 
     Waits until the transactions that are writing now have ended (so does the server), but not
@@ -633,7 +663,12 @@ def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
     )
 
 
-def drop_slot(connection: Connection, slot: str, seconds: float = RELEASE_SECONDS) -> bool:
+def drop_slot(
+    connection: Connection,
+    slot: str,
+    seconds: float = RELEASE_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> bool:
     """Remove the slot; False when there was none.
 
     A server process that still serves it (its reader died without a word) is ended after
@@ -642,7 +677,7 @@ def drop_slot(connection: Connection, slot: str, seconds: float = RELEASE_SECOND
     Raises:
         ChangefeedError: CF2005 when the slot stays in use.
     """
-    ask_at = time.monotonic() + seconds
+    ask_at = clock.monotonic() + seconds
     give_up = ask_at + 30
     while True:
         state = slot_state(connection, slot)
@@ -654,7 +689,7 @@ def drop_slot(connection: Connection, slot: str, seconds: float = RELEASE_SECOND
         except errors.UndefinedObject:
             return False
         except errors.ObjectInUse as error:
-            now = time.monotonic()
+            now = clock.monotonic()
             if now > give_up:
                 raise ChangefeedError(
                     "CF2005",
@@ -665,7 +700,7 @@ def drop_slot(connection: Connection, slot: str, seconds: float = RELEASE_SECOND
                 ) from error
             if now > ask_at:
                 _end_reader(connection, slot)
-        time.sleep(_POLL_SECONDS)
+        clock.sleep(_POLL_SECONDS)
 
 
 def _end_reader(connection: Connection, slot: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from psycopg import conninfo
 
@@ -11,18 +12,20 @@ from changefeed.core.errors import ChangefeedError, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import (
+    Handover,
     KeyRange,
-    Located,
     Memo,
     PartitionInfo,
     Source,
     TableInfo,
+    TableLocations,
     Watch,
 )
 from changefeed.sources.postgres import checks, introspect, partitions, setup
 from changefeed.sources.postgres.attachment import Patience, PostgresAttachment
-from changefeed.sources.postgres.connect import Sessions, connection_info
+from changefeed.sources.postgres.connect import Sessions, connection_info, read_uri
 from changefeed.sources.postgres.details import read_details
+from changefeed.sources.postgres.handover import handover
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from changefeed.sources.postgres.types import TableDetails
 from changefeed.sources.postgres.visibility import read_unseen
@@ -40,7 +43,7 @@ class PostgresSource(Source):
         """
         self.name = name
         self.uri, self.binary = split_binary(uri)
-        connection_info(self.uri)
+        read_uri(self.uri)
         self.sessions = Sessions(self.uri)
         self.patience = Patience()
 
@@ -74,7 +77,7 @@ class PostgresSource(Source):
         with self.sessions.session("list tables") as connection:
             return introspect.table_list(connection, self.name)
 
-    def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> Located:
+    def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> TableLocations:
         """See :class:`changefeed.sources.base.Source`. A table id is an oid."""
         with self.sessions.session("look for tables") as connection:
             found = introspect.locate(connection, self.name, tables, ids)
@@ -139,6 +142,14 @@ class PostgresSource(Source):
         """See :class:`changefeed.sources.base.Source`. A position is an LSN as 16 hex digits."""
         with self.sessions.session("ask for the current position") as connection:
             return setup.current_position(connection)
+
+    def handover(
+        self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
+    ) -> Handover:
+        """See :class:`changefeed.sources.base.Source`. What the connector's configuration calls
+        ``slot.name`` and ``publication.name`` may stand beside the offset."""
+        with self.sessions.session("look at the connector's slot") as connection:
+            return handover(connection, offset, tables, fresh=fresh)
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> PostgresSnapshot:
         """See :class:`changefeed.sources.base.Source`."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from changefeed.sources.decoded.disk import no_room
 from changefeed.sources.decoded.spans import PADDING, Places
-from changefeed.sources.postgres.pgoutput import Inbox, Mark
+from changefeed.sources.postgres.pgoutput import Inbox, StreamMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Chunk:
     start: int
     data: bytearray
     rows: Places
-    marks: tuple[Mark, ...]
+    marks: tuple[StreamMark, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _Extent:
     start: int
     length: int
     rows: int
-    marks: tuple[Mark, ...]
+    marks: tuple[StreamMark, ...]
 
 
 class Spool:
@@ -86,9 +86,9 @@ class Spool:
         """The rolled-back parts of a transaction."""
         return self._aborted.get(xid, set())
 
-    def scanned(self, xid: int) -> Scanned:
+    def scanned(self, xid: int) -> ScannedTransaction:
         """A complete transaction, to be read chunk by chunk as often as needed."""
-        return Scanned(self._path(xid), self.scratch(xid, "places"), self.chunk)
+        return ScannedTransaction(self._path(xid), self.scratch(xid, "places"), self.chunk)
 
     def scratch(self, xid: int, name: str) -> Path:
         """A file for what is found out about a transaction; it goes with the transaction."""
@@ -108,7 +108,7 @@ class Spool:
         return self._folder / f"{xid}.frames"
 
 
-class Scanned:
+class ScannedTransaction:
     """A kept transaction whose messages are found once, at the first pass over its chunks.
 
     Where the row messages lie is kept in a file beside it, so that further passes need not look

@@ -14,26 +14,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.sources.base import StreamFallback
 from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
 from changefeed.sources.postgres.binary import has_binary
-from changefeed.sources.postgres.connect import Connection, connect, source_errors
+from changefeed.sources.postgres.connect import LateSession, connect, source_errors
 from changefeed.sources.postgres.continuity import (
     History,
     Redelivery,
     check_end,
     check_timeline,
 )
-from changefeed.sources.postgres.details import read_details
+from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.garbage import readable
-from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
+from changefeed.sources.postgres.idle_changes import IdleChanges
+from changefeed.sources.postgres.lsn import LOG_END, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
 from changefeed.sources.postgres.spool import Spool
@@ -54,21 +55,17 @@ BATCH_SECONDS = 0.05
 DEEP_BYTES = 1 << 20
 SMALL_PIECE = 128 << 10
 NAP_SECONDS = 0.001
-#: After a flush of little, so long until the next is begun: at a thousand commits a second each
-#: costs a durable append, and three of them together hardly more than one.
+#: Delay after a small flush, seconds. At 1,000 commits/s every flush costs an fsync; batching three
+#: costs barely more than one.
 GATHER_SECONDS = 0.003
 #: After :meth:`ReplicationStream.hasten` heartbeats follow each other so fast for so long, seconds.
 HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
+#: Between two looks at a slot that its last reader still holds, seconds.
+SLOT_LOOK_SECONDS = 0.01
 #: Acknowledgements are sent at most this often, seconds; the last one always gets out.
 STATUS_SECONDS = 0.1
 
 
-_PUBLISHED = """
-    select c.oid::int8 from pg_catalog.pg_publication_tables t
-    join pg_catalog.pg_namespace n on n.nspname = t.schemaname
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-    where t.pubname = %s
-"""
 _logger = logging.getLogger(__name__)
 
 
@@ -96,6 +93,9 @@ class ReplicationStream:
     Args:
         uri: of the database; a role with REPLICATION.
         start: the change log's frontier; an empty position means the slot's own.
+        upto: ends with :class:`~changefeed.sources.base.StreamFallback` when its frontier is
+            there: the log behind is read with another publication. Large transactions then come
+            at their commit.
         describe: the catalog's present knowledge of tables, by oid.
         intern: gives a schema its version.
         source: the name that table names begin with.
@@ -120,6 +120,7 @@ class ReplicationStream:
         publication: str,
         *,
         start: Frontier,
+        upto: Position | None = None,
         describe: Describe,
         intern: Intern,
         source: str,
@@ -135,24 +136,39 @@ class ReplicationStream:
         batch_bytes: int = BATCH_BYTES,
         batch_seconds: float = BATCH_SECONDS,
         small: int = SMALL,
+        patience: float = 1.0,
+        look_again: float = 0.2,
+        slot_patience: float = 2.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._uri = uri
         self._slot = slot
         self._publication = publication
         self._start = start
-        self._visibility = Visibility(unseen) if unseen is not None else None
-        self._relations = Relations(source, describe, intern, latest, self._visibility)
+        self._upto = upto
+        self._visibility = Visibility(unseen, patience, clock) if unseen is not None else None
+        self._relations = Relations(
+            source,
+            describe,
+            intern,
+            latest,
+            self._visibility,
+            look_again=look_again,
+            clock=clock,
+        )
         self._spool_dir = spool_dir
         self._lookup = lookup
         self._system_id = system_id
         self._binary = binary
-        self._streaming = streaming
+        self._streaming = streaming and upto is None
         self._streams = False
         self._decoding_failed = decoding_failed
         self._heartbeat = heartbeat
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
         self._small = small
+        self._slot_patience = slot_patience
         self._lock = threading.Lock()
         self._reporter: _Reporter | None = None
         self._connection: ReplicationConnection | None = None
@@ -179,11 +195,17 @@ class ReplicationStream:
                 # yet to show that its history is ours.
                 with (
                     _Reporter(connection, start.confirmed) as reporter,
-                    _LogEnd(self._uri) as clock,
+                    LateSession(self._uri) as session,
                 ):
                     self._reporter = reporter
+                    log_end = _LogEnd(session)
+                    idle_changes = IdleChanges(
+                        session, self._publication, self._relations, self._clock
+                    )
                     self._begin(connection, start)
-                    yield from self._follow(connection, reporter, clock, start)
+                    for flush in self._follow(connection, reporter, log_end, idle_changes, start):
+                        yield flush
+                        self._check_end(flush.frontier)
         except ChangefeedError:
             if not self._closed:
                 raise
@@ -199,7 +221,7 @@ class ReplicationStream:
 
     def hasten(self) -> None:
         """Somebody waits for the frontier: the heartbeats of the next moment come at once."""
-        self._hasty_until = time.monotonic() + HASTY_SECONDS
+        self._hasty_until = self._clock.monotonic() + HASTY_SECONDS
         reporter = self._reporter
         if reporter is not None:
             # The answer wakes the thread that reads. One that broke finds out by itself.
@@ -213,6 +235,15 @@ class ReplicationStream:
             connection = self._connection
         if connection is not None:
             connection.close()
+
+    def _check_end(self, frontier: Frontier | None) -> None:
+        """After a flush is durable: the publication has served."""
+        if self._upto is not None and frontier is not None and frontier.position >= self._upto:
+            raise StreamFallback(
+                "CF2101",
+                f"the log up to {self._upto} is read with publication {self._publication!r}; "
+                "reading on with our own",
+            )
 
     # ------------------------------------------------------------------------- start
 
@@ -233,13 +264,7 @@ class ReplicationStream:
             )
         # Before the slot: a server that was restored may be without it, and that is why.
         history = self._check_history(connection, identity)
-        rows = connection.query(
-            "select confirmed_flush_lsn, database, to_jsonb(s)->>'wal_status'"
-            f" from pg_replication_slots s where slot_name = {literal(self._slot)}"
-        )
-        if not rows:
-            raise ChangefeedError("CF2102", f"replication slot {self._slot!r} does not exist")
-        confirmed, database, status = rows[0]
+        confirmed, database, status = self._slot_at_rest(connection)
         if status == "lost" or confirmed is None:
             raise ChangefeedError("CF2102", f"replication slot {self._slot!r} was invalidated")
         if database != identity.database:
@@ -253,6 +278,34 @@ class ReplicationStream:
         else:
             begin = max(slot, history.witness.lsn)
         return _Start(frontier, slot, begin, history)
+
+    def _slot_at_rest(self, connection: ReplicationConnection) -> Sequence[str | None]:
+        """The slot's place, database and state of its log, while nobody reads from it.
+
+        The server may still be about to take the last acknowledgement of a reader that ended, and
+        move the slot: what it sends to us would begin behind the place that was read.
+
+        Raises:
+            ChangefeedError: CF2101 another reader has it, CF2102 it is gone.
+        """
+        deadline = self._clock.monotonic() + self._slot_patience
+        while True:
+            rows = connection.query(
+                "select active_pid, confirmed_flush_lsn, database, to_jsonb(s)->>'wal_status'"
+                f" from pg_replication_slots s where slot_name = {literal(self._slot)}"
+            )
+            if not rows:
+                raise ChangefeedError("CF2102", f"replication slot {self._slot!r} does not exist")
+            reader, *found = rows[0]
+            if reader is None:
+                return found
+            if self._clock.monotonic() > deadline:
+                raise ChangefeedError(
+                    "CF2101",
+                    f"replication slot {self._slot!r} is read by another connection",
+                    detail=f"its server process is {reader}",
+                )
+            self._clock.sleep(SLOT_LOOK_SECONDS)
 
     def _check_history(
         self, connection: ReplicationConnection, identity: SystemIdentity
@@ -298,8 +351,7 @@ class ReplicationStream:
             _logger.warning("binary=true needs PostgreSQL 14: reading as text")
             return False
         with connect(self._uri) as session, source_errors("look at published columns"):
-            oids = [row[0] for row in session.execute(_PUBLISHED, [self._publication]).fetchall()]
-            tables = read_details(session, oids).values()
+            tables = read_details(session, published(session, self._publication)).values()
         for details in tables:
             for column in schema_of(details, "").columns:
                 if not has_binary(column):
@@ -317,7 +369,8 @@ class ReplicationStream:
         self,
         connection: ReplicationConnection,
         reporter: _Reporter,
-        clock: _LogEnd,
+        log_end: _LogEnd,
+        idle_changes: IdleChanges,
         start: _Start,
     ) -> Iterator[Flush]:
         spool = Spool(self._spool_dir, self._batch_bytes)
@@ -330,6 +383,7 @@ class ReplicationStream:
             visibility=self._visibility,
             small=self._small,
             history=start.history,
+            upto=self._upto,
             redelivery=Redelivery(
                 start.history.witness,
                 begin=start.begin,
@@ -339,11 +393,11 @@ class ReplicationStream:
         )
         inbox = Inbox(self._batch_bytes)
         told = beaten = start.frontier
-        last_beat = time.monotonic()
+        last_beat = self._clock.monotonic()
         gather_until = 0.0
         while True:
-            if (pause := gather_until - time.monotonic()) > 0:
-                time.sleep(pause)
+            if (pause := gather_until - self._clock.monotonic()) > 0:
+                self._clock.sleep(pause)
             received = self._receive(connection, reporter, inbox)
             cut = inbox.cut(everything=inbox.full)
             for flush in assembler.take(inbox, cut):
@@ -351,23 +405,32 @@ class ReplicationStream:
                     told = flush.frontier
                 yield flush
                 if received < SMALL_PIECE:
-                    gather_until = time.monotonic() + GATHER_SECONDS
+                    gather_until = self._clock.monotonic() + GATHER_SECONDS
             inbox.drop(cut)
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if now >= last_beat + self._beat(now):
                 last_beat = now
                 if assembler.idle and assembler.settled:
                     if assembler.last == beaten.at and assembler.frontier != beaten:
                         # The server reads on through log that is not ours: its keepalives
                         # do not tell whether it is behind, so the server is asked.
-                        assembler.sample(*clock.read())
-                    if assembler.frontier != told:
+                        assembler.sample(*log_end.read())
+                    # Before the frontier is told: who waits for it takes the shapes for read, too.
+                    # A publication that is not ours may leave columns out.
+                    ours = self._upto is None
+                    hasty = now < self._hasty_until
+                    shapes = idle_changes.due(assembler.position, hasty=hasty) if ours else []
+                    changed = assembler.change_shapes(shapes)
+                    if changed is not None:
+                        told = assembler.frontier
+                        yield changed
+                    if assembler.frontier != told and not idle_changes.waiting:
                         told = assembler.frontier
                         yield Flush((), told)
                 beaten = assembler.frontier
                 reporter.report(reply=True)
             if not inbox.filled or not inbox.full:
-                now = time.monotonic()
+                now = self._clock.monotonic()
                 connection.wait(max(0.0, last_beat + self._beat(now) - now))
 
     def _beat(self, now: float) -> float:
@@ -377,7 +440,7 @@ class ReplicationStream:
 
     def _receive(self, connection: ReplicationConnection, reporter: _Reporter, inbox: Inbox) -> int:
         """Read what is there, up to a batch; how many bytes."""
-        deadline = time.monotonic() + self._batch_seconds
+        deadline = self._clock.monotonic() + self._batch_seconds
         received = 0
         while not inbox.full:
             count = inbox.fill(connection.receive_into)
@@ -388,10 +451,10 @@ class ReplicationStream:
                     inbox.reply_wanted = False
                     reporter.report()
             deep = received >= DEEP_BYTES
-            if (count == 0 and not deep) or time.monotonic() >= deadline:
+            if (count == 0 and not deep) or self._clock.monotonic() >= deadline:
                 break
             if deep and count < SMALL_PIECE and connection.may_nap:
-                time.sleep(NAP_SECONDS)
+                self._clock.sleep(NAP_SECONDS)
         return received
 
     def _scan(self, inbox: Inbox) -> None:
@@ -411,32 +474,19 @@ class ReplicationStream:
 
 
 class _LogEnd:
-    """Reads where the server's log ends now, over an ordinary session opened when needed."""
+    """Reads where the server's log ends now."""
 
     # The clock first: what commits behind the position then committed after that time.
-    _SQL = """
-        select (extract(epoch from clock_timestamp()) * 1000000)::int8,
-          case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
-               else pg_current_wal_insert_lsn() end::text
-    """
+    _SQL = f"select (extract(epoch from clock_timestamp()) * 1000000)::int8, {LOG_END}"
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._connection: Connection | None = None
-
-    def __enter__(self) -> _LogEnd:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._connection is not None:
-            self._connection.close()
+    def __init__(self, session: LateSession) -> None:
+        self._session = session
 
     def read(self) -> tuple[int, int]:
         """The LSN, and the server's time in nanoseconds just before."""
-        if self._connection is None:
-            self._connection = connect(self._uri)
+        session = self._session.get()
         with source_errors("ask for the current position"):
-            row = self._connection.execute(self._SQL).fetchone()
+            row = session.execute(self._SQL).fetchone()
         if row is None:
             raise ChangefeedError("CF2101", "the source did not say where its log ends")
         return parse_lsn(row[1]), row[0] * 1000

@@ -8,13 +8,13 @@ has it. What is read from a table or from the catalog before is of the time befo
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.sources.postgres.details import Executes
 
-#: Seconds a transaction is waited for, and between two looks.
-PATIENCE, LOOK_AGAIN = 1.0, 0.005
+#: Seconds between two looks.
+LOOK_AGAIN = 0.005
 
 #: Of the transactions (low 32 bits of their numbers) those that other sessions do not see.
 Unseen = Callable[[Collection[int]], set[int]]
@@ -36,21 +36,23 @@ def read_unseen(connection: Executes, xids: Collection[int]) -> set[int]:
 class Visibility:
     """Waits for transactions to be seen.
 
-    One that is not seen for :data:`PATIENCE` seconds (its synchronous standby is away) is given up,
-    and none is waited for until a look finds all of them seen: the stream goes on.
+    One that is not seen for ``patience`` seconds (its synchronous standby is away) is given up, and
+    none is waited for until a look finds all of them seen: the stream goes on.
     """
 
-    def __init__(self, unseen: Unseen) -> None:
+    def __init__(self, unseen: Unseen, patience: float = 1.0, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._unseen = unseen
+        self._patience = patience
         self._patient = True
 
     def wait(self, xids: Collection[int]) -> set[int]:
         """Wait until other sessions see these transactions; those that they still do not."""
         if not xids:
             return set()
-        deadline = time.monotonic() + (PATIENCE if self._patient else 0.0)
+        deadline = self._clock.monotonic() + (self._patience if self._patient else 0.0)
         while left := self._unseen(xids):
-            if time.monotonic() >= deadline:
+            if self._clock.monotonic() >= deadline:
                 if self._patient:
                     _logger.warning(
                         "the server sent transaction %s and does not show it to other sessions"
@@ -60,6 +62,6 @@ class Visibility:
                     )
                 self._patient = False
                 return left
-            time.sleep(LOOK_AGAIN)
+            self._clock.sleep(LOOK_AGAIN)
         self._patient = True
         return set()

@@ -1,53 +1,46 @@
-"""The PostgreSQL protocol as replication needs it, on a plain socket.
+"""A walsender session: replication commands, and the stream that follows them.
 
-libpq hands out one row per call and copies it; here the kernel writes the stream straight into
-the buffer it is decoded in. Only what a walsender understands is spoken: startup, the simple
-query protocol, COPY BOTH.
-
-The URI is read by libpq's own parser (through psycopg), so every spelling that works there
-works here; several hosts are tried in order; ``.pgpass`` and ``PG*`` variables count.
+libpq logs in, as for every other session (:mod:`.connect`), and runs the commands. The stream is
+read from the session's socket, or from libpq where the connection is encrypted
+(:mod:`.transport`).
 """
 
 from __future__ import annotations
 
-import getpass
 import os
-import re
-import select
 import socket
-import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import psycopg
 from psycopg import pq
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
-from changefeed.sources.postgres import tls
-from changefeed.sources.postgres.auth import Authenticator
-from changefeed.sources.postgres.connect import SESSION, connect, connection_info
+from changefeed.sources.postgres.connect import (
+    apply_settings,
+    connect_replication,
+    is_plain,
+    source_errors,
+)
 from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.lsn import format_lsn, parse_lsn, position_of
-
-#: What the kernel may hold for us. On a small buffer the walsender stops and starts with every
-#: few messages; 4 MB lets it run ahead while a batch is decoded.
-RECEIVE_BUFFER = 4 << 20
+from changefeed.sources.postgres.transport import RECEIVE_BUFFER, EncryptedStream, Transport
 
 #: Seconds between 1970-01-01 and 2000-01-01, where PostgreSQL's clock starts.
 EPOCH_SECONDS = 946_684_800
 
-_PROTOCOL = 196_608  # 3.0
-_SSL_REQUEST = 80_877_103
-#: Answers to commands are short; a timeline's history is the longest. The stream is not read so.
-_LONGEST_ANSWER = 64 << 20
+#: The answer to START_REPLICATION is short; the stream is not read so.
+_LONGEST_ANSWER = 1 << 20
 _CANCELLED = "the connection was closed on our side"
+#: Statements of a walsender session wait for locks as long as it takes: creating a slot waits for
+#: every transaction that is open.
+_WAITING = {"lock_timeout": "0"}
 
 Row = tuple[str | None, ...]
 T = TypeVar("T")
@@ -99,25 +92,6 @@ def error_fields(body: bytes | memoryview) -> dict[str, str]:
 # --------------------------------------------------------------------------- parameters
 
 
-def parameters_of(uri: str) -> dict[str, str]:
-    """All connection parameters: of the URI, else of the environment, else libpq's defaults.
-
-    Raises:
-        ChangefeedError: CF1201/CF1202; the message never repeats the URI.
-    """
-    found = {
-        option.keyword.decode(): option.val.decode()
-        for option in pq.Conninfo.get_defaults()
-        if option.val is not None
-    }
-    for option in pq.Conninfo.parse(connection_info(uri).encode()):
-        if option.val is not None:
-            found[option.keyword.decode()] = option.val.decode()
-    found.setdefault("user", _system_user())
-    found.setdefault("dbname", found["user"])
-    return found
-
-
 def split_binary(uri: str) -> tuple[str, bool]:
     """Take our own parameter ``binary`` out of a URI: the rest is libpq's.
 
@@ -147,236 +121,6 @@ def split_binary(uri: str) -> tuple[str, bool]:
     return head + ("?" + "&".join(theirs) if theirs else ""), chosen
 
 
-def _system_user() -> str:
-    return getpass.getuser()
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One address to try. ``host`` names it (certificates, .pgpass), ``address`` is dialled."""
-
-    host: str
-    address: str
-    port: int
-
-    @property
-    def local(self) -> bool:
-        """A unix socket's folder instead of a host."""
-        return self.address.startswith(("/", "@"))
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def endpoints(parameters: Mapping[str, str]) -> list[Endpoint]:
-    """The hosts of the URI in order; without any, the local socket or else localhost.
-
-    Raises:
-        ChangefeedError: CF1207 a port is not a number.
-    """
-    hosts = parameters.get("host", "").split(",")
-    addresses = parameters.get("hostaddr", "").split(",")
-    ports = (parameters.get("port") or "5432").split(",")
-    found = []
-    for i in range(max(len(hosts), len(addresses))):
-        host = hosts[i] if i < len(hosts) else ""
-        address = addresses[i] if i < len(addresses) else ""
-        port = ports[i] if i < len(ports) else ports[-1]
-        host = host or address or _default_host()
-        if port and not port.isdecimal():
-            raise ChangefeedError("CF1207", "the port of a PostgreSQL source is not a number")
-        found.append(Endpoint(host, address or host, int(port or 5432)))
-    return found
-
-
-def _default_host() -> str:
-    for folder in ("/var/run/postgresql", "/tmp"):
-        if list(Path(folder).glob(".s.PGSQL.*")):
-            return folder
-    return "localhost"
-
-
-def _password(parameters: Mapping[str, str], endpoint: Endpoint) -> str | None:
-    if "password" in parameters:
-        return parameters["password"]
-    path = Path(parameters.get("passfile") or "~/.pgpass").expanduser()
-    try:
-        if path.stat().st_mode & 0o077:
-            return None  # as libpq: a file that others can read is not looked at
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    host = "localhost" if endpoint.local else endpoint.host
-    wanted = (host, str(endpoint.port), parameters["dbname"], parameters["user"])
-    for line in lines:
-        parts = [re.sub(r"\\(.)", r"\1", p) for p in re.split(r"(?<!\\):", line.strip())]
-        if len(parts) == 5 and all(p in ("*", w) for p, w in zip(parts[:4], wanted, strict=True)):
-            return parts[4]
-    return None
-
-
-# --------------------------------------------------------------------------- the socket
-
-
-class Transport:
-    """A non-blocking socket, with or without TLS, that another thread may wake or write to.
-
-    One lock serialises reads and writes: an OpenSSL connection allows only one at a time.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._use = threading.Lock()
-        self._waiting = threading.Lock()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._closing = False
-        self._closed = False
-        sock.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(sock.fileno(), select.POLLIN)
-        self._poll.register(self._wake_read, select.POLLIN)
-
-    @property
-    def tls(self) -> ssl.SSLSocket | None:
-        """The TLS socket, None on a plain one."""
-        return self._sock if isinstance(self._sock, ssl.SSLSocket) else None
-
-    def receive_into(self, view: memoryview) -> int:
-        """Read what is there; 0 when there is nothing.
-
-        Raises:
-            OSError: the other side or we closed, or the connection broke.
-        """
-        with self._use:
-            self._check_open()
-            try:
-                count = self._sock.recv_into(view)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return 0
-        if count == 0:
-            raise ConnectionResetError("the server closed the connection")
-        return count
-
-    def send(self, data: bytes, timeout: float = 30.0) -> None:
-        """Write all of ``data``; a peer that takes nothing for ``timeout`` seconds is gone."""
-        view = memoryview(data)
-        deadline = time.monotonic() + timeout
-        with self._use:
-            if self._closed:
-                raise ConnectionAbortedError("closed")
-            while view:
-                try:
-                    view = view[self._sock.send(view) :]
-                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError("the server takes no data") from None
-                    select.select([], [self._sock], [], min(left, 1.0))
-
-    def wait(self, seconds: float | None) -> bool:
-        """Wait for something to read; False after ``seconds`` or when woken."""
-        with self._waiting:
-            self._check_open()
-            tls_socket = self.tls
-            if tls_socket is not None and tls_socket.pending():
-                return True
-            ready = self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
-            self._check_open()
-            if any(descriptor == self._wake_read for descriptor, _ in ready):
-                os.read(self._wake_read, 4096)
-                return False
-            return bool(ready)
-
-    def wake(self) -> None:
-        """Make a thread in :meth:`wait` return. Safe from any thread and after close."""
-        with self._use:
-            if not self._closed:
-                try:
-                    os.write(self._wake_write, b"!")
-                except BlockingIOError:
-                    return  # the pipe is full of wake-ups already
-
-    def close(self, farewell: bytes = b"") -> None:
-        """Close the socket after a last word. Idempotent; a thread in :meth:`wait` leaves first:
-        a descriptor closed under poll may by then be somebody else's."""
-        self._closing = True
-        self.wake()
-        with self._waiting:
-            if self._closed:
-                return
-            try:
-                if farewell:
-                    self.send(farewell, 1.0)
-            except OSError:
-                farewell = b""  # the other side is gone already
-            with self._use:
-                self._closed = True
-                self._sock.close()
-                os.close(self._wake_read)
-                os.close(self._wake_write)
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise ConnectionAbortedError("closed")
-
-
-def _dial(endpoint: Endpoint, parameters: Mapping[str, str], timeout: float) -> socket.socket:
-    if endpoint.local:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(timeout)
-        try:
-            sock.connect(f"{endpoint.address}/.s.PGSQL.{endpoint.port}")
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection((endpoint.address, endpoint.port), timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if parameters.get("keepalives", "1") != "0":
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, option in _KEEPALIVES.items():
-            if name in parameters and hasattr(socket, option):
-                value = int(parameters[name])
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return sock
-
-
-_KEEPALIVES = {
-    "keepalives_idle": "TCP_KEEPIDLE",
-    "keepalives_interval": "TCP_KEEPINTVL",
-    "keepalives_count": "TCP_KEEPCNT",
-    "tcp_user_timeout": "TCP_USER_TIMEOUT",
-}
-
-
-def _secure(
-    sock: socket.socket, endpoint: Endpoint, parameters: Mapping[str, str]
-) -> socket.socket:
-    """Turn the connection into a TLS one, or give it back as it is where that is allowed."""
-    mode = parameters.get("sslmode", "prefer")
-    made = tls.context(parameters)
-    if parameters.get("sslnegotiation") != "direct":
-        sock.sendall(struct.pack(">ii", 8, _SSL_REQUEST))
-        answer = sock.recv(1)
-        if answer != b"S":
-            if mode in ("allow", "prefer"):
-                return sock
-            raise ChangefeedError(
-                "CF2002", f"the server at {endpoint} does not support TLS (sslmode={mode})"
-            )
-    named = parameters.get("sslsni", "1") != "0" or made.check_hostname
-    try:
-        return made.wrap_socket(sock, server_hostname=endpoint.host if named else None)
-    except ssl.SSLCertVerificationError as error:
-        raise ChangefeedError(
-            "CF2002",
-            f"the certificate of the server at {endpoint} was not accepted: {error.verify_message}",
-            hint="check sslrootcert, and that the host in the URI is the one in the certificate.",
-        ) from None
-
-
 # ----------------------------------------------------------------------- the connection
 
 
@@ -402,6 +146,9 @@ class CreatedSlot:
 class ReplicationConnection:
     """A walsender session of one database.
 
+    Attributes:
+        plain: nothing encrypts the connection.
+
     Closing from another thread ends whatever waits here with CF2101.
 
     Raises:
@@ -409,27 +156,30 @@ class ReplicationConnection:
     """
 
     def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._parameters = parameters_of(uri)
-        self._settings: dict[str, str] = {}
+        self._session = connect_replication(uri)
+        try:
+            with source_errors("open a replication connection"):
+                apply_settings(self._session, **_WAITING)
+                self.plain = is_plain(self._session)
+            sock = socket.socket(fileno=os.dup(self._session.pgconn.socket))
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            self._transport = Transport(sock)
+        except BaseException:
+            self._session.close()
+            raise
+        self._local = sock.family == socket.AF_UNIX
         self._inbox = bytearray()
         self._closing = False
-        self._local = False
-        self._transport = self._connect()
-        self._apply_newer_settings()
+        self._streaming = False
+        self._command = threading.Lock()
 
     # -------------------------------------------------------------------------- facts
 
     @property
     def server_version(self) -> int:
         """As libpq counts: 160015 for 16.15."""
-        match = re.match(r"(\d+)(?:\.(\d+))?", self._settings.get("server_version", ""))
-        return int(match[1]) * 10_000 + int(match[2] or 0) if match else 0
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """What the server reported about itself (``server_encoding``, ...)."""
-        return self._settings
+        return self._session.pgconn.server_version
 
     @property
     def may_nap(self) -> bool:
@@ -445,19 +195,30 @@ class ReplicationConnection:
         Raises:
             ChangefeedError: by the server's SQLSTATE.
         """
-        self._send(b"Q", sql.encode() + b"\0")
-        rows: list[Row] = []
-        failed: ChangefeedError | None = None
-        while True:
-            kind, body = self._message(None)
-            if kind == b"D":
-                rows.append(_data_row(body))
-            elif kind == b"E":
-                failed = server_error(error_fields(body), "run a command on the source")
-            elif kind == b"Z":
-                if failed:
-                    raise failed
-                return rows
+        with self._command:
+            self._check_open()
+            try:
+                result = self._session.execute(sql.encode()).pgresult
+            except psycopg.Error as error:
+                raise self._failed(error) from error
+        if result is None or result.status != pq.ExecStatus.TUPLES_OK:
+            return []
+        columns = range(result.nfields)
+        with readable("an answer"):
+            return [
+                tuple(_text(result.get_value(row, column)) for column in columns)
+                for row in range(result.ntuples)
+            ]
+
+    def _failed(self, error: psycopg.Error) -> ChangefeedError:
+        """A command's error, by its SQLSTATE; without one the connection is lost."""
+        if self._closing:
+            return ChangefeedError("CF2101", _CANCELLED)
+        if error.sqlstate is None:
+            reason = str(error).strip().partition("\n")[0]
+            return ChangefeedError("CF2101", f"the connection to the source broke: {reason}")
+        fields = {"C": error.sqlstate, "M": error.diag.message_primary or "no reason given"}
+        return server_error(fields, "run a command on the source")
 
     def identify_system(self) -> SystemIdentity:
         """IDENTIFY_SYSTEM."""
@@ -532,16 +293,45 @@ class ReplicationConnection:
         """
         shown = ", ".join(f"{identifier(k)} {literal(v)}" for k, v in options.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {format_lsn(lsn)} ({shown})"
-        self._send(b"Q", command.encode() + b"\0")
-        failed: ChangefeedError | None = None
+        with self._command:
+            self._check_open()
+            begin = self._begin if self.plain else self._begin_encrypted
+            fields = begin(command.encode())
+            if fields is not None:
+                raise server_error(fields, f"follow replication slot {slot!r}")
+            self._streaming = True
+
+    def _begin(self, command: bytes) -> dict[str, str] | None:
+        """Ask for the stream on the socket, past libpq, which is idle and holds nothing back.
+
+        Returns: the fields of the server's error, None when the stream begins.
+        """
+        self._send(b"Q", command + b"\0")
+        failed: dict[str, str] | None = None
         while True:
-            kind, body = self._message(None)
+            kind, body = self._message()
             if kind == b"W":
-                return
+                return None
             if kind == b"E":
-                failed = server_error(error_fields(body), f"follow replication slot {slot!r}")
-            elif kind == b"Z" and failed:
-                raise failed
+                failed = error_fields(body)
+            elif kind == b"Z" and failed is not None:
+                return failed
+
+    def _begin_encrypted(self, command: bytes) -> dict[str, str] | None:
+        """Ask for the stream by libpq."""
+        connection = self._session.pgconn
+        try:
+            result = connection.exec_(command)
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+        if result.status == pq.ExecStatus.COPY_BOTH:
+            self._transport.read_from(EncryptedStream(connection))
+            return None
+        state = result.error_field(pq.DiagnosticField.SQLSTATE)
+        if state is None:
+            raise self._failed(psycopg.OperationalError(result.get_error_message()))
+        message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+        return {"C": state.decode(), "M": message.decode(errors="replace")}
 
     # ----------------------------------------------------------------------- streaming
 
@@ -580,8 +370,17 @@ class ReplicationConnection:
     def close(self) -> None:
         """End the session and any stream in it. Idempotent, safe from any thread."""
         self._closing = True
-        # CopyDone and Terminate: the server lets the slot go at once.
-        self._transport.close(struct.pack(">ci", b"c", 4) + struct.pack(">ci", b"X", 4))
+        if not self._command.acquire(blocking=False):
+            # A command waits for the server, which may take its time.
+            self._transport.interrupt()
+            self._command.acquire()
+        try:
+            # CopyDone, and what libpq says last: the server lets the slot go at once.
+            farewell = struct.pack(">ci", b"c", 4) if self._streaming else b""
+            self._transport.close(farewell)
+            self._session.close()
+        finally:
+            self._command.release()
 
     def __enter__(self) -> Self:
         return self
@@ -594,130 +393,32 @@ class ReplicationConnection:
     ) -> None:
         self.close()
 
-    # ------------------------------------------------------------------------- startup
-
-    def _connect(self) -> Transport:
-        """The first endpoint that lets us in."""
-        failures: list[ChangefeedError] = []
-        mode = self._parameters.get("sslmode", "prefer")
-        if mode not in tls.MODES:
-            raise ChangefeedError("CF1207", f"unknown sslmode {mode!r}")
-        for endpoint in self._endpoints():
-            tries = (False,) if endpoint.local else tls.attempts(mode)
-            for secure in tries:
-                try:
-                    return self._open(endpoint, secure)
-                except ChangefeedError as error:
-                    failures.append(error)
-        raise failures[0]
-
-    def _endpoints(self) -> list[Endpoint]:
-        """All that may be tried; where the kind of server matters, the one that libpq picks."""
-        every = endpoints(self._parameters)
-        wanted = self._parameters.get("target_session_attrs", "any")
-        if len(every) == 1 or wanted == "any":
-            return every
-        with connect(self._uri) as session:
-            info = session.info
-            return [Endpoint(info.host, info.hostaddr or info.host, info.port)]
-
-    def _open(self, endpoint: Endpoint, secure: bool) -> Transport:
-        timeout = float(self._parameters.get("connect_timeout") or 10) or 3600.0
-        sock: socket.socket | None = None
-        try:
-            sock = _dial(endpoint, self._parameters, timeout)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-            if secure:
-                sock = _secure(sock, endpoint, self._parameters)
-        except (OSError, ChangefeedError) as error:
-            if sock is not None:
-                sock.close()
-            if isinstance(error, ChangefeedError):
-                raise
-            reason = error.strerror or str(error) or type(error).__name__
-            raise ChangefeedError(
-                "CF2001", f"cannot reach the server at {endpoint}: {reason}"
-            ) from None
-        self._transport = Transport(sock)
-        self._local = endpoint.local
-        self._settings.clear()
-        self._inbox.clear()
-        try:
-            self._log_in(endpoint, time.monotonic() + timeout)
-        except BaseException:
-            self._transport.close()
-            raise
-        return self._transport
-
-    def _log_in(self, endpoint: Endpoint, deadline: float) -> None:
-        self._transport.send(_startup(self._parameters))
-        login = Authenticator(
-            self._parameters["user"],
-            _password(self._parameters, endpoint),
-            tls=self._transport.tls,
-            channel_binding=self._parameters.get("channel_binding", "prefer"),
-            require_auth=self._parameters.get("require_auth", ""),
-        )
-        while True:
-            kind, body = self._message(deadline)
-            if kind == b"R":
-                _, answer = login.answer(body)
-                if answer:
-                    self._send(b"p", answer)
-            elif kind == b"E":
-                error = server_error(error_fields(body), f"log in at {endpoint}")
-                if error.code is Code.STREAM_BROKE:
-                    error = ChangefeedError("CF2001", error.message, detail=error.detail)
-                raise error
-            elif kind == b"Z":
-                return
-
-    def _apply_newer_settings(self) -> None:
-        """Time limits that would end us, by the version that brought them."""
-        for since, name in ((140_000, "idle_session_timeout"), (170_000, "transaction_timeout")):
-            if self.server_version >= since:
-                try:
-                    self.query(f"SET {name} = 0")
-                except BaseException:
-                    self.close()
-                    raise
-
     # ------------------------------------------------------------------------ messages
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ChangefeedError("CF2101", _CANCELLED)
 
     def _send(self, kind: bytes, body: bytes) -> None:
         message = kind + struct.pack(">i", len(body) + 4) + body
         self._guarded(lambda: self._transport.send(message))
 
-    def _message(self, deadline: float | None) -> tuple[bytes, bytes]:
-        """The next message; ParameterStatus and notices are taken care of here."""
-        while True:
-            while len(self._inbox) < 5 or len(self._inbox) < _needed(self._inbox):
-                self._fill(deadline)
-                if len(self._inbox) >= 5 and not 5 <= _needed(self._inbox) <= _LONGEST_ANSWER:
-                    raise _garbage()
-            size = _needed(self._inbox)
-            kind, body = bytes(self._inbox[:1]), bytes(self._inbox[5:size])
-            del self._inbox[:size]
-            if kind == b"S":
-                name, zero, value = body.partition(b"\0")
-                if not zero:
-                    raise _garbage()
-                shown = value.rstrip(b"\0").decode(errors="replace")
-                self._settings[name.decode(errors="replace")] = shown
-            elif kind not in (b"N", b"A", b"K"):
-                return kind, body
+    def _message(self) -> tuple[bytes, bytes]:
+        """The next message from the socket."""
+        while len(self._inbox) < 5 or len(self._inbox) < _needed(self._inbox):
+            self._fill()
+            if len(self._inbox) >= 5 and not 5 <= _needed(self._inbox) <= _LONGEST_ANSWER:
+                raise _garbage()
+        size = _needed(self._inbox)
+        kind, body = bytes(self._inbox[:1]), bytes(self._inbox[5:size])
+        del self._inbox[:size]
+        return kind, body
 
-    def _fill(self, deadline: float | None) -> None:
+    def _fill(self) -> None:
         chunk = memoryview(bytearray(65_536))
-        while True:
-            count = self._guarded(lambda: self._transport.receive_into(chunk))
-            if count:
-                self._inbox += chunk[:count]
-                return
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise ChangefeedError("CF2001", "the server did not answer in time")
-            self._guarded(partial(self._transport.wait, left))
+        while not (count := self._guarded(lambda: self._transport.receive_into(chunk))):
+            self._guarded(lambda: self._transport.wait(None))
+        self._inbox += chunk[:count]
 
     def _guarded(self, action: Callable[[], T]) -> T:
         """Errors of the socket in our words."""
@@ -735,21 +436,6 @@ class ReplicationConnection:
 # ---------------------------------------------------------------------- protocol pieces
 
 
-def _startup(parameters: Mapping[str, str]) -> bytes:
-    """The startup packet. Our settings are parameters of it: they win over ``options``."""
-    fields = {
-        "user": parameters["user"],
-        "database": parameters["dbname"],
-        "replication": "database",
-        **{k: parameters[k] for k in ("application_name", "options") if parameters.get(k)},
-        **SESSION,
-        "statement_timeout": "0",
-        "idle_in_transaction_session_timeout": "0",
-    }
-    body = b"".join(f"{k}\0{v}\0".encode() for k, v in fields.items()) + b"\0"
-    return struct.pack(">ii", len(body) + 8, _PROTOCOL) + body
-
-
 def _garbage() -> ChangefeedError:
     return ChangefeedError(
         "CF2001",
@@ -763,23 +449,8 @@ def _needed(inbox: bytearray) -> int:
     return int.from_bytes(inbox[1:5], "big") + 1
 
 
-def _data_row(body: bytes) -> Row:
-    try:
-        return _values(body)
-    except (struct.error, ValueError):
-        raise _garbage() from None
-
-
-def _values(body: bytes) -> Row:
-    (count,) = struct.unpack_from(">h", body)
-    place = 2
-    values: list[str | None] = []
-    for _ in range(count):
-        (size,) = struct.unpack_from(">i", body, place)
-        place += 4
-        values.append(None if size < 0 else body[place : place + size].decode())
-        place += max(size, 0)
-    return tuple(values)
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 def identifier(name: str) -> str:

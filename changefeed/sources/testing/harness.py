@@ -56,6 +56,9 @@ class SourceHarness(ABC):
     #: Cases the source cannot pass by its nature, with the reason.
     never: Mapping[str, str] = {}
 
+    #: How long a case waits for the stream, seconds.
+    deadline: float = 60.0
+
     #: A folder of the case's own.
     folder: Path
 

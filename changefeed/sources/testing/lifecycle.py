@@ -27,7 +27,7 @@ def attaching_changes_nothing(harness: SourceHarness) -> None:
 def capturing_twice_is_capturing(harness: SourceHarness) -> None:
     """capture() may be repeated, by another object too, and release() leaves nothing."""
     harness.execute(TABLE)
-    state = State(harness.folder)
+    state = State.of(harness)
     assert state.capture(harness.source(), "t").problems == {}
     start = state.attach(harness.source()).start()
     captured = state.capture(harness.source(), "t")
@@ -99,7 +99,7 @@ def positions_lie_above_what_committed(harness: SourceHarness) -> None:
 def a_restart_anywhere_loses_nothing(harness: SourceHarness) -> None:
     """A new process goes on from each frontier with the same rows and sequence numbers."""
     harness.execute(TABLE)
-    source, state = harness.source(), State(harness.folder / "first")
+    source, state = harness.source(), State.of(harness, "first")
     state.capture(source, "t")
     try:
         with reading(state, source, acknowledge=False) as reader:
@@ -117,7 +117,7 @@ def a_restart_anywhere_loses_nothing(harness: SourceHarness) -> None:
 
 def _again(harness: SourceHarness, first: State, place: int) -> list[tuple[object, ...]]:
     """The rows of the log up to a flush, and those of a stream from there on."""
-    state = State(harness.folder / f"again-{place}", first.memo, first.identity, first.schemas)
+    state = State.of(harness, f"again-{place}", first)
     state.flushes = list(first.flushes[: place + 1])
     state.frontier = state.flushes[-1].frontier
     with reading(state, harness.source(), acknowledge=False) as reader:
@@ -132,11 +132,11 @@ def _seen(change: Change) -> tuple[object, ...]:
 def a_restart_in_a_large_transaction(harness: SourceHarness) -> None:
     """A transaction of which only a part was read comes again, whole."""
     harness.execute(TABLE)
-    source, state = harness.source(), State(harness.folder / "first")
+    source, state = harness.source(), State.of(harness, "first")
     state.capture(source, "t")
     try:
         fill(harness, 30_000)
-        reader_state = State(harness.folder / "second", state.memo, state.identity)
+        reader_state = State.of(harness, "second", state)
         with reading(reader_state, source) as reader:
             reader.wait(lambda: reader_state.flushes)
         with reading(reader_state, harness.source()) as reader:
@@ -161,7 +161,7 @@ def closing_ends_the_stream(harness: SourceHarness) -> None:
 def a_lost_log_is_an_error(harness: SourceHarness) -> None:
     """Log that the source no longer has is never skipped in silence."""
     harness.execute(TABLE)
-    source, state = harness.source(), State(harness.folder)
+    source, state = harness.source(), State.of(harness)
     state.capture(source, "t")
     try:
         with reading(state, source) as reader:
@@ -187,9 +187,9 @@ def _resume(harness: SourceHarness, state: State) -> ChangefeedError | None:
 
 
 def a_new_log_after_a_lost_one(harness: SourceHarness) -> None:
-    """After release() a capture begins anew, whatever the memo said."""
+    """After release() a capture begins afresh, whatever the memo said."""
     harness.execute(TABLE)
-    state = State(harness.folder)
+    state = State.of(harness)
     state.capture(harness.source(), "t")
     harness.execute("INSERT INTO t VALUES (1, 'before')")
     harness.lose_log(state.memo or {})
@@ -210,7 +210,7 @@ def another_database_is_refused(harness: SourceHarness) -> None:
     harness.execute(TABLE)
     source, other = harness.source(), harness.other()
     assert source.identity() == harness.source().identity() != other.identity()
-    state = State(harness.folder)
+    state = State.of(harness)
     state.capture(source, "t")
     try:
         with reading(state, source) as reader:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from changefeed.core.clock import SystemClock, Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Change, ChangeBatch, Event, Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import (
     Attachment,
-    Captured,
+    CaptureResult,
     Memo,
     Source,
     Stream,
@@ -24,9 +24,6 @@ from changefeed.sources.base import (
     StreamRequest,
 )
 from changefeed.sources.testing.harness import SourceHarness
-
-#: How long a case waits for anything, seconds.
-DEADLINE = 60.0
 
 #: The owner of what cases make; as long as a state's id.
 OWNER = "testme"
@@ -56,7 +53,10 @@ class Schemas:
 
 @dataclass
 class State:
-    """What outlives a restart: memo, schemas, and the change log."""
+    """What outlives a restart: memo, schemas, and the change log.
+
+    ``deadline`` is how long its readers wait for the stream, in seconds.
+    """
 
     folder: Path
     memo: Memo | None = None
@@ -64,12 +64,23 @@ class State:
     schemas: Schemas = field(default_factory=Schemas)
     flushes: list[Flush] = field(default_factory=list)
     frontier: Frontier | None = None
+    deadline: float = 60.0
+    clock: Clock = SYSTEM_CLOCK
+
+    @classmethod
+    def of(cls, harness: SourceHarness, name: str = "", before: State | None = None) -> State:
+        """A state in the harness's folder, or in the folder ``name`` of it; with what a state
+        ``before`` holds at the source."""
+        made = cls(harness.folder / name, deadline=harness.deadline)
+        if before is not None:
+            made.memo, made.identity, made.schemas = before.memo, before.identity, before.schemas
+        return made
 
     def attach(self, source: Source) -> Attachment:
         """What is held at the source, by the saved memo."""
         return source.attach(OWNER, self.memo)
 
-    def capture(self, source: Source, *tables: str, schema: str | None = None) -> Captured:
+    def capture(self, source: Source, *tables: str, schema: str | None = None) -> CaptureResult:
         """Capture exactly these tables, and save what is held.
 
         Raises:
@@ -86,7 +97,7 @@ class State:
         """Where the stream goes on; the log's first entry where there is none."""
         if self.frontier is None:
             position, history = held.start()
-            self.frontier = Frontier(SystemClock().now(), position, history=history)
+            self.frontier = Frontier(self.clock.now(), position, history=history)
             self.flushes.append(Flush((), self.frontier))
         return self.frontier
 
@@ -186,7 +197,7 @@ class Reader:
             AssertionError: it does not hold in time.
         """
         with self._changed:
-            done = self._changed.wait_for(lambda: condition() or self._ended, DEADLINE)
+            done = self._changed.wait_for(lambda: condition() or self._ended, self._state.deadline)
         if self._error is not None:
             raise self._error
         assert done and condition(), "the stream did not get there in time"
@@ -198,7 +209,7 @@ class Reader:
 
     def failed(self) -> ChangefeedError:
         """Wait until the stream ends with an error."""
-        self._thread.join(DEADLINE)
+        self._thread.join(self._state.deadline)
         assert self._error is not None, "the stream did not end with an error"
         return self._error
 
@@ -210,7 +221,7 @@ class Reader:
         """
         self._stopped = True
         self._stream.close()
-        self._thread.join(DEADLINE)
+        self._thread.join(self._state.deadline)
         assert not self._thread.is_alive(), "close() does not end the stream"
 
 
@@ -227,7 +238,7 @@ def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterat
 @contextmanager
 def capturing(harness: SourceHarness, *tables: str) -> Iterator[tuple[State, Reader]]:
     """A new state that captures these tables and reads; nothing of it is left afterwards."""
-    state, source = State(harness.folder), harness.source()
+    state, source = State.of(harness), harness.source()
     captured = state.capture(source, *tables)
     try:
         assert captured.problems == {}, captured.problems

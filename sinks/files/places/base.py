@@ -27,7 +27,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedFile:
     """A file that is there: the last part of its path, and its bytes."""
 
     name: str
@@ -43,7 +43,7 @@ class CanLook(Protocol):
         ...
 
 
-class Place(Protocol):
+class FilePlace(Protocol):
     """Where the files of a sink are. Methods raise OSError or ChangefeedError.
 
     Attributes:
@@ -77,7 +77,7 @@ class Place(Protocol):
         """The names of the folders in ``folder`` (empty: the root)."""
         ...
 
-    def files(self, folder: str) -> list[Listed]:
+    def files(self, folder: str) -> list[ListedFile]:
         """The files in ``folder``, not below."""
         ...
 

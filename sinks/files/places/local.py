@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
-from sinks.files.places.base import Listed, Move
+from sinks.files.places.base import ListedFile, Move
 from sinks.files.staged import sync
 
 TEMPORARY = ".tmp"
@@ -21,8 +21,9 @@ ORPHAN_SECONDS = 3600.0
 class LocalPlace:
     """A directory; what another process staged can be published here."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
+        self._clock = clock
         self.staging = root / TEMPORARY
         self._mine = "0-unopened"
 
@@ -59,7 +60,7 @@ class LocalPlace:
             if path.name.startswith(self._mine):
                 continue
             try:
-                if time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
+                if self._clock.now().wall / 1e9 - path.stat().st_mtime > ORPHAN_SECONDS:
                     path.unlink()
             except FileNotFoundError:
                 continue  # another run of the job swept it first
@@ -87,9 +88,9 @@ class LocalPlace:
     def folders(self, folder: str) -> list[str]:
         return [entry.name for entry in self._entries(folder) if entry.is_dir()]
 
-    def files(self, folder: str) -> list[Listed]:
+    def files(self, folder: str) -> list[ListedFile]:
         found = [entry for entry in self._entries(folder) if entry.is_file()]
-        return [Listed(entry.name, entry.stat().st_size) for entry in found]
+        return [ListedFile(entry.name, entry.stat().st_size) for entry in found]
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:

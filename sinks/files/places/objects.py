@@ -11,11 +11,11 @@ again each folder gets one (an empty object whose name ends in ``/``, as its con
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import re
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,18 +23,16 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
 from sinks.files.places import remote
-from sinks.files.places.base import Listed, Move
+from sinks.files.places.base import ListedFile, Move
 from sinks.files.places.spec import PlaceSpec
 
 PROBE = ".probe"
 CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 1800.0
 """Half of what Google gives a token."""
-
-GOOGLE_SECONDS = 10
-"""How long Google's client repeats a request by itself; the feed goes on with longer pauses."""
 
 ORPHAN_SECONDS = 3600.0
 """Age at which a file below ``.tmp`` is nobody's any more: no upload takes that long."""
@@ -65,6 +63,7 @@ class ObjectPlace:
         connect: Callable[[], fs.FileSystem],
         root: str,
         address: str,
+        clock: Clock,
         *,
         way: str = PUT,
         marks: bool = False,
@@ -79,6 +78,7 @@ class ObjectPlace:
         self._connect = connect
         self._root = root
         self._address = address
+        self._clock = clock
         self._way = way
         self._marks = marks
         self._marked: set[str] = set()
@@ -89,8 +89,8 @@ class ObjectPlace:
     @property
     def _system(self) -> fs.FileSystem:
         with self._lock:
-            if self._connected is None or time.monotonic() > self._connected[1]:
-                self._connected = (self._connect(), time.monotonic() + self._lifetime)
+            if self._connected is None or self._clock.monotonic() > self._connected[1]:
+                self._connected = (self._connect(), self._clock.monotonic() + self._lifetime)
             return self._connected[0]
 
     def prepare(self, job: int, session: str) -> None:
@@ -125,7 +125,7 @@ class ObjectPlace:
         # Azure's folder goes as a whole: not where another's file is in it.
         shared = Counter(name.partition("/")[0] for _, name in below)
         for info, name in below:
-            age = time.time() - (info.mtime_ns or math.inf) / 1e9
+            age = (self._clock.now().wall - (info.mtime_ns or math.inf)) / 1e9
             ours = _OURS[self._way].fullmatch(name)
             if ours and shared[ours.group(1)] == 1 and age > ORPHAN_SECONDS:
                 self._forget(info.path)
@@ -215,9 +215,9 @@ class ObjectPlace:
     def folders(self, folder: str) -> list[str]:
         return [info.base_name for info in self._list(folder) if info.type == fs.FileType.Directory]
 
-    def files(self, folder: str) -> list[Listed]:
+    def files(self, folder: str) -> list[ListedFile]:
         found = [info for info in self._list(folder) if info.type == fs.FileType.File]
-        return [Listed(info.base_name, int(info.size)) for info in found]
+        return [ListedFile(info.base_name, int(info.size)) for info in found]
 
     def _list(self, folder: str) -> list[fs.FileInfo]:
         path = f"{self._root}/{folder}".rstrip("/")
@@ -233,15 +233,20 @@ class ObjectPlace:
         """The client keeps its connections for the next use."""
 
 
-def open_objects(spec: PlaceSpec, *, lists: bool = False) -> ObjectPlace:
-    """The place of a checked URI; it connects at its first use.
+def open_objects(
+    spec: PlaceSpec, clock: Clock, *, lists: bool, google_seconds: float
+) -> ObjectPlace:
+    """The place of a checked URI (see :func:`.opening.open_place`); it connects at its first use.
 
     ``lists``: what is put there has to be found by :meth:`ObjectPlace.folders`.
     """
+    google = functools.partial(_gs, google_seconds)
+    system = google if spec.scheme == "gs" else _SYSTEMS[spec.scheme]
     return ObjectPlace(
-        lambda: _SYSTEMS[spec.scheme](dict(spec.arguments)),
+        lambda: system(dict(spec.arguments)),
         spec.root,
         spec.shown,
+        clock,
         way=_WAYS.get(spec.scheme, PUT),
         marks=lists and spec.scheme == "gs",
         lifetime=TOKEN_SECONDS if "service_account" in spec.arguments else math.inf,
@@ -252,14 +257,14 @@ def _s3(arguments: dict[str, Any]) -> fs.FileSystem:
     return fs.S3FileSystem(connect_timeout=CONNECT_SECONDS, **arguments)
 
 
-def _gs(arguments: dict[str, Any]) -> fs.FileSystem:
+def _gs(seconds: float, arguments: dict[str, Any]) -> fs.FileSystem:
     key = arguments.pop("service_account", None)
     if key is not None:
         arguments |= _google_token(key)
     elif "access_token" in arguments:
         # Its end is not known; the client asks for one.
         arguments["credential_token_expiration"] = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
-    return fs.GcsFileSystem(retry_time_limit=dt.timedelta(seconds=GOOGLE_SECONDS), **arguments)
+    return fs.GcsFileSystem(retry_time_limit=dt.timedelta(seconds=seconds), **arguments)
 
 
 def _google_token(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +317,6 @@ def _hdfs(arguments: dict[str, Any]) -> fs.FileSystem:
 
 _SYSTEMS: Mapping[str, Callable[[dict[str, Any]], fs.FileSystem]] = {
     "s3": _s3,
-    "gs": _gs,
     "azure": _azure,
     "hdfs": _hdfs,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,9 +16,9 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.time_limits import limit_httpx, within
+from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 from sinks.files.places import remote
-from sinks.files.places.base import Listed, Move
+from sinks.files.places.base import ListedFile, Move
 from sinks.files.places.spec import PlaceSpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,12 @@ class WebPlace:
 
     staging = None
 
-    def __init__(self, spec: PlaceSpec) -> None:
+    def __init__(
+        self, spec: PlaceSpec, *, timeout: float = TIMEOUT, patience: float = PATIENCE
+    ) -> None:
+        """The server may be silent for ``timeout`` seconds, and a request may take ``patience``
+        times as long."""
+        self._timeout, self._patience = timeout, patience
         self._root = spec.root
         self._spec = spec
         self._client: httpx.Client | None = None
@@ -50,10 +56,13 @@ class WebPlace:
                 # Without TLS (and redirects are not followed) there is nothing to load.
                 verify=_context(arguments.get("ca")) if self._root.startswith("https:") else False,
                 auth=None if login is None else (login, arguments.get("password", "")),
-                timeout=TIMEOUT,
+                timeout=self._timeout,
             )
             limit_httpx(self._client)
         return self._client
+
+    def _within(self, size: int = 0) -> AbstractContextManager[None]:
+        return within(self._timeout, size, self._patience)
 
     def prepare(self, job: int, session: str) -> None:
         """Nothing is asked: the first PUT shows whether the server takes files."""
@@ -64,7 +73,7 @@ class WebPlace:
         import httpx
 
         try:
-            with within(TIMEOUT):
+            with self._within():
                 self._connected().head(self.url(""))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             reason = str(error) or type(error).__name__
@@ -83,7 +92,7 @@ class WebPlace:
         import httpx
 
         try:
-            with within(TIMEOUT, content.size):
+            with self._within(content.size):
                 answer = self._connected().put(self.url(name), content=content.to_pybytes())
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
@@ -96,7 +105,7 @@ class WebPlace:
 
         for name in names:
             try:
-                with within(TIMEOUT):
+                with self._within():
                     self._connected().delete(self.url(name))
             except httpx.HTTPError:
                 return  # away: the files do no harm
@@ -104,7 +113,7 @@ class WebPlace:
     def folders(self, folder: str) -> list[str]:
         raise NotImplementedError("a server that takes PUT has no listing")
 
-    def files(self, folder: str) -> list[Listed]:
+    def files(self, folder: str) -> list[ListedFile]:
         raise NotImplementedError("a server that takes PUT has no listing")
 
     def url(self, name: str) -> str:

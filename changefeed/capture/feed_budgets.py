@@ -1,0 +1,104 @@
+"""``max_disk``: how much of the change log a feed may have left to deliver.
+
+All feeds of a source share its log, so a feed cannot be held up alone: beyond its limit capture
+reads no more, as when the log is full, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import DesiredStatus, Job
+from changefeed.core.clock import Clock, SystemClock, Timestamp
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.timings import Timings
+from changefeed.options import MAX_DISK, Options
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    job_id: int
+    feed: str
+    text: str
+    size: int
+    at: Timestamp
+
+
+class FeedBudgets:
+    """Says whether capture must wait for a feed. For one thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        source: str,
+        above: Callable[[Timestamp], int],
+        clock: Clock | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        """``above``: how many bytes of the log hold what is above a timestamp."""
+        self._catalog = catalog
+        self._source = source
+        self._above = above
+        self._clock = clock or SystemClock()
+        self._interval = (timings or Timings()).budgets
+        self._version = -1
+        self._limited: list[tuple[Job, int]] = []
+        self._budgets: list[_Budget] = []
+        self._looked = float("-inf")
+        #: The feed that is waited for.
+        self._waits_for: int | None = None
+
+    def exceeded(self) -> str:
+        """Which feed has too much left to deliver, in words; empty when none has."""
+        now = self._clock.monotonic()
+        if now - self._looked >= self._interval:
+            self._look(now)
+        over = self._over()
+        if over is not None and self._looked != now:
+            # It may have delivered since.
+            self._look(now)
+            over = self._over()
+        self._waits_for = over.job_id if over is not None else None
+        if over is None:
+            return ""
+        return (
+            f"feed {over.feed} has as much of the change log left to deliver as its max_disk of "
+            f"{over.text} allows; nothing is read until half of it is delivered"
+        )
+
+    def _over(self) -> _Budget | None:
+        for budget in self._budgets:
+            # Half of it is to be free again, or reading would stop and go on at every commit.
+            limit = budget.size // 2 if budget.job_id == self._waits_for else budget.size
+            if self._above(budget.at) > limit:
+                return budget
+        return None
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        try:
+            self._budgets = self._read()
+        except ChangefeedError as error:
+            # The state does not answer: what is known of the feeds holds until it does.
+            if error.action is not Action.RETRY:
+                raise
+
+    def _read(self) -> list[_Budget]:
+        version = self._catalog.version()
+        if version != self._version:
+            self._limited = [
+                (job, size)
+                for job in self._catalog.source_jobs(self._source)
+                if (size := Options.from_dict(job.options)[MAX_DISK]) is not None
+                and job.wanted is not DesiredStatus.DROPPED
+            ]
+            self._version = version
+        # Few feeds have a limit: without one, nobody's progress is read.
+        needed = self._catalog.needed_from(self._source) if self._limited else {}
+        return [
+            _Budget(job.id, job.name, job.options[MAX_DISK.name], size, needed[job.id])
+            for job, size in self._limited
+            if job.id in needed
+        ]

@@ -1,0 +1,128 @@
+"""A capture process that is started before anybody knows which source it will read.
+
+Half of what a node takes until its first row is Python loading modules, in the node and then once
+more in its capture process. So ``changefeed start`` starts a capture process first of all: it loads
+its modules, and the drivers of the sources that have feeds, while the node does the same beside
+it, and then waits for its task on standard input. It reads and writes nothing but the state until
+then. This module is loaded before everything else and imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+
+#: Names the state of a capture: a directory, or a URL that may have a password.
+STATE_VARIABLE = "CHANGEFEED_CAPTURE_STATE"
+
+#: How long a capture process may take to end by itself, seconds.
+STOP_SECONDS = 8.0
+
+# -P: code that lies in the directory the node was started in is not imported.
+_COMMAND = (sys.executable, "-P", "-m", "changefeed.capture")
+
+
+def command(source: str, disk: int | None = None) -> list[str]:
+    """The command that captures ``source``; ``disk`` limits its log, bytes."""
+    limit = [] if disk is None else ["--disk", str(disk)]
+    return [*_COMMAND, "--source", source, *limit]
+
+
+class Standby:
+    """One capture process without a task; whoever takes it first gets it."""
+
+    def __init__(self, state: str) -> None:
+        """Start the process for a source of ``state``; does not wait for it."""
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = start([*_COMMAND, "--standby"], state)
+
+    def take(self, source: str, disk: int | None = None) -> subprocess.Popen[bytes] | None:
+        """The process, which captures ``source`` from now on; None when it is taken or gone."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child is None or child.stdin is None:
+            return None
+        task = json.dumps({"source": source, "disk": disk}).encode() + b"\n"
+        try:
+            os.write(child.stdin.fileno(), task)
+        except OSError:
+            end(child)
+            _close_pipes(child)
+            return None
+        return child
+
+    def close(self) -> None:
+        """End the process if nobody took it."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            end(child)
+            _close_pipes(child)
+
+
+def read_task() -> tuple[str, int | None] | None:
+    """The source and the limit of its log that :meth:`Standby.take` gives; None when the node
+    has gone. What follows the task on standard input is left there."""
+    line = b""
+    # Byte by byte: what comes after the line is for somebody else.
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return None
+        line += byte
+    task = json.loads(line)
+    return task["source"], task["disk"]
+
+
+def start(words: list[str], state: str | None) -> subprocess.Popen[bytes]:
+    """Start a capture process of ``state``; None: with this process's environment as it is."""
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=None if state is None else _environment(state),
+        start_new_session=True,  # Ctrl-C in the shell is for the shell
+    )
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a capture process: politely by closing its input, then by force; waits for it."""
+    if child.poll() is not None:
+        return
+    if child.stdin is not None and not child.stdin.closed:
+        child.stdin.close()
+    try:
+        child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            # What a dead reader did not take is lost with it.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _environment(state: str) -> dict[str, str]:
+    """The capture's environment: where the state is, which may have a password in it.
+
+    Every user may read the arguments of a process, and only its owner the environment. A
+    checkout that is not installed is put on the path, and relative entries of the path are left
+    out, because they would mean the current directory.
+    """
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [entry for entry in path if Path(entry).is_absolute()]
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in {*path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        path.insert(0, root)
+    return {**os.environ, STATE_VARIABLE: state, "PYTHONPATH": os.pathsep.join(path)}

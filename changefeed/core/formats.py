@@ -1,0 +1,83 @@
+"""What the options, the planner and the sinks ask of a format: one row for each.
+
+How a format writes messages is a row of :data:`changefeed.encoding.formats.FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from changefeed.core.shapes import Envelope, Format
+
+
+@dataclass(frozen=True, slots=True)
+class FormatTraits:
+    """What a format can hold.
+
+    Attributes:
+        meaning: a few words, for completion.
+        text: messages are JSON text: a member may be left out, carry a schema, or be a JSON null.
+        schemas: messages have schemas of their own, which a registry may keep; a record has all its
+            fields.
+        unreadable_alone: nobody can read a message without the schema it was written with.
+        debezium: Debezium's connectors write it.
+        row_alone: a message is the row alone, with no place for its key or topic; why.
+        line: a message has no key, and cannot say that a row was changed or deleted.
+        never: envelopes that it is not written in.
+        because: why.
+    """
+
+    meaning: str
+    text: bool = False
+    schemas: bool = False
+    unreadable_alone: bool = False
+    debezium: bool = False
+    row_alone: str = ""
+    line: bool = False
+    never: tuple[Envelope, ...] = ()
+    because: str = ""
+
+
+_LINE = "a line of csv is the row and nothing else"
+
+TRAITS: Mapping[Format, FormatTraits] = {
+    Format.JSON: FormatTraits("JSON, exact to the digit", text=True, debezium=True),
+    Format.AVRO: FormatTraits(
+        "Avro, with a schema registry or in files",
+        schemas=True,
+        unreadable_alone=True,
+        debezium=True,
+        never=(Envelope.CHANGED,),
+        because="a record has all its fields: one left out could not be told from NULL",
+    ),
+    Format.PROTOBUF: FormatTraits(
+        "a protobuf message type for each table",
+        schemas=True,
+        never=(Envelope.CHANGED,),
+        because="a record has all its fields: one left out could not be told from NULL",
+    ),
+    Format.PARQUET: FormatTraits(
+        "columnar files",
+        row_alone="the key's columns are in the row, and a file is of one topic",
+        never=(Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),
+        because="a row of a Parquet file is the row with columns of our own beside it",
+    ),
+    Format.CSV: FormatTraits(
+        "rows only, of an initial scan",
+        row_alone=_LINE,
+        line=True,
+        never=(Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),
+        because=_LINE,
+    ),
+}
+
+
+def formats_with(trait: Callable[[FormatTraits], object]) -> tuple[Format, ...]:
+    """The formats of which something is true."""
+    return tuple(name for name, traits in TRAITS.items() if trait(traits))
+
+
+def traits_of(name: str) -> FormatTraits | None:
+    """Of the format of a name, if there is one."""
+    return TRAITS[Format(name)] if name in TRAITS else None

@@ -1,0 +1,69 @@
+"""How often the parts of a node act: one value, which a node hands to its parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Intervals, all in seconds. Tests hand in shorter ones.
+
+    Attributes:
+        node_loop: between two looks of the node's loop at what woke it.
+        node_turn: the job table is read this often though nothing in it has changed: leases end
+            by time.
+        pulse: between two renewals of leases.
+        lease: how long a lease lasts that nobody renews.
+        source_look: how often a source is looked at, and asked again when it did not answer.
+        source_busy: the same while it waits for a transaction or a lock there.
+        expand: how often SCHEMA and DATABASE feeds look for new tables.
+        extract_look: how often a node looks for a new extract of a dataset.
+        gaps: how often the state is asked for gaps that another process found.
+        begin: how long a feed waits for its tables to be captured before it says so and tries
+            again.
+        restart_first: the pause before a capture process that ended is started again.
+        restart_longest: the pauses double up to this one.
+        upkeep: between two compactions of the change log.
+        stall: between two looks whether a full change log has room again.
+        budgets: how often capture asks the state what feeds with a limit have left to deliver.
+        feed_idle: how long an idle feed sleeps before it looks around by itself.
+        gather: rounds of a feed begin at most this often. A round of one row costs as much as one
+            of fifty.
+        rest_longest: a feed rests no longer than this between two rounds, whatever its sink asks
+            for.
+        scan_status: how often the progress of a scan is written down.
+        save: progress of a feed that delivers is saved about this often.
+        save_idle: progress of a feed that only watches time pass is saved this often.
+        retry_first: the pause before a feed that met an error tries again.
+        retry_longest: the pauses double up to this one.
+        resume: a feed that was resumed shows within this time, or the statement says so.
+        answer: how long a statement waits for the node to do what it wants.
+    """
+
+    node_loop: float = 0.1
+    node_turn: float = 5.0
+    pulse: float = 1.0
+    lease: float = 15.0
+    source_look: float = 5.0
+    source_busy: float = 0.5
+    expand: float = 10.0
+    extract_look: float = 5.0
+    gaps: float = 1.0
+    begin: float = 60.0
+    restart_first: float = 0.5
+    restart_longest: float = 15.0
+    upkeep: float = 30.0
+    stall: float = 0.25
+    budgets: float = 1.0
+    feed_idle: float = 0.5
+    gather: float = 0.005
+    rest_longest: float = math.inf
+    scan_status: float = 1.0
+    save: float = 1.0
+    save_idle: float = 2.0
+    retry_first: float = 0.5
+    retry_longest: float = 30.0
+    resume: float = 10.0
+    answer: float = 30.0

@@ -1,0 +1,194 @@
+"""Which extract of a dataset is to be compared next, where a node compares by itself."""
+
+from __future__ import annotations
+
+import datetime as dt
+import glob
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.dataset.store import ExtractMark, Version
+
+#: Effective dates that stand in the names of extracts.
+DATE_OF_NAME: Final = "name"
+
+_WILDCARD = re.compile(r"[*?\[{]")
+_DATE = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractSchedule:
+    """Where extracts come from, and when one is compared.
+
+    Attributes:
+        location: a file, folder or glob that Spark reads, or ``jdbc:url#table``. Each match of a
+            glob is an extract, in the order of their names; anything else is one extract, which
+            is replaced. It may hold a password.
+        every: seconds between two comparisons; None: when the files are others than before.
+        date: the effective date of every run, :data:`DATE_OF_NAME`, or None: the day of the run.
+    """
+
+    location: str
+    every: float | None = None
+    date: dt.date | str | None = None
+
+    @property
+    def local(self) -> bool:
+        """Its files can be listed here."""
+        return _local_path(self.location) is not None
+
+    @property
+    def several(self) -> bool:
+        """Each match is an extract."""
+        return self.local and _WILDCARD.search(self.location) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundExtract:
+    """An extract that is there, and what to remember it by."""
+
+    location: str
+    mark: ExtractMark
+
+
+def effective_date(text: str) -> dt.date:
+    """A business date, written ``2019-06-18``.
+
+    Raises:
+        ChangefeedError: CF1204 it is written otherwise or does not exist.
+    """
+    try:
+        if len(text) != 10:
+            raise ValueError(text)
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise ChangefeedError(
+            "CF1204",
+            f"invalid effective date {text!r}",
+            hint="write year-month-day, such as 2019-06-18.",
+        ) from None
+
+
+def check_schedule(schedule: ExtractSchedule) -> None:
+    """Refuse what could never be compared.
+
+    Raises:
+        ChangefeedError: CF1204, CF1205.
+    """
+    if schedule.every is None and not schedule.local:
+        raise ChangefeedError(
+            "CF1204",
+            "option every is needed: files can only be watched on this machine",
+            hint="write every = '1h'.",
+        )
+    if schedule.every is not None and schedule.several:
+        raise ChangefeedError(
+            "CF1205",
+            "option every does not go with a glob: each file or folder that matches is compared "
+            "when it arrives",
+            hint="leave out every, or name one file or folder.",
+        )
+    if schedule.date == DATE_OF_NAME and not schedule.several:
+        raise ChangefeedError(
+            "CF1205",
+            "effective_date = 'name' needs a glob: the dates stand in the names that match",
+            hint="write a date, such as 2019-06-18, or leave it out: the day of each comparison.",
+        )
+
+
+def next_extract(
+    schedule: ExtractSchedule, latest: Version | None, now: float
+) -> FoundExtract | None:
+    """The extract to compare next; None while there is none.
+
+    Args:
+        schedule: says where they are.
+        latest: the current version.
+        now: seconds since 1970.
+    """
+    return next(_due(schedule, latest, now), None)
+
+
+def last_arrived(
+    schedule: ExtractSchedule, latest: Version | None, now: float
+) -> FoundExtract | None:
+    """The last of the extracts that are to be compared; None while there is none."""
+    return next(reversed([*_due(schedule, latest, now)]), None)
+
+
+def _due(schedule: ExtractSchedule, latest: Version | None, now: float) -> Iterator[FoundExtract]:
+    """The extracts that are to be compared, in their order."""
+    last = None if latest is None else latest.extract
+    early = schedule.every is not None and latest is not None
+    if early and latest is not None and now - latest.made < (schedule.every or 0):
+        return
+    if not schedule.local:
+        yield FoundExtract(schedule.location, ExtractMark("", ""))
+        return
+    for path in _matches(schedule.location):
+        if schedule.several and last is not None and path.name <= last.name:
+            continue
+        signature = _signature(path)
+        if not signature:
+            continue
+        if not schedule.several and last is not None and last.signature == signature:
+            continue
+        name = path.name if schedule.several else ""
+        yield FoundExtract(str(path), ExtractMark(name, signature))
+
+
+def date_of(schedule: ExtractSchedule, extract: FoundExtract, today: dt.date) -> dt.date:
+    """The effective date of a comparison with an extract.
+
+    Raises:
+        ChangefeedError: CF1302 its name holds no date.
+    """
+    if schedule.date is None:
+        return today
+    if isinstance(schedule.date, dt.date):
+        return schedule.date
+    for match in _DATE.finditer(extract.mark.name):
+        try:
+            return dt.date(int(match[1]), int(match[2]), int(match[3]))
+        except ValueError:
+            continue
+    raise ChangefeedError(
+        "CF1302",
+        f"the name of extract {extract.mark.name} holds no date",
+        hint="name extracts such as stock-2019-06-18.csv, or set effective_date.",
+    )
+
+
+def _local_path(location: str) -> str | None:
+    if location.startswith("file:"):
+        return unquote("/" + location.removeprefix("file:").lstrip("/"))
+    return None if re.match(r"[A-Za-z][\w+.\-]+:", location) else location
+
+
+def _matches(location: str) -> list[Path]:
+    path = _local_path(location) or ""
+    return [Path(each) for each in sorted(glob.glob(path))]
+
+
+def _signature(path: Path) -> str:
+    """Stands for the files with sizes and times; empty where there is none."""
+    seen = sorted(_files(path))
+    if not seen:
+        return ""
+    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:32]
+
+
+def _files(path: Path) -> Iterator[str]:
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        try:
+            state = file.stat()
+        except FileNotFoundError:
+            continue  # taken away since it was listed
+        if file.is_file() and not file.name.startswith((".", "_")):
+            yield f"{file.relative_to(path)}:{state.st_size}:{state.st_mtime_ns}"

@@ -1,0 +1,77 @@
+"""``format = 'avro'``: messages, and their schemas for a registry or beside bare datums."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableName
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.avro import schema as avro
+from changefeed.encoding.avro.messages import AvroMessages
+from changefeed.encoding.debezium import avro as debezium
+from changefeed.encoding.images import TokenRows
+from changefeed.encoding.message_format import RecordFormat, SchemaWriter
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.registry import RegistrySchema
+from changefeed.encoding.registry_header import header
+
+
+class AvroFormat(RecordFormat):
+    """``format = 'avro'``."""
+
+    def messages(self, rows: TokenRows) -> tuple[pa.Array, pa.Array]:
+        if rows.plan.envelope is Envelope.DEBEZIUM:
+            as_debezium = debezium.AvroMessages(rows)
+            return as_debezium.keys(), as_debezium.values()
+        made = AvroMessages(rows)
+        return made.keys(), made.values()
+
+    def metadata(self, plan: MessagePlan) -> dict[bytes, str]:
+        schema = self.schemas(plan.envelope).value(plan)
+        return {} if schema is None else {avro.SCHEMA_KEY: schema.text}
+
+    def schemas(self, envelope: Envelope) -> SchemaWriter:
+        return _DebeziumSchemas() if envelope is Envelope.DEBEZIUM else _Schemas()
+
+
+class _Schemas:
+    marks_in = "value"
+
+    def key(self, plan: MessagePlan) -> RegistrySchema:
+        return self._written(avro.key_schema(plan))
+
+    def value(self, plan: MessagePlan) -> RegistrySchema | None:
+        schema = avro.value_schema(plan)
+        return None if schema is None else self._written(schema)
+
+    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        return self._written(avro.mark_schema(envelope, name, prefix, member))
+
+    def mark(
+        self,
+        schema: RegistrySchema,
+        found: int,
+        envelope: Envelope,
+        member: str,
+        at: Timestamp,
+        table: TableName | None,
+    ) -> bytes:
+        return header(found) + avro.mark(json.loads(schema.text), envelope, member, at, table)
+
+    @staticmethod
+    def _written(schema: avro.Schema) -> RegistrySchema:
+        return RegistrySchema("AVRO", json.dumps(schema))
+
+
+class _DebeziumSchemas(_Schemas):
+    # A mark has none of the members that the envelope must have.
+    marks_in = "mark"
+
+    def key(self, plan: MessagePlan) -> RegistrySchema:
+        return self._written(debezium.key_schema(plan))
+
+    def value(self, plan: MessagePlan) -> RegistrySchema | None:
+        return self._written(debezium.value_schema(plan))

@@ -1,0 +1,80 @@
+"""``format = 'protobuf'``: messages, and their types for a registry or to be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.schema import TableName
+from changefeed.core.shapes import Envelope
+from changefeed.encoding.images import TokenRows
+from changefeed.encoding.message_format import RecordFormat, SchemaWriter
+from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.protobuf import schema as protobuf
+from changefeed.encoding.protobuf.messages import ProtobufMessages
+from changefeed.encoding.registry import RegistrySchema
+
+
+class ProtobufFormat(RecordFormat):
+    """``format = 'protobuf'``."""
+
+    def messages(self, rows: TokenRows) -> tuple[pa.Array, pa.Array]:
+        made = ProtobufMessages(rows)
+        return made.keys(), made.values()
+
+    def metadata(self, plan: MessagePlan) -> dict[bytes, str]:
+        proto = protobuf.value_proto(plan)
+        return {} if proto is None else {protobuf.PROTO_KEY: proto}
+
+    def schemas(self, envelope: Envelope) -> SchemaWriter:
+        return _Schemas()
+
+    def mark(
+        self,
+        envelope: Envelope,
+        member: str,
+        at: Timestamp,
+        table: TableName | None = None,
+        *,
+        schemas_enabled: bool = False,
+    ) -> bytes:
+        return protobuf.mark(envelope, member, at, table)
+
+    def types(self, plan: MessagePlan) -> Iterator[tuple[str, str]]:
+        yield "key.proto", protobuf.key_proto(plan)
+        value = protobuf.value_proto(plan)
+        if value is not None:
+            yield "value.proto", value
+
+
+class _Schemas:
+    # A type without the row's messages is no version of one that has them: registries call a
+    # message that is gone incompatible.
+    marks_in = "mark"
+
+    def key(self, plan: MessagePlan) -> RegistrySchema:
+        return self._written(protobuf.key_proto(plan))
+
+    def value(self, plan: MessagePlan) -> RegistrySchema | None:
+        text = protobuf.value_proto(plan)
+        return None if text is None else self._written(text)
+
+    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        return self._written(protobuf.mark_proto(envelope, name, prefix))
+
+    def mark(
+        self,
+        schema: RegistrySchema,
+        found: int,
+        envelope: Envelope,
+        member: str,
+        at: Timestamp,
+        table: TableName | None,
+    ) -> bytes:
+        return protobuf.message_header(found) + protobuf.mark(envelope, member, at, table)
+
+    @staticmethod
+    def _written(text: str) -> RegistrySchema:
+        return RegistrySchema("PROTOBUF", text)

@@ -1,0 +1,215 @@
+"""The rounds of a feed: which tables may go how far now, and who delivers them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from changefeed.capture.source_runtime import SourceRuntime
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import TableState
+from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.events import SchemaChange
+from changefeed.core.schema import TableName
+from changefeed.core.telemetry import log
+from changefeed.core.timings import Timings
+from changefeed.feeds.backlog import Backlog
+from changefeed.feeds.consumer import follow_consumer
+from changefeed.feeds.delivery import Delivery
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.scan_coordinator import ScanCoordinator
+from changefeed.feeds.schema_policy import (
+    check_message_key,
+    difference,
+    needs_backfill,
+    scan_has,
+)
+from changefeed.feeds.sink_session import SinkSession
+from changefeed.options import INITIAL_SCAN, InitialScan
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverers:
+    """Who delivers rounds.
+
+    Attributes:
+        delivery: this thread.
+        backlog: Spark, where a backlog is large enough.
+    """
+
+    delivery: Delivery
+    backlog: Backlog
+
+
+class Rounds:
+    """One round after the other, each as far as scans, the log and the sink allow. One thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        source_runtime: SourceRuntime,
+        sink_session: SinkSession,
+        scanning: ScanCoordinator,
+        deliverers: Deliverers,
+        clock: Clock,
+        timings: Timings,
+        *,
+        committed: Callable[[], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            committed: called when a round, or a part of one, is durable in the sink.
+            interrupted: something else is wanted of the feed's thread.
+        """
+        self._catalog = catalog
+        self._source_runtime = source_runtime
+        self._sink_session = sink_session
+        self._scanning = scanning
+        self._deliverers = deliverers
+        self._clock = clock
+        self._timings = timings
+        self._committed = committed
+        self._interrupted = interrupted
+        self._next_round = 0.0
+        self._hurried = threading.Event()
+        self._state_version: object = None
+        self._unknown: set[TableName] = set()
+        self._seen = Timestamp.ZERO
+
+    def hurry(self) -> None:
+        """Deliver what the log has, whatever the sink's pace. Safe from any thread."""
+        self._hurried.set()
+
+    def reloaded(self) -> None:
+        """The feed was altered: its tables are looked at afresh."""
+        self._state_version = None
+
+    def joining(self, feed: Feed) -> bool:
+        """The feed has got a table that only the reload will bring."""
+        self._leave_dropped_tables(feed)
+        return bool(self._unknown)
+
+    def wait(self) -> None:
+        """Until the log has more; a sink with a pace lets changes gather first.
+
+        In this order, not pause first: a change that comes after the pause wakes the thread once.
+        """
+        # Not the high-water: that stays behind while a backfill is owed.
+        self._source_runtime.wait_beyond(self._seen, self._timings.feed_idle)
+        pause = self._next_round - self._clock.monotonic()
+        if pause > 0 and not self._hurried.is_set():
+            # Ignore log growth during the pause, but wake for statements and for the scan.
+            self._source_runtime.wait_beyond(Timestamp.MAX, min(pause, self._timings.feed_idle))
+
+    def turn(self, feed: Feed) -> bool:
+        """Deliver what the log has beyond the feed; whether rows were delivered."""
+        if self._sink_session.pulled:
+            self._seen = Timestamp.MAX
+            follow_consumer(
+                feed, self._sink_session.consumed(), self._scanning, self._source_runtime.oldest
+            )
+            return False
+        began = self._clock.monotonic()
+        if began < self._next_round and not self._hurried.is_set():
+            return False
+        self._hurried.clear()
+        self._leave_dropped_tables(feed)
+        frontier = self._source_runtime.frontier
+        at = frontier.at if frontier else Timestamp.ZERO
+        groups = list(self._groups(feed, at))
+        # While a scan holds back every table, new log entries must not wake us.
+        self._seen = at if any(upto == at for upto, _ in groups) else Timestamp.MAX
+        rows = 0
+        for upto, bounds in groups:
+            behind = {name: at for name, at in bounds.items() if at < upto}
+            if not behind:
+                continue
+            rows += self._deliver(feed, behind, upto)
+            if self._interrupted():
+                self._seen = Timestamp.ZERO  # the rest need not wait
+                break
+        if rows:
+            rest = min(self._sink_session.pace, self._timings.rest_longest)
+            self._next_round = max(self._clock.monotonic() + rest, began + self._timings.gather)
+        return rows > 0
+
+    def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
+        """Rows delivered of tables that go on from their bounds: a large backlog by Spark, as far
+        as one job goes, else by this thread."""
+        done = self._deliverers.backlog.deliver(feed, bounds, upto, interrupted=self._interrupted)
+        if done.moved or (done.node_upto is not None and done.node_upto < upto):
+            # There is more, for another job or for this thread.
+            self._seen = Timestamp.ZERO
+        if done.moved:
+            self._committed()
+            return done.rows
+        if self._interrupted():
+            return 0
+        upto = min(upto, done.node_upto or upto)
+        behind = {name: at for name, at in bounds.items() if at < upto}
+        return self._deliverers.delivery.deliver(
+            feed,
+            behind,
+            upto,
+            on_schema_change=lambda event: self._schema_changed(feed, event),
+            after_commit=self._committed,
+            interrupted=self._interrupted,
+            scanned=upto == self._scanning.at
+            and all(self._scanning.holds(feed.tables[name]) for name in behind),
+        )
+
+    def _leave_dropped_tables(self, feed: Feed) -> None:
+        """What commits after ALTER .. DROP has answered is not delivered any more.
+
+        The rest of an ALTER waits for the node, which has to prepare the source first.
+        """
+        version = self._catalog.version()
+        if version != self._state_version:
+            self._state_version = version
+            names = {t.table for t in self._catalog.tables(feed.job.id)}
+            feed.keep_only(names)
+            self._unknown = names - feed.tables.keys()
+
+    def _groups(
+        self, feed: Feed, frontier: Timestamp
+    ) -> Iterator[tuple[Timestamp, dict[TableName, Timestamp]]]:
+        """Running tables by how far they may go now.
+
+        A table that waits for its backfill stops at the scan's timestamp. A feed that only
+        scans delivers no changes.
+        """
+        if feed.options[INITIAL_SCAN] is InitialScan.ONLY:
+            return
+        end = feed.job.end_time
+        upto = min(frontier, end) if end is not None else frontier
+        free: dict[TableName, Timestamp] = {}
+        held: dict[Timestamp, dict[TableName, Timestamp]] = {}
+        for table in feed.in_state(TableState.RUNNING, TableState.SCANNING):
+            if table.done_upto is None:
+                continue
+            if not self._scanning.holds(table):
+                if table.state is TableState.RUNNING:
+                    free[table.table] = table.done_upto
+            elif self._scanning.at is not None:
+                held.setdefault(self._scanning.at, {})[table.table] = table.done_upto
+        if free:
+            yield upto, free
+        for scan_at, bounds in held.items():
+            yield min(upto, scan_at), bounds
+
+    def _schema_changed(self, feed: Feed, event: SchemaChange) -> None:
+        table = event.new.table
+        name = feed.job.name
+        log.info("feed %s: the schema of %s changed: %s", name, table, difference(event))
+        self._catalog.record_event(feed.job.id, "notice", difference(event), table=str(table))
+        owed = feed.tables[table]
+        scanned = scan_has(event, owed)
+        if not owed.scan_wanted and not scanned and not self._sink_session.takes_rows:
+            check_message_key(event, feed.options)
+        if needs_backfill(event, feed.options, scanned=scanned):
+            # Resolved stays below the change until its backfill was delivered: what the scan
+            # reads is how the table is from the change on.
+            since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at
+            feed.update(table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0)

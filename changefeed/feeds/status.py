@@ -1,0 +1,141 @@
+"""What people see of a feed: its status, and what holds it up."""
+
+from __future__ import annotations
+
+from changefeed.capture.source_runtime import SourceRuntime
+from changefeed.catalog import Catalog
+from changefeed.catalog.gaps import concerns
+from changefeed.catalog.model import Status, TableState
+from changefeed.core.clock import Clock
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.table_errors import TableError
+from changefeed.core.telemetry import log
+from changefeed.core.timings import Timings
+from changefeed.feeds import life
+from changefeed.feeds.feed import Feed
+from changefeed.feeds.scan_coordinator import ScanCoordinator
+from changefeed.options import ON_ERROR, OnError
+
+
+class FeedStatus:
+    """Writes the status of one feed where people look: the job table and the log of the node.
+
+    A status is written when it or its reason differs from what was written last.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        source_runtime: SourceRuntime,
+        scanning: ScanCoordinator,
+        clock: Clock,
+        timings: Timings,
+    ) -> None:
+        self._clock = clock
+        self._timings = timings
+        self._catalog = catalog
+        self._source_runtime = source_runtime
+        self._scanning = scanning
+        self._shown: tuple[Status, str] | None = None
+        self._shown_at = 0.0
+        #: It tries again after an error, and nothing shows yet that this try is better.
+        self._trying = False
+
+    def forget(self) -> None:
+        """The next status is written whatever was written before."""
+        self._shown = None
+
+    def turn(self, feed: Feed) -> None:
+        """Write how the feed is now.
+
+        Raises:
+            TableError: changes of a table may be missing, or the source cannot send it.
+            ChangefeedError: the source stopped for good.
+        """
+        self._check_tables(feed)
+        error = self._source_runtime.error
+        if error is not None and error.action is not Action.RETRY:
+            raise error
+        if error is not None:
+            self._trying = False
+            self.show(feed, Status.RETRYING, f"source: {error.explained}", error)
+        elif self._source_runtime.stalled:
+            self.show(feed, Status.STALLED, self._source_runtime.stalled)
+        elif self._trying:
+            return  # what was written when it failed is still true
+        elif self._scanning.owes(feed):
+            self.show(feed, Status.SCANNING, self._scanning.text())
+        else:
+            self.show(feed, Status.RUNNING, "running")
+
+    def _check_tables(self, feed: Feed) -> None:
+        gaps = self._source_runtime.gaps
+        for table in feed.in_state(TableState.PENDING, TableState.SCANNING, TableState.RUNNING):
+            if (problem := self._source_runtime.problems.get(table.table)) is not None:
+                raise TableError(table.table, problem)
+            gap = gaps.get(table.table)
+            if gap is not None and concerns(gap, table):
+                feed.update(table.table, gap=gap.at)
+                raise TableError(table.table, gap.error)
+
+    def show(
+        self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None = None
+    ) -> None:
+        """Write a status with its reason."""
+        if self._shown == (status, reason):
+            return
+        now = self._clock.monotonic()
+        moved = self._shown is None or self._shown[0] is not status
+        # The text of a scan tells how far it is: nobody reads it more often.
+        early = now - self._shown_at < self._timings.scan_status
+        if not moved and status is Status.SCANNING and early:
+            return
+        self._shown_at = now
+        if moved or status is Status.RETRYING:
+            before = self._shown[0] if self._shown else None
+            life.moved(feed.job.name, before, status, reason, error)
+        self._write(feed, status, reason, error)
+        self._shown = (status, reason)
+
+    def retrying(self, feed: Feed, error: ChangefeedError, again: str) -> None:
+        """Write why the feed waits, and when it tries again.
+
+        That stays until :meth:`works`: many sinks open without a word to their server.
+        """
+        self._trying = True
+        told = life.explained(error, feed.job)
+        self.show(feed, Status.RETRYING, f"{told.message}; {again}", told)
+
+    def works(self, feed: Feed) -> None:
+        """The feed delivered, or found that it has nothing to deliver.
+
+        Raises:
+            TableError, ChangefeedError: as :meth:`turn`.
+        """
+        if self._trying:
+            self._trying = False
+            self.turn(feed)
+
+    def failed_table(self, feed: Feed, failed: TableError) -> None:
+        """Take a table out of the feed, and say why."""
+        error = life.explained(failed.error, feed.job)
+        name, number = feed.job.name, error.code.number
+        log.error("feed %s: table %s failed: %s %s", name, failed.table, number, error.message)
+        feed.fail_table(failed.table, error)
+
+    def ended(self, feed: Feed, error: ChangefeedError) -> None:
+        """Write that the feed ends with an error: failed, or paused where the user wants that."""
+        error = life.explained(error, feed.job)
+        status, reason = Status.FAILED, error.message
+        if feed.options[ON_ERROR] is OnError.PAUSE:
+            # CockroachDB's words.
+            status = Status.PAUSED
+            reason = f"job failed ({error.message}) but is being paused because of on_error=pause"
+            self._catalog.pause_wanted(feed.job.id)
+        life.moved(feed.job.name, None, status, reason, error)
+        self._write(feed, status, reason, error)
+
+    def _write(
+        self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None
+    ) -> None:
+        self._catalog.transition(feed.job.id, status, reason=reason, error=error, lease=feed.lease)

@@ -1,0 +1,155 @@
+"""Datasets that the node compares by itself: one thread for each that a feed reads.
+
+A thread looks for an extract that is due and has stopped changing, and compares it by the node's
+Spark. Feeds learn of a comparison from the files, as they do of one that a command made. An
+extract that is refused is told to the dataset's feeds and not tried again before it changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+from changefeed.catalog import Catalog
+from changefeed.core.clock import Clock
+from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.internal_errors import FailureCounter
+from changefeed.core.telemetry import log
+from changefeed.core.timings import Timings
+from changefeed.dataset.definition import Definition, definition_of, is_definition
+from changefeed.dataset.extracts import FoundExtract, next_extract
+from changefeed.dataset.run import Outcome, run_next
+from changefeed.dataset.store import Store
+from changefeed.spark.session import SparkEngine
+
+#: A comparison that Spark is busy with is not waited for any longer at the end.
+STOP_SECONDS = 2.0
+
+
+class DatasetThreads:
+    """Used by the node's loop only."""
+
+    def __init__(
+        self, catalog: Catalog, engine: SparkEngine, clock: Clock, timings: Timings
+    ) -> None:
+        self._catalog = catalog
+        self._engine = engine
+        self._clock = clock
+        self._timings = timings
+        self._threads: dict[str, DatasetThread] = {}
+
+    def want(self, sources: Collection[str]) -> None:
+        """Compare the datasets among these sources, and no others."""
+        uris = {c.name: c.uri for c in self._catalog.connections()} if sources else {}
+        wanted = {name for name in sources if is_definition(uris.get(name, ""))}
+        for name in self._threads.keys() - wanted:
+            self._threads.pop(name).stop()
+        for name in wanted - self._threads.keys():
+            made = DatasetThread(self._catalog, self._engine, self._clock, self._timings, name)
+            self._threads[name] = made
+            made.start()
+
+    def stop(self) -> None:
+        """End the threads; a comparison that is cut off leaves the dataset as it was."""
+        for thread in self._threads.values():
+            thread.stop()
+        for thread in self._threads.values():
+            thread.join(STOP_SECONDS)
+
+
+class DatasetThread:
+    """Compares the extracts of one dataset."""
+
+    def __init__(
+        self, catalog: Catalog, engine: SparkEngine, clock: Clock, timings: Timings, name: str
+    ) -> None:
+        self._catalog = catalog
+        self._engine = engine
+        self._clock = clock
+        self._timings = timings
+        self._name = name
+        self._failures = FailureCounter(clock)
+        self._stopping = threading.Event()
+        #: What the last look found: an extract that is being written looks different each time.
+        self._seen: FoundExtract | None = None
+        self._refused: FoundExtract | None = None
+        self._again_at = 0.0
+        self._told = ""
+        self._thread = threading.Thread(target=self._run, name=f"dataset-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the comparison that is at work."""
+        self._stopping.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._look()
+            except ChangefeedError as error:
+                self._failed(error)
+            except Exception as failure:
+                # The dataset's feeds hang on this thread: it must outlive a fault of ours.
+                self._failed(self._failures.error(f"dataset {self._name}", failure))
+            self._clock.wait(self._stopping, self._timings.extract_look)
+
+    def _look(self) -> None:
+        definition = definition_of(self._catalog.connection(self._name).uri)
+        store = Store(definition.dataset)
+        found = next_extract(definition.schedule, store.latest(), self._clock.now().wall / 1e9)
+        before, self._seen = self._seen, found
+        if found is None or (definition.schedule.local and found != before):
+            return
+        if found == self._refused and self._clock.monotonic() < self._again_at:
+            return
+        # An error below is about this extract.
+        self._refused, self._again_at = found, self._next_try(definition)
+        try:
+            outcome = run_next(self._engine, definition, found, self._clock)
+        except ChangefeedError as error:
+            # SYNC, maybe of another process, waits for an extract that may still be compared.
+            if error.action is not Action.RETRY and error.code is not Code.WRONG_JOB_STATE:
+                store.refuse(found.mark, error)
+            raise
+        self._refused, self._told = None, ""
+        if outcome is not None:
+            self._tell(outcome)
+
+    def _next_try(self, definition: Definition) -> float:
+        """When to try the same files again: where they are watched, when they change."""
+        every = definition.schedule.every
+        if every is None:
+            return float("inf")
+        return self._clock.monotonic() + every
+
+    def _tell(self, outcome: Outcome) -> None:
+        counts = ", ".join(f"{o} {n:,}" for o, n in outcome.counts.items()) or "no rows"
+        log.info(
+            "dataset %s: compared, effective %s: %s (%.1f s)",
+            self._name, outcome.version.date, counts, outcome.seconds,
+        )  # fmt: skip
+
+    def _failed(self, error: ChangefeedError) -> None:
+        if self._stopping.is_set():
+            return
+        if error.code is Code.WRONG_JOB_STATE:
+            # Another node compares it.
+            self._refused = None
+            return
+        if error.action is Action.RETRY:
+            self._again_at = self._clock.monotonic() + self._timings.retry_longest
+        text = " ".join(filter(None, (error.message, error.detail and f"({error.detail})")))
+        if text == self._told:
+            return
+        self._told = text
+        log.warning("dataset %s: %s %s", self._name, error.code.number, text)
+        for job in self._catalog.jobs(include_finished=False):
+            if job.source == self._name:
+                self._catalog.record_event(job.id, "error", text, code=error.code.number)

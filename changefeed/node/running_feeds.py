@@ -1,0 +1,185 @@
+"""The feeds that run in this process, made equal to what the job table wants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from changefeed.catalog.model import DesiredStatus, Job, Status
+from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.internal_errors import FailureCounter
+from changefeed.core.telemetry import log
+from changefeed.feeds import life
+from changefeed.feeds.runner import FeedRunner, FeedServices
+from changefeed.node.sources import NodeSources
+
+#: How long a runner is waited for at the end, seconds.
+STOP_SECONDS = 20.0
+
+
+class RunningFeeds:
+    """Runners by job. The node's loop compares them with the jobs; any thread may ask."""
+
+    def __init__(self, services: FeedServices, sources: NodeSources) -> None:
+        self._services = services
+        self._catalog = services.catalog
+        self._sources = sources
+        self._mutex = threading.Lock()
+        self._runners: dict[int, FeedRunner] = {}
+        self._failures = FailureCounter(services.clock)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._runners
+
+    def __len__(self) -> int:
+        return len(self._runners)
+
+    def runner(self, job_id: int) -> FeedRunner | None:
+        """The runner of a job, if it has one here."""
+        return self._runners.get(job_id)
+
+    def register(self, job: Job, runner: FeedRunner | None) -> None:
+        """Take a runner that somebody else started (None: it is over)."""
+        with self._mutex:
+            if runner is None:
+                self._runners.pop(job.id, None)
+            else:
+                self._runners[job.id] = runner
+
+    @property
+    def sources(self) -> set[str]:
+        """The sources that have a runner."""
+        return {runner.source for runner in list(self._runners.values())}
+
+    @property
+    def any_ended(self) -> bool:
+        """A runner has come to its end."""
+        return any(not runner.is_alive() for runner in list(self._runners.values()))
+
+    # -- as the job table wants ---------------------------------------------------------------
+
+    def end_unwanted(self, jobs: Sequence[Job]) -> None:
+        """Let go of runners that have ended, and stop those that should not run."""
+        for job_id, runner in list(self._runners.items()):
+            if not runner.is_alive():
+                del self._runners[job_id]
+                runner.release_lease()
+        by_id = {job.id: job for job in jobs}
+        for job_id, runner in list(self._runners.items()):
+            found = by_id.get(job_id)
+            if found is None or found.wanted is not DesiredStatus.RUNNING:
+                runner.request_stop()
+        for job in jobs:
+            idle = job.id not in self._runners and job.status.active
+            if job.wanted is DesiredStatus.PAUSED and idle:
+                self._catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+                log.info("feed %s: paused by the user", job.name)
+
+    def remove_dropped(self, jobs: Sequence[Job]) -> list[Job]:
+        """Remove the jobs that were dropped, once nothing runs them; the others come back."""
+        kept = []
+        for job in jobs:
+            gone = job.wanted is DesiredStatus.DROPPED or self._abandoned(job)
+            if not gone:
+                kept.append(job)
+            elif job.id not in self._runners:
+                self._catalog.delete_job(job.id)
+                log.info("feed %s: dropped", job.name)
+        return kept
+
+    def _abandoned(self, job: Job) -> bool:
+        """A sinkless feed whose process is gone."""
+        if not job.sinkless or self._catalog.lease_holder(job.id) is not None:
+            return False
+        age = self._services.clock.now().wall - job.created
+        return age > self._services.timings.lease * 1e9
+
+    def tell_altered(self, jobs: Sequence[Job]) -> None:
+        """Runners take an ALTER once the source was made ready for it: an added table is
+        captured then, and one that is tried again meets what the source says now."""
+        for job in jobs:
+            runner = self._runners.get(job.id)
+            if runner is None:
+                continue
+            if job.name != runner.name:
+                runner.request_rename(job.name)
+            if job.generation != runner.generation and self._sources.covered(job):
+                runner.request_reload()
+
+    def start_wanted(self, jobs: Sequence[Job]) -> None:
+        """Start what should run, whose source is ready, and that no other node runs."""
+        for job in jobs:
+            if job.status is Status.PAUSED and job.wanted is DesiredStatus.RUNNING:
+                # A RESUME that came while the job was being paused.
+                job = self._catalog.transition(
+                    job.id, Status.PENDING, reason="resumed, waits for a node"
+                )
+            runnable = job.wanted is DesiredStatus.RUNNING and job.status.active
+            if runnable and job.id not in self._runners and not job.sinkless:
+                self._start(job)
+
+    def _start(self, job: Job) -> None:
+        services = self._services
+        if not self._sources.covered(job):
+            return
+        lease = self._catalog.acquire_lease(job.id, services.node_id, services.timings.lease)
+        if lease is None:
+            return
+        source_runtime = self._sources.runtime(job.source)
+        if source_runtime.error is not None:
+            source_runtime.retry()
+        try:
+            runner = FeedRunner(job, lease, services, source_runtime)
+        except Exception as failure:
+            # One that cannot even be read must not keep those behind it from running.
+            error = self._explained(job, failure)
+            self._catalog.release_lease(lease)
+            log.warning("feed %s: %s %s", job.name, error.code.number, error.message)
+            self._refuse(job, error)
+            return
+        # On a cluster a warm session makes scans and backlogs jobs from the first on.
+        if runner.needs_spark or not services.engine.local:
+            services.engine.start()
+        self._runners[job.id] = runner
+        life.started(job)
+        runner.start()
+
+    def _explained(self, job: Job, failure: Exception) -> ChangefeedError:
+        if isinstance(failure, ChangefeedError):
+            return failure
+        return self._failures.error(f"feed {job.name}", failure, job.name)
+
+    def _refuse(self, job: Job, error: ChangefeedError) -> None:
+        status = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
+        if (job.status, job.error) != (status, error.message):
+            self._catalog.transition(job.id, status, reason=error.message, error=error)
+
+    # -- while they run -----------------------------------------------------------------------
+
+    def renew_leases(self) -> None:
+        """Keep the right to run; a runner that has lost it stops."""
+        runners = {runner.job_id: runner for runner in list(self._runners.values())}
+        leases = [runner.lease for runner in runners.values()]
+        for job_id in self._catalog.renew_leases(leases, self._services.timings.lease):
+            log.warning("feed %s: the lease was lost, stopping", runners[job_id].name)
+            runners[job_id].request_stop()
+
+    def request_checkpoints(self) -> None:
+        """Every feed saves its progress soon."""
+        for runner in list(self._runners.values()):
+            runner.request_checkpoint()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop all runners, leave the jobs as they are."""
+        with self._mutex:
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.request_stop()
+        self._sources.wake()
+        for runner in runners:
+            runner.join(STOP_SECONDS)
+            if not runner.is_alive():
+                # The next node need not wait for the lease's end.
+                runner.release_lease()

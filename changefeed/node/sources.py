@@ -1,0 +1,159 @@
+"""The sources of a node: for each a runtime, and a thread that makes it ready for its feeds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+
+from changefeed.capture.reconciler import DesiredState, SourceReconciler
+from changefeed.capture.source_runtime import SourceRuntime
+from changefeed.capture.standby import Standby
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import Job, TableProgress
+from changefeed.core.clock import Clock
+from changefeed.core.events import Frontier
+from changefeed.core.timings import Timings
+
+#: A source that does not answer is not waited for any longer at the end.
+STOP_SECONDS = 2.0
+
+
+class NodeSources:
+    """Used by the node's threads and by the threads of statements."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        state: str,
+        *,
+        clock: Clock,
+        timings: Timings,
+        max_disk: int | None,
+        standby: Standby | None,
+        capturing: Callable[[], bool],
+        runs: Callable[[int], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            catalog: the state.
+            state: what ``--state`` named, for capture processes.
+            clock: for whatever waits.
+            timings: how often a source is looked at.
+            max_disk: bytes the change log of a source may take.
+            standby: a capture process for the first source.
+            capturing: whether this process captures; else it reads what the node's captures write.
+            runs: whether a job has a runner here.
+            changed: a source is ready for other jobs than before.
+        """
+        self._catalog = catalog
+        self._state = state
+        self._clock = clock
+        self._timings = timings
+        self._max_disk = max_disk
+        self._standby = standby
+        self._capturing = capturing
+        self._runs = runs
+        self._changed = changed
+        self._mutex = threading.Lock()
+        self._runtimes: dict[str, SourceRuntime] = {}
+        self._reconcilers: dict[str, SourceReconciler] = {}
+        self._saved_frontiers: dict[str, Frontier] = {}
+
+    def runtime(self, name: str) -> SourceRuntime:
+        """The runtime of a source, made on first use and after the last feed left the source."""
+        with self._mutex:
+            known = self._runtimes.get(name)
+            if known is None or known.closed:
+                known = self._runtimes[name] = SourceRuntime(
+                    self._catalog,
+                    self._state,
+                    name,
+                    capturing=self._capturing(),
+                    disk=self._max_disk,
+                    ready=self._standby,
+                    clock=self._clock,
+                    timings=self._timings,
+                )
+            return known
+
+    def hasten(self, name: str) -> None:
+        """Somebody waits until the change log has what is committed at a source now."""
+        runtime = self._runtimes.get(name)
+        if runtime is not None:
+            runtime.hasten()
+
+    def covered(self, job: Job) -> bool:
+        """The source was made ready for the job as it is now."""
+        reconciler = self._reconcilers.get(job.source)
+        return reconciler is not None and reconciler.covers(job)
+
+    def want(self, jobs: Sequence[Job], busy: Collection[str]) -> None:
+        """Tell each source's thread what its feeds need; none waits for another.
+
+        Args:
+            jobs: those that are not dropped.
+            busy: sources with a runner.
+        """
+        feeds: dict[str, list[tuple[Job, list[TableProgress]]]] = {}
+        for job in jobs:
+            if not job.status.finished:
+                feeds.setdefault(job.source, []).append((job, self._catalog.tables(job.id)))
+        known = {state.name for state in self._catalog.source_states()} | self._reconcilers.keys()
+        for name in known - feeds.keys() - set(busy):
+            feeds[name] = []
+        for name, of_source in feeds.items():
+            self._want(name, DesiredState.of(of_source))
+        if self._standby is not None and not self._reconcilers:
+            self._standby.close()
+
+    def _want(self, name: str, wish: DesiredState) -> None:
+        reconciler = self._reconcilers.get(name)
+        if reconciler is not None and reconciler.want(wish):
+            return
+        if reconciler is not None and not wish.jobs:
+            # It has ended: nothing is left at the source.
+            del self._reconcilers[name]
+            return
+        reconciler = self._reconcilers[name] = SourceReconciler(
+            self._catalog,
+            name,
+            lambda: self.runtime(name),
+            runs=self._runs,
+            changed=self._changed,
+            clock=self._clock,
+            timings=self._timings,
+        )
+        reconciler.want(wish)
+        reconciler.start()
+
+    def save_frontiers(self) -> None:
+        """Let other processes see how far the logs are (SHOW, SYNC)."""
+        for name, runtime in list(self._runtimes.items()):
+            frontier = runtime.frontier
+            if frontier is not None and frontier != self._saved_frontiers.get(name):
+                self._saved_frontiers[name] = frontier
+                self._catalog.save_source_state(
+                    name, position=frontier.position, frontier=frontier.at
+                )
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """No source is made ready for anything any more."""
+        for reconciler in list(self._reconcilers.values()):
+            reconciler.stop()
+
+    def wake(self) -> None:
+        """Whoever waits for a log looks whether to stop."""
+        for runtime in list(self._runtimes.values()):
+            runtime.wake()
+
+    def close(self) -> None:
+        """End captures; what we hold at the sources stays."""
+        for reconciler in list(self._reconcilers.values()):
+            reconciler.join(STOP_SECONDS)
+        for runtime in list(self._runtimes.values()):
+            runtime.close()
+        if self._standby is not None:
+            self._standby.close()

@@ -1,0 +1,122 @@
+"""The options of FOR DATASET that say what an extract is; the others are those of a feed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from changefeed.core.clock import SystemClock
+from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.dataset.extracts import DATE_OF_NAME, effective_date
+from changefeed.dataset.model import Extract, Hash
+from changefeed.options import OptionReader, to_span
+from changefeed.options.types import parse_duration
+from changefeed.plan.own_options import split_options
+from grammar import nodes
+from grammar.spelling import did_you_mean
+
+#: Name -> the values, where there is a list of them, and what it says.
+DATASET_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "extract": (("full", "delta"), "An extract holds all rows, or those that may have changed."),
+    "every": ((), "How often to compare; without it, when files have changed."),
+    "effective_date": ((), "A date, or 'name': the date in an extract's name. Usually today."),
+    "columns": ((), "Names and types; read from the first extract when not given."),
+    "current_path": ((), "The folder of the current dataset."),
+    "history_path": ((), "The folder of the history; beside the current dataset when not given."),
+    "hash": (("xxhash", "md5"), "How rows are compared."),
+    "extract_format": (
+        ("csv", "parquet", "orc", "json"),
+        "By the names of the files if not given.",
+    ),
+    "extract_delimiter": ((), "What separates the values of CSV: a comma when not given."),
+    "extract_header": (("yes", "no"), "Whether the first line of CSV names the columns."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """The values of :data:`DATASET_OPTIONS`, and the feed's own options, unread.
+
+    Attributes:
+        every: seconds.
+        date: None is the day of each comparison.
+        folders: ``current_path`` and ``history_path`` as written, where they are.
+    """
+
+    extract: Extract = Extract.FULL
+    every: float | None = None
+    date: dt.date | str | None = None
+    columns: str | None = None
+    folders: dict[str, str] = field(default_factory=dict)
+    hash: Hash = Hash.XXHASH
+    form: str | None = None
+    delimiter: str = ","
+    header: bool = True
+    others: tuple[nodes.Option, ...] = ()
+
+
+def parse_dataset_options(options: Sequence[nodes.Option], *, text: str = "") -> DatasetOptions:
+    """Check the options of the extract; those of the feed are handed on.
+
+    Raises:
+        ChangefeedError: as :func:`changefeed.options.parse_options`.
+    """
+    reading = OptionReader(SystemClock(), text)
+    given, others = split_options(options, DATASET_OPTIONS, reading)
+    for name, value in given.items():
+        _check_choice(name, value, reading)
+    every = _every(given.get("every"), reading)
+    date = _date(given.get("effective_date"), reading)
+    raise_all(reading.problems)
+    words = {name: value.text.strip() for name, value in given.items()}
+    return DatasetOptions(
+        Extract(words.get("extract", "full").lower()),
+        every,
+        date,
+        words.get("columns"),
+        {name: words[name] for name in ("current_path", "history_path") if name in words},
+        Hash(words.get("hash", "xxhash").lower()),
+        words.get("extract_format", "").lower() or None,
+        given["extract_delimiter"].text if "extract_delimiter" in given else ",",
+        words.get("extract_header", "yes").lower() == "yes",
+        others,
+    )
+
+
+def _check_choice(name: str, value: nodes.Literal, reading: OptionReader) -> None:
+    known = DATASET_OPTIONS[name][0]
+    if known and value.text.strip().lower() not in known:
+        near = did_you_mean(value.text, known)
+        reading.problem(
+            "CF1204",
+            f"unknown {name}: {value.text}, valid values are {', '.join(known)}",
+            to_span(value.span),
+            f"did you mean {near}?" if near else "",
+        )
+
+
+def _every(value: nodes.Literal | None, reading: OptionReader) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = parse_duration(value.text)
+        if seconds > 0:
+            return seconds
+    except ValueError:
+        seconds = 0
+    reading.problem(
+        "CF1204", f'"{value.text}" is no interval', to_span(value.span), "write every = '1h'."
+    )
+    return None
+
+
+def _date(value: nodes.Literal | None, reading: OptionReader) -> dt.date | str | None:
+    if value is None or value.text == DATE_OF_NAME:
+        return None if value is None else DATE_OF_NAME
+    try:
+        return effective_date(value.text)
+    except ChangefeedError as error:
+        error.span = to_span(value.span)
+        reading.problems.append(error)
+        return None

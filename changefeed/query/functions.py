@@ -1,0 +1,151 @@
+"""Python functions in CDC queries: found, registered with Spark, called in its workers.
+
+A function is called in Spark's Python workers, on Arrow columns. One whose parameters are
+annotated ``pyarrow.Array`` gets the columns themselves; any other one gets a row's values at a
+time, None for NULL. The process of a statement never imports the module: it asks a Python of its
+own (:mod:`.probe`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from changefeed.catalog.rows import Function
+from changefeed.core.errors import ChangefeedError
+from changefeed.query.probe import load
+from changefeed.spark.failure import pack
+from grammar import nodes
+from grammar.select import lexemes_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+#: A module that does not load in this time hangs.
+PROBE_SECONDS = 60
+
+
+def called(query: nodes.Query) -> set[str]:
+    """The names before brackets in a query, in lower case."""
+    names = set()
+    for text in (query.items, query.where):
+        tokens = lexemes_of(text)
+        for place, token in enumerate(tokens[:-1]):
+            if token.kind == "word" and tokens[place + 1].text == "(":
+                names.add(token.text.lower())
+    return names
+
+
+def is_vectorized(reference: str, path: str) -> bool:
+    """Whether ``module:function`` takes Arrow columns; imports it in a process of its own.
+
+    Raises:
+        ChangefeedError: CF1204 it cannot be imported or is no function.
+    """
+    command = [sys.executable, "-P", "-m", "changefeed.query.probe", reference, path]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ChangefeedError(
+            "CF1204", f"{reference} cannot be used: its import takes over {PROBE_SECONDS} s"
+        ) from None
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        found = {"error": f"the import ended Python with status {done.returncode}"}
+    if "error" in found:
+        raise ChangefeedError(
+            "CF1204",
+            f"{reference} cannot be used: {found['error']}",
+            hint="install the module where changefeed and Spark's workers run, or name its folder: "
+            "AS 'module:function' PATH '/folder'.",
+        )
+    return bool(found["vectorized"])
+
+
+def register(session: SparkSession, function: Function) -> None:
+    """Make the function known to a session under its name."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import DataType
+
+    kinds = [to_arrow_type(DataType.fromDDL(kind)) for _, kind in function.arguments]
+    returns = DataType.fromDDL(function.returns)
+    made = _evaluation(function, kinds, to_arrow_type(returns))
+    # Spark reads from these that it is called with columns.
+    made.__annotations__ = {"columns": pa.Array, "return": pa.Array}
+    # Its stubs know only how it decorates.
+    wrap: Any = arrow_udf
+    session.udf.register(function.name, wrap(made, returns))
+
+
+def _evaluation(
+    function: Function, kinds: Sequence[pa.DataType], returns: pa.DataType
+) -> Callable[..., pa.Array]:
+    """What a worker calls; errors say no value."""
+
+    def evaluate(*columns: pa.Array) -> pa.Array:
+        import pyarrow as pa
+
+        try:
+            call = load(function.reference, function.path)
+        except Exception as failure:
+            raise RuntimeError(pack(_unloadable(function, failure))) from None
+        try:
+            typed = [column.cast(kind) for column, kind in zip(columns, kinds, strict=True)]
+            if function.vectorized:
+                made = call(*typed)
+                return made if isinstance(made, pa.Array) else pa.array(made, returns)
+            rows = zip(*(column.to_pylist() for column in typed), strict=True)
+            return pa.array([call(*row) for row in rows], returns)
+        except Exception as failure:
+            raise RuntimeError(pack(_raised(function, failure))) from None
+
+    return evaluate
+
+
+def _unloadable(function: Function, failure: Exception) -> ChangefeedError:
+    return ChangefeedError(
+        "CF4001",
+        f"Spark's workers cannot import {function.reference}, which is function {function.name}: "
+        f"{type(failure).__name__}",
+        hint="install the module on every machine where Spark's workers run, then RESUME.",
+    )
+
+
+def _raised(function: Function, failure: Exception) -> ChangefeedError:
+    return ChangefeedError(
+        "CF4001",
+        f"function {function.name} ({function.reference}) raised {type(failure).__name__} on a row",
+        hint="mend the function or the row at the source, start the node again and RESUME.",
+    )
+
+
+def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> None:
+    """Refuse calls with another number of arguments: Spark would fail on the first row.
+
+    Args:
+        expressions: nodes of Spark's analysed expressions.
+        functions: those of the query.
+
+    Raises:
+        ChangefeedError: CF1303.
+    """
+    known = {function.name: function for function in functions}
+    for each in expressions:
+        if each.getClass().getSimpleName() != "PythonUDF":
+            continue
+        function = known.get(str(each.name()).lower())
+        given = each.children().size()
+        if function is not None and given != len(function.arguments):
+            raise ChangefeedError(
+                "CF1303",
+                f"function {function.name} takes {len(function.arguments)} arguments, not {given}",
+                hint=f"it is {function.signature}.",
+            )

@@ -1,0 +1,49 @@
+"""Imports one Python function by name. As a program it says as JSON what the function is.
+
+It is started without the current directory among the places to import from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def load(reference: str, path: str) -> Callable[..., Any]:
+    """The function of ``module:function``; ``path`` is a folder to look in last.
+
+    Raises:
+        ImportError, AttributeError: it is not there. TypeError: it is no function.
+        Exception: whatever the module raises.
+    """
+    if path and path not in sys.path:
+        sys.path.append(path)
+    module, _, name = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"{name} is not a function")
+    made: Callable[..., Any] = found
+    return made
+
+
+def takes_arrow(function: Callable[..., Any]) -> bool:
+    """Its parameters are all annotated as arrays of Arrow."""
+    names = [str(p.annotation) for p in inspect.signature(function).parameters.values()]
+    return bool(names) and all("pyarrow" in name or "pa.Array" in name for name in names)
+
+
+def _probed(reference: str, path: str) -> dict[str, object]:
+    try:
+        return {"vectorized": takes_arrow(load(reference, path))}
+    except Exception as failure:
+        return {"error": f"{type(failure).__name__}: {failure}"}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_probed(*sys.argv[1:3])))

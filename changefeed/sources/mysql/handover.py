@@ -1,0 +1,82 @@
+"""Going on where a Debezium connector stopped: by its GTIDs, or by its binlog file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.sources.base import Handover
+from changefeed.sources.connector_offset import demand_streaming
+from changefeed.sources.mysql import log_place
+from changefeed.sources.mysql.log_place import BinlogPlace
+from changefeed.sources.mysql.session import Session
+
+
+def handover(session: Session, offset: Mapping[str, Any]) -> Handover:
+    """See :meth:`changefeed.sources.base.Source.handover`.
+
+    Within a transaction the offset names the transaction's begin (and counts events and rows,
+    which are left alone: the transaction comes again, whole). Source of the names:
+    BinlogOffsetContext of Debezium 3.6.
+    """
+    demand_streaming(offset, "snapshot_completed")
+    mode = log_place.mode_of(session)
+    place = _by_gtids(session, offset) if mode == "gtid" else _by_file(session, offset)
+    begin = {
+        "flavor": session.flavor,
+        "mode": mode,
+        "start": place.position,
+        "history": place.history,
+    }
+    return Handover(place.position, {"begin": begin})
+
+
+def _by_gtids(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
+    gtids = offset.get("gtids")
+    if not isinstance(gtids, str) or not gtids:
+        raise ChangefeedError(
+            "CF1303",
+            "the offset has no GTIDs, and this server's log is read by them",
+            hint="let the connector write an offset with gtids, or leave cursor out.",
+        )
+    try:
+        place = log_place.gtid_place(session, gtids)
+    except ChangefeedError as error:
+        raise ChangefeedError(
+            "CF1303", f"the GTIDs of the offset cannot be read: {error.message}"
+        ) from error
+    if not log_place.has(session, place.history):
+        raise ChangefeedError(
+            "CF1303", "the server does not have the transactions that the connector delivered"
+        )
+    if not log_place.reaches(session, place.history):
+        raise _purged()
+    return place
+
+
+def _by_file(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
+    file, begin = offset.get("file"), offset.get("pos")
+    if not isinstance(file, str) or not isinstance(begin, int) or not file:
+        raise ChangefeedError(
+            "CF1303",
+            "the offset has no binlog file and position: it is not one of a MySQL connector",
+            hint="its JSON has file and pos; see the topic of offset.storage.topic.",
+        )
+    lengths = {str(row[0]): int(row[1]) for row in session.rows("SHOW BINARY LOGS")}
+    if file not in lengths:
+        raise _purged(f"file {file}")
+    if begin > lengths[file]:
+        raise ChangefeedError(
+            "CF1303", f"binlog file {file} ends before the offset: it is another server's"
+        )
+    return log_place.file_place(session, file, begin)
+
+
+def _purged(what: str = "") -> ChangefeedError:
+    return ChangefeedError(
+        "CF1303",
+        "the server no longer has the binlog behind the offset",
+        detail=what,
+        hint="leave cursor out for an initial scan.",
+    )

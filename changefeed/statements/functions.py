@@ -1,0 +1,134 @@
+"""CREATE FUNCTION, DROP FUNCTION and SHOW FUNCTIONS: Python functions for CDC queries."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from changefeed.catalog import Function, Job
+from changefeed.core.errors import ChangefeedError
+from changefeed.dataset.config import column_type
+from changefeed.options import to_span
+from changefeed.plan.targets import parse_targets
+from changefeed.query.functions import called, is_vectorized
+from changefeed.statements.context import Context, Result
+from changefeed.statements.times import date
+from changefeed.statements.values import Names
+from grammar import nodes
+from grammar.spelling import did_you_mean
+
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+#: Functions of a change that queries have already.
+_OURS = frozenset(
+    {
+        "event_op", "event_timestamp", "event_schema_timestamp",
+        "changefeed_creation_timestamp", "crdb_internal_mvcc_timestamp",
+    }
+)  # fmt: skip
+
+
+def create_function(statement: nodes.CreateFunction, context: Context) -> Result:
+    """CREATE FUNCTION."""
+    function = _function(statement, context)
+    try:
+        made = context.catalog.create_function(function, statement.if_not_exists)
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    notices = [] if made else [f'function "{function.name}" already exists, skipping']
+    return Result("done", notices=notices, tag="CREATE FUNCTION")
+
+
+def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
+    """DROP FUNCTION: refused while a feed calls it."""
+    name, span = statement.name, to_span(statement.name_span)
+    users = [job.name for job in context.catalog.jobs(include_finished=False) if name in _of(job)]
+    if users:
+        raise ChangefeedError(
+            "CF1301",
+            f'function "{name}" is used by {", ".join(users)}',
+            hint="DROP CHANGEFEED first.",
+            span=span,
+        )
+    if context.catalog.drop_function(name):
+        return Result("done", tag="DROP FUNCTION")
+    if statement.if_exists:
+        notice = f'function "{name}" does not exist, skipping'
+        return Result("done", notices=[notice], tag="DROP FUNCTION")
+    near = did_you_mean(name, [function.name for function in context.catalog.functions()])
+    raise ChangefeedError(
+        "CF1101",
+        f'function "{name}" does not exist',
+        hint=f'did you mean "{near}"?' if near else "SHOW FUNCTIONS lists them.",
+        span=span,
+    )
+
+
+def show_functions(statement: nodes.ShowFunctions, context: Context) -> Result:
+    """SHOW FUNCTIONS."""
+    users: dict[str, list[str]] = {}
+    for job in context.catalog.jobs(include_finished=False):
+        for name in _of(job):
+            users.setdefault(name, []).append(job.name)
+    rows = [
+        (
+            f.signature,
+            f.reference,
+            f.path or None,
+            "columns" if f.vectorized else "rows",
+            Names(users.get(f.name, ())),
+            date(f.created),
+        )
+        for f in context.catalog.functions()
+    ]
+    columns = ("function", "python", "path", "takes", "used_by", "created")
+    return Result(columns=columns, rows=list(rows))
+
+
+def _function(statement: nodes.CreateFunction, context: Context) -> Function:
+    reference = statement.reference.text
+    span = to_span(statement.reference.span)
+    if statement.name in _OURS:
+        raise ChangefeedError(
+            "CF1102",
+            f"{statement.name}() is a function of CDC queries already",
+            span=to_span(statement.name_span),
+        )
+    if not _REFERENCE.match(reference):
+        raise ChangefeedError(
+            "CF1204",
+            "a function is named as 'module:function'",
+            hint="write AS 'package.module:function'.",
+            span=span,
+        )
+    path = "" if statement.path is None else statement.path.text
+    if path and not Path(path).is_absolute():
+        raise ChangefeedError(
+            "CF1204",
+            "PATH is a folder from the root on",
+            hint="write PATH '/opt/functions'.",
+            span=to_span(statement.path.span if statement.path else None),
+        )
+    arguments = tuple(
+        (name.text, column_type(kind, f"argument {name.text}"))
+        for name, kind in statement.arguments
+    )
+    returns = column_type(statement.returns, "RETURNS")
+    try:
+        vectorized = is_vectorized(reference, path)
+    except ChangefeedError as error:
+        error.span = span
+        raise
+    now = context.clock.now().wall
+    return Function(statement.name, arguments, returns, reference, path, vectorized, now)
+
+
+def _of(job: Job) -> set[str]:
+    """The functions that a job's query calls, Spark's own among them."""
+    if not job.is_query:
+        return set()
+    found: set[str] = set()
+    for target in parse_targets(job.targets):
+        if isinstance(target, nodes.TableTarget) and target.query is not None:
+            found |= called(target.query)
+    return found

@@ -1,0 +1,208 @@
+"""Copies kept as messages, compared with the source: documents by id, messages by key.
+
+Both sides go through one SQLite file of the comparison, so that memory stays bounded whatever the
+size of the table: what the source has now, encoded as the feed encodes it, and what the target
+holds. Only the row in a message counts; when it was made, and why, differs by nature.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableSchema
+from sinks.base import Difference
+
+#: Members of a message that are not columns of the row, in the flat envelopes.
+_BESIDE = "__crdb__"
+#: A number with a fraction or an exponent, as it is kept: ``12.50`` and ``1.25e1`` are equal.
+_NUMBER = "\0number"
+#: Rows that go into the file in one statement.
+_MANY = 10_000
+
+Row = Mapping[str, object]
+
+
+def exact(text: bytes | str) -> Any:
+    """JSON with numbers as exact as they are written."""
+    return json.loads(text, parse_float=_number)
+
+
+def _number(text: str) -> object:
+    return {_NUMBER: str(Decimal(text).normalize())}
+
+
+def row_of(envelope: str, value: object) -> Row | None:
+    """The row in the value of a message (of :func:`exact`); None where it tells of a delete.
+
+    Raises:
+        ChangefeedError: CF1303 the messages of the envelope do not hold whole rows.
+    """
+    if envelope not in _ROWS:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED, f"messages of envelope = '{envelope}' cannot be verified"
+        )
+    found = _ROWS[envelope](value) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _flat(value: Mapping[str, object]) -> object:
+    return {name: cell for name, cell in value.items() if name != _BESIDE}
+
+
+def _after(value: Mapping[str, object]) -> object:
+    return value.get("after")
+
+
+def _payload(value: Mapping[str, object]) -> object:
+    payload = value.get("payload", value)
+    return payload.get("after") if isinstance(payload, dict) else None
+
+
+_ROWS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
+    "wrapped": _after,
+    "row": _flat,
+    "bare": _flat,
+    "enriched": _payload,
+    "debezium": _payload,
+}
+
+
+class CopyComparison:
+    """What the source has and what the target holds, by an id that both give to a row.
+
+    A context manager: at its end the file is gone.
+    """
+
+    def __init__(self, folder: str, schema: TableSchema) -> None:
+        """``folder``: for the file; ``schema``: of the rows at the source, which have a key."""
+        self._key = [schema.columns[i].name for i in schema.key]
+        self._names: tuple[str, ...] | None = None
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = home / f"verify-{uuid4().hex}.db"
+        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        self._file = sqlite3.connect(self._path, isolation_level=None)
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+            self._file.execute(f"PRAGMA {setting}")
+        for side in ("source", "target"):
+            self._file.execute(
+                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, part INTEGER, row TEXT) WITHOUT ROWID"
+            )
+
+    def __enter__(self) -> CopyComparison:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def expect(self, rows: Iterable[tuple[str, Row]]) -> None:
+        """Rows of the source, each id once."""
+        for many in _batches(rows):
+            if self._names is None and many:
+                self._names = tuple(many[0][1])
+            self._file.executemany(
+                "INSERT OR REPLACE INTO source VALUES (?, 0, ?)",
+                [(name, _text(row, self._names)) for name, row in many],
+            )
+
+    def hold(self, rows: Iterable[tuple[str, Row | None]], part: int = 0) -> None:
+        """What the target holds, in its order: a later row replaces one of the same id, None
+        deletes it."""
+        for many in _batches(rows):
+            last = dict(many)
+            kept = [
+                (name, part, _text(row, self._names))
+                for name, row in last.items()
+                if row is not None
+            ]
+            self._file.executemany("INSERT OR REPLACE INTO target VALUES (?, ?, ?)", kept)
+            gone = [(name,) for name, row in last.items() if row is None]
+            self._file.executemany("DELETE FROM target WHERE id = ?", gone)
+
+    def clear(self, part: int) -> None:
+        """What came so far with ``part`` is gone (TRUNCATE)."""
+        self._file.execute("DELETE FROM target WHERE part = ?", (part,))
+
+    def differences(self, limit: int) -> list[Difference]:
+        """Rows that are not alike, at most ``limit``: missing and changed ones first, by id."""
+        wanting = self._file.execute(
+            "SELECT s.row, t.row FROM source s LEFT JOIN target t ON t.id = s.id "
+            "WHERE t.row IS NOT s.row ORDER BY s.id LIMIT ?",
+            (limit,),
+        ).fetchall()
+        found = [self._difference(source, target) for source, target in wanting]
+        extra = self._file.execute(
+            "SELECT t.row FROM target t LEFT JOIN source s ON s.id = t.id "
+            "WHERE s.id IS NULL ORDER BY t.id LIMIT ?",
+            (limit - len(found),),
+        ).fetchall()
+        return found + [
+            Difference("extra", self._key_text(row), None, _shown(row))
+            for row in (json.loads(text) for (text,) in extra)
+        ]
+
+    def _difference(self, source: str, target: str | None) -> Difference:
+        row = json.loads(source)
+        if target is None:
+            return Difference("missing", self._key_text(row), _shown(row), None)
+        held = json.loads(target)
+        names = [name for name in row if held[name] != row[name]]
+        return Difference(
+            "changed",
+            self._key_text(row),
+            _shown({name: row[name] for name in names}),
+            _shown({name: held[name] for name in names}),
+        )
+
+    def _key_text(self, row: Mapping[str, object]) -> str:
+        return _plain_json([row.get(name) for name in self._key])
+
+
+def _batches(rows: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    many: list[tuple[str, Any]] = []
+    for row in rows:
+        many.append(row)
+        if len(many) == _MANY:
+            yield many
+            many = []
+    yield many
+
+
+def _text(row: Row, names: tuple[str, ...] | None) -> str:
+    """The columns that the source has, in its order, one that is not there as null; all of a row
+    where the source has no row."""
+    wanted = row if names is None else {name: row.get(name) for name in names}
+    return json.dumps(wanted, ensure_ascii=False, separators=(",", ":"), sort_keys=False)
+
+
+def _shown(row: Mapping[str, object]) -> str:
+    return _plain_json(row)
+
+
+def _plain_json(value: object) -> str:
+    """JSON for people, numbers as they were."""
+    if isinstance(value, dict):
+        if _NUMBER in value:
+            return format(Decimal(str(value[_NUMBER])), "f")
+        members = (
+            f"{json.dumps(n, ensure_ascii=False)}: {_plain_json(v)}" for n, v in value.items()
+        )
+        return f"{{{', '.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain_json, value))}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,125 @@
+"""How rows become part of a lake table: those of a round of changes, and those of a scan.
+
+Each function is one commit of the table, which the caller has given its notes
+(:meth:`.table.LakeTable.commit_notes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from changefeed.core.schema import TableSchema
+from sinks.lake import merge
+from sinks.lake.staging import ORDER, SEQ, VERSION, StagedFile, bounds
+from sinks.lake.table import LakeTable, RoundRows
+from sinks.merged.policy import MergeMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Temporary view of staged rows, in a session that one thread at a time uses.
+VIEW = "changefeed_rows"
+
+
+def apply(
+    lake: LakeTable, rows: DataFrame, schema: TableSchema, files: Sequence[StagedFile]
+) -> None:
+    """Changes of a round: ``rows`` are those of ``files``."""
+    rows.createOrReplaceTempView(VIEW)
+    if not _upserted(lake, schema, files):
+        lake.run(_statement(lake, schema, files), sum(file.rows for file in files))
+
+
+def _upserted(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]) -> bool:
+    """Whether the table took the rows by a way of its own."""
+    plain = lake.policy.mode(schema) is MergeMode.MERGE and not lake.policy.soft
+    if not plain or any(file.incomplete for file in files):
+        return False
+    return lake.upsert(
+        RoundRows(
+            lake.session.sql(merge.source(schema, VIEW)),
+            schema,
+            sum(file.rows for file in files),
+            sum(file.keys.nbytes for file in files),
+            _limits(schema, files),
+        )
+    )
+
+
+def _statement(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]) -> str:
+    policy, limits, mode = lake.policy, _limits(schema, files), lake.policy.mode(schema)
+    folded = any(file.incomplete for file in files)
+    if mode in (MergeMode.APPEND, MergeMode.VERSIONS):
+        rows = merge.source(schema, VIEW, also=(SEQ, ORDER))
+        if folded:
+            rows = merge.carried_source(lake.ident, schema, policy, VIEW, limits)
+        if mode is MergeMode.APPEND:
+            return merge.append(lake.ident, schema, policy, rows)
+        rows = merge.last_of_each(schema, rows) if folded else rows
+        return merge.versions(lake.ident, schema, policy, rows, limits)
+    if mode is MergeMode.COUNT:
+        return merge.counted(lake.ident, schema, policy, VIEW)
+    rows = merge.folded_source(schema, VIEW) if folded else merge.source(schema, VIEW)
+    return merge.merge(lake.ident, schema, policy, rows, bounds=limits, folded=folded)
+
+
+def count_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema, *, first: bool) -> None:
+    """Rows of a scan of a table without a key. Nothing tells a row of an earlier scan from an equal
+    one of this: the first rows of a scan replace what is there, which is older as a whole."""
+    rows.createOrReplaceTempView(VIEW)
+    if first:
+        lake.replace(merge.numbered(schema, lake.policy, VIEW))
+    else:
+        lake.run(merge.counted(lake.ident, schema, lake.policy, VIEW))
+
+
+def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
+    """Rows of a scan as they come, which are read once; how many there were."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    seen = Observation()
+    rows = _moved(rows, lake.session).observe(seen, F.count(F.lit(1)).alias("rows"))
+    rows.createOrReplaceTempView(VIEW)
+    own = merge.first_version(lake.policy, VERSION)
+    listed = [f"c{i} AS {merge.quote(c.name)}" for i, c in enumerate(schema.columns)]
+    listed += [f"{value} AS {merge.quote(name)}" for name, value in own.items()]
+    query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)})"
+    lake.append(lake.session.sql(query))
+    return int(seen.get["rows"])
+
+
+def merge_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> None:
+    """Rows of a scan into a table that has rows; they are read more than once."""
+    policy, mode = lake.policy, lake.policy.mode(schema)
+    if mode is MergeMode.APPEND:
+        append_scan(lake, rows, schema)
+        return
+    rows.createOrReplaceTempView(VIEW)
+    source = merge.source(schema, VIEW)
+    if mode is MergeMode.VERSIONS:
+        lake.run(merge.scanned_versions(lake.ident, schema, policy, source))
+    else:
+        lake.run(merge.merge(lake.ident, schema, policy, source))
+
+
+def _limits(schema: TableSchema, files: Sequence[StagedFile]) -> dict[str, tuple[object, object]]:
+    found = {}
+    for number in schema.key:
+        limit = bounds(files, f"c{number}")
+        if limit is not None and merge.comparable(schema.columns[number]):
+            found[f"c{number}"] = limit
+    return found
+
+
+def _moved(rows: DataFrame, session: SparkSession) -> DataFrame:
+    """The same query in another session of the same context."""
+    from pyspark.sql import DataFrame
+
+    if rows.sparkSession is session:
+        return rows
+    java: Any = session.sparkContext._jvm
+    datasets = java.org.apache.spark.sql.classic.Dataset
+    plan = rows._jdf.queryExecution().logical()
+    return DataFrame(datasets.ofRows(session._jsparkSession, plan), session)

@@ -1,0 +1,123 @@
+"""The sink of tables that are kept equal to the source's: which step is due, for every target.
+
+A target's sink is a :class:`TableSink` and fills in :class:`~sinks.merged.store.TableStore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import TableSchema
+from sinks.base import (
+    Batch,
+    CommitPace,
+    Delivery,
+    Epoch,
+    Receipt,
+    Sink,
+    SinkContext,
+    Target,
+)
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.pace import Pace
+from sinks.merged.policy import Removal, TablePolicy
+from sinks.merged.rows import table_of, unapplied
+from sinks.merged.store import TableStore
+
+
+class TableSink(Sink, TableStore):
+    """Decides what is due; the store does it. One thread at a time uses an object."""
+
+    #: For how long rounds take, and rests between them.
+    clock: Clock = SYSTEM_CLOCK
+
+    def __init__(self, policy: TablePolicy, pace: Pace) -> None:
+        self._policy = policy
+        self._context: SinkContext | None = None
+        self.pace = pace
+        #: A scan that broke off begins again with ``open``: of each topic the scan that has begun
+        #: since.
+        self._begun: dict[str, _Scan] = {}
+
+    def pacing(self) -> CommitPace:
+        """As the last rounds took."""
+        return CommitPace(self.pace.seconds, self.capabilities.pacing.rows)
+
+    def write(self, batch: Batch) -> Receipt:
+        """Stages the rows that the target does not have; a scan's come as often as they come."""
+        self._policy.require_key(batch.schema)
+        rows = table_of(batch.rows)
+        if not batch.scan:
+            rows = unapplied(rows, self.applied(batch.target, batch.schema))
+        elif rows.num_rows and not self._begin(batch.target, batch.schema, batch.epoch.upto):
+            rows = rows.slice(0, 0)
+        return self.stage(batch, rows)
+
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+        """Applies what was staged; how long that takes says when the next round is due."""
+        began = self.clock.monotonic()
+        if self.apply(epoch, receipts):
+            self.pace.after(self.clock.monotonic() - began)
+        return Delivery.DURABLE
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """All rows of the feed go, are marked, or end; replayed, it does nothing."""
+        self._policy.require_key(event.schema)
+        place = AppliedVersion(event.at.version, event.seq)
+        if not self.applied(target, event.schema).covers(place):
+            self.empty(event, target)
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """See :meth:`sinks.base.Sink.evolve`; replayed, it does nothing."""
+        self._policy.require_key(event.new)
+        place = AppliedVersion(event.at.version, event.seq)
+        if not self.applied(target, event.old).covers(place):
+            self.reshape(event, target)
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """See :meth:`sinks.base.Sink.end_scan`."""
+        self._policy.require_key(schema)
+        scanned = self.scanned(target, schema)
+        if scanned is not None and scanned >= at.version:
+            return
+        self._begin(target, schema, at)  # no row may have come
+        self.finish_scan(target, schema, at, self._policy.scan_end(schema))
+
+    @property
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise RuntimeError("the sink is not open")
+        return self._context
+
+    def _begin(self, target: Target, schema: TableSchema, at: Timestamp) -> bool:
+        """Once for each scan since ``open``. False: its rows are all in the target and would come
+        a second time.
+
+        The run may die between the end of a scan and saving that. The scan then comes again, at a
+        later instant as a rule (``SinkContext.unfinished`` tells), else at the same one.
+        """
+        self._policy.require_key(schema)
+        scan = self._begun.get(target.topic)
+        if scan is None or scan.version != at.version:
+            recorded = self.scanned(target, schema)
+            kept = recorded is not None and self._policy.removal is Removal.RECORD
+            unfinished = self._opened.unfinished.get(target.table)
+            whole = recorded or 0
+            if unfinished is not None and unfinished.version <= whole:
+                whole = unfinished.version - 1
+            self.begin_scan(target, schema, at.version, after=whole if kept else None)
+            # Asked again: a target that was gone is new by now and holds nothing.
+            again = kept and min(whole, self.scanned(target, schema) or 0) >= at.version
+            scan = self._begun[target.topic] = _Scan(at.version, wanted=not again)
+        return scan.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """A scan that has begun; ``wanted``: its rows are not in the target yet."""
+
+    version: int
+    wanted: bool

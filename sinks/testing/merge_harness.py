@@ -1,0 +1,54 @@
+"""One target to test a sink of typed rows against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sinks.base import Batch, Sink, SinkContext
+
+
+class MergeHarness:
+    """One target to test a sink against; a fresh one for each case.
+
+    Attributes:
+        never: cases the sink cannot pass by its nature, with the reason.
+        secret: a password inside the URI; empty when its URIs hold none.
+    """
+
+    never: Mapping[str, str] = {}
+    secret = ""
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        """A new, unopened sink on the target, as after a restart of the process."""
+        raise NotImplementedError
+
+    def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
+        """All rows a reader sees in a target table; none where there is no such table."""
+        raise NotImplementedError
+
+    def topic(self, table: str) -> str:
+        """The target of a source table."""
+        return table
+
+    def context(self, context: SinkContext) -> SinkContext:
+        """What ``open`` is given: Spark, a scratch directory, where the sink needs them."""
+        return context
+
+    def write_scan(self, sink: Sink, batch: Batch) -> None:
+        """Hand over and commit rows of a scan; another way for sinks that have one."""
+        receipt = sink.write(batch)
+        sink.commit(batch.epoch, [receipt])
+
+    def make_foreign(self, name: str) -> None:
+        """Make a table that no feed made: ``a`` (the key, a 32-bit integer), ``b`` (a text), one
+        row, :data:`sinks.testing.owning.THEIRS`."""
+        raise NotImplementedError
+
+    def foreign_rows(self, name: str) -> Sequence[Mapping[str, object]]:
+        """``a`` and ``b`` of all rows of a table, in the order of ``a``."""
+        listed = [{"a": row["a"], "b": row["b"]} for row in self.rows(name)]
+        return sorted(listed, key=lambda row: repr(row["a"]))
+
+    def raw(self) -> bytes:
+        """All bytes of the target a reader can see, for searching."""
+        return b""

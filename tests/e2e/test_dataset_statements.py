@@ -1,0 +1,155 @@
+"""CREATE CHANGEFEED FOR DATASET: extracts that arrive become changes of a feed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.timings import Timings
+from changefeed.spark.session import SparkEngine
+from sinks.testing.readers import visible_files
+from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+
+Change = tuple[int, str | None]
+
+
+def put(path: Path, *rows: str, header: str = "id,item,seen") -> None:
+    """An extract that is there at once, as one that was moved into place."""
+    path.parent.mkdir(exist_ok=True)
+    begun = path.with_name("." + path.name)
+    begun.write_text("\n".join([header, *rows]) + "\n")
+    begun.replace(path)
+
+
+def changes(folder: Path) -> list[Change]:
+    """``(id, item)`` of each message in their order, None for a delete."""
+    found: list[dict[str, Any]] = [
+        json.loads(line)
+        for path in visible_files(folder)
+        if path.suffix == ".ndjson"
+        for line in path.read_text().splitlines()
+    ]
+    return [(m["key"][0], m["after"] and m["after"]["item"]) for m in found]
+
+
+@pytest.fixture
+def feeds(tmp_path: Path, spark_engine: SparkEngine) -> Any:
+    timings = Timings(extract_look=0.2)
+    with running(tmp_path / "state", spark_engine, timings=timings) as made:
+        yield made
+
+
+def arrived(out: Path, wanted: set[Change]) -> None:
+    """Wait until exactly these changes came after what was there before."""
+    until(lambda: set(changes(out)) >= wanted, seconds=120)
+
+
+def test_a_file_that_is_replaced_is_compared_again(feeds: Feeds, tmp_path: Path) -> None:
+    extract, out = tmp_path / "in" / "stock.csv", tmp_path / "out"
+    put(extract, "1,apple,09:00", "2,pear,09:00")
+    create = (
+        f"CREATE CHANGEFEED stock FOR DATASET '{extract}' KEY (id) EXCEPT (seen) "
+        f"INTO 'file://{out}' WITH key_in_value"
+    )
+    shown = str(feeds.execute(f"EXPLAIN {create}").rows)
+    assert "columns id bigint, item string, seen" in shown
+    assert "a difference in seen is no update" in shown
+    assert feeds.execute("SHOW EXTERNAL CONNECTIONS").rows == []
+    feeds.execute(create)
+    arrived(out, {(1, "apple"), (2, "pear")})
+    # Twice on one day: each comparison adds to the day's history.
+    put(extract, "1,apple,10:00", "2,plum,10:00", "3,fig,10:00")
+    arrived(out, {(2, "plum"), (3, "fig")})
+    put(extract, "1,apple,11:00", "3,fig,11:00")
+    arrived(out, {(2, None)})
+    put(extract, "1,apple,12:00", "3,kiwi,12:00")
+    feeds.sync("stock")
+    assert sorted(changes(out)[:2]) == [(1, "apple"), (2, "pear")]
+    assert sorted(changes(out)[2:4]) == [(2, "plum"), (3, "fig")]
+    assert changes(out)[4:] == [(2, None), (3, "kiwi")], "SYNC waits for an extract that is there"
+    assert "stock" in str(feeds.execute("SHOW CREATE CHANGEFEED stock").rows)
+    # The definition goes with the last feed that reads it; a feed of its name goes on.
+    feeds.execute("CREATE CHANGEFEED other FOR stock.datasets.stock INTO 'null://'")
+    feeds.execute("DROP CHANGEFEED stock")
+    assert [row[0] for row in feeds.execute("SHOW EXTERNAL CONNECTIONS").rows] == ["stock"]
+    feeds.execute("DROP CHANGEFEED other")
+    assert feeds.execute("SHOW EXTERNAL CONNECTIONS").rows == []
+    feeds.execute(create.replace(str(out), f"{out}2"))
+    put(extract, "1,apple,13:00", "3,lime,13:00")
+    feeds.sync("stock")
+    assert (3, "lime") in changes(Path(f"{out}2"))
+
+
+def test_a_feed_without_a_sink_leaves_no_connection(feeds: Feeds, tmp_path: Path) -> None:
+    extract = tmp_path / "in" / "stock.csv"
+    put(extract, "1,apple,09:00")
+    stream = feeds.execute(f"CREATE CHANGEFEED FOR DATASET '{extract}' KEY (id)").stream
+    assert stream is not None
+    assert next(key for _, key, _ in stream if key) == "[1]"
+    assert len(feeds.execute("SHOW EXTERNAL CONNECTIONS").rows) == 1
+    cast(Any, stream).close()
+    assert feeds.execute("SHOW EXTERNAL CONNECTIONS").rows == []
+
+
+def test_each_file_of_a_glob_is_an_extract_with_its_date(feeds: Feeds, tmp_path: Path) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    put(folder / "stock-2019-06-18.csv", "1,apple,a")
+    put(folder / "stock-2019-06-19.csv", "2,pear,a", "1,melon,b")
+    feeds.execute(
+        f"CREATE CHANGEFEED d FOR DATASET '{folder}/stock-*.csv' KEY (id) INTO 'file://{out}' "
+        "WITH key_in_value, extract = 'delta', effective_date = 'name', "
+        f"history_path = '{tmp_path}/history', current_path = '{tmp_path}/current'"
+    )
+    arrived(out, {(1, "apple"), (2, "pear"), (1, "melon")})
+    # What an error of one extract keeps from the feed comes when the extract is corrected.
+    put(folder / "stock-2019-06-20.csv", "3,fig,a", "3,kiwi,b")
+
+    def refused() -> bool:
+        rows = feeds.execute("SHOW CHANGEFEED d ERRORS").rows
+        return "1 key appears more than once" in str(rows)
+
+    with pytest.raises(ChangefeedError, match="1 key appears more than once") as caught:
+        feeds.sync("d")
+    assert "remove the rows that are too many" in caught.value.hint
+    assert refused()
+    put(folder / "stock-2019-06-20.csv", "3,kiwi,b")
+    feeds.sync("d")
+    assert changes(out)[3:] == [(3, "kiwi")]
+    dates = sorted(path.name for path in (tmp_path / "history").glob("EFF_DATE=*"))
+    assert dates == [f"EFF_DATE=2019-06-{day}" for day in (18, 19, 20)]
+
+
+def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
+    def refused(rest: str, match: str, hint: str = "") -> None:
+        with pytest.raises(ChangefeedError, match=match) as caught:
+            feeds.execute(f"CREATE CHANGEFEED c FOR DATASET {rest}")
+        assert hint in caught.value.hint
+        assert feeds.execute("SHOW EXTERNAL CONNECTIONS").rows == []
+
+    columns = "columns = 'id bigint, item string'"
+    place = f"'{tmp_path}/x.csv'"
+    refused(f"{place} KEY (id) INTO 'null://'", "no extract yet to read the columns from")
+    unknown = 'invalid option "extrakt"'
+    wrong = "INTO 'null://' WITH extrakt = 'full'"
+    refused(f"{place} KEY (id) {wrong}", unknown, 'did you mean "extract"?')
+    refused(f"{place} KEY (id) INTO 'null://' WITH format = 'jsn'", "unknown format")
+    refused(f"{place} KEY (id) INTO 'nul://'", "unsupported sink|nul")
+    refused(f"{place} KEY (no) INTO 'null://' WITH {columns}", "has no column no")
+    refused(f"{place} KEY (id) EXCEPT (id) INTO 'null://' WITH {columns}", "cannot be left out")
+    refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, extract = 'ful'", "unknown extract")
+    refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, every = 'x'", "is no interval")
+    refused(f"{place} KEY (id) INTO 'nul://' WITH {columns}", "unsupported sink|nul")
+    refused(f"'jdbc:x://h/d#t' KEY (id) INTO 'null://' WITH {columns}", "option every is needed")
+    refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, initial_scan = 'only'", "goes on")
+    feeds.connect(c="postgresql://h/d")
+    with pytest.raises(ChangefeedError, match='external connection "c" already exists'):
+        feeds.execute(
+            f"CREATE CHANGEFEED c FOR DATASET {place} KEY (id) INTO 'null://' WITH {columns}"
+        )

@@ -1,0 +1,188 @@
+"""VERIFY CHANGEFEED of copies kept as messages: documents of an index, last messages of a topic."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from changefeed.api import Result
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.spark.session import SparkEngine
+from tests.e2e.feeds import Feeds, running
+from tests.e2e.test_warehouse_feeds import WIDE
+from tests.services.elasticsearch import Elasticsearch
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+SMALL = (
+    "create table t (a int primary key, b text, n numeric(12, 2));"
+    "insert into t select i, 'row ' || i, i * 1.5 from generate_series(1, 10) i;"
+)
+CHANGES = "delete from t where a = 1; update t set b = 'new' where a = 2;"
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+    postgres.execute(SMALL + WIDE)
+    with running(tmp_path / "state", spark_engine) as made:
+        made.connect(shop=postgres.uri)
+        yield made
+    left = [path.name for path in tmp_path.rglob("verify-*")]
+    assert not left, "the file of a comparison stays"
+
+
+def verified(feeds: Feeds, words: str = "") -> Result:
+    return feeds.execute(f"VERIFY CHANGEFEED f {words}")
+
+
+def named(answer: Result) -> set[tuple[Any, ...]]:
+    return {tuple(row) for row in answer.rows}
+
+
+class TestElasticsearch:
+    pytestmark = pytest.mark.elasticsearch
+
+    @pytest.fixture
+    def prefix(self) -> str:
+        return f"verify{next(_numbers)}_"
+
+    def create(self, feeds: Feeds, server: Elasticsearch, prefix: str, options: str = "") -> None:
+        uri = f"{server.uri}/?index_prefix={prefix}"
+        feeds.execute(f"CREATE CHANGEFEED f FOR t, wide INTO '{uri}'{options}")
+        feeds.sync("f")
+
+    @pytest.mark.parametrize("envelope", ["row", "wrapped", "bare"])
+    def test_values_of_every_type_are_equal(
+        self,
+        feeds: Feeds,
+        postgres: Database,
+        elasticsearch: Elasticsearch,
+        prefix: str,
+        envelope: str,
+    ) -> None:
+        self.create(
+            feeds, elasticsearch, prefix, f" WITH envelope = '{envelope}', updated, mvcc_timestamp"
+        )
+        postgres.execute(CHANGES)
+        answer = verified(feeds)
+        assert (answer.rows, answer.failure) == ([], None)
+        assert answer.notices == ["public.t: equal", "public.wide: equal"]
+
+    def test_each_kind_of_difference_is_named_and_repaired(
+        self, feeds: Feeds, elasticsearch: Elasticsearch, prefix: str
+    ) -> None:
+        self.create(feeds, elasticsearch, prefix)
+        index = f"/{prefix}t"
+        elasticsearch.call("DELETE", f"{index}/_doc/2")
+        elasticsearch.call("PUT", f"{index}/_doc/99", {"a": 99, "b": "invented", "n": 1.25})
+        elasticsearch.call("POST", f"{index}/_update/3", {"doc": {"b": None}})
+        elasticsearch.call("POST", f"{index}/_update/4", {"doc": {"n": 6.01}})
+        elasticsearch.call("POST", f"{index}/_update/5", {"doc": {"n": 7.5}})  # 7.50 of the source
+        answer = verified(feeds)
+        assert answer.failure is not None and answer.failure.code is Code.TARGET_DIFFERS
+        assert named(answer) == {
+            ("public.t", "[2]", "missing", '{"a": 2, "b": "row 2", "n": 3}', None),
+            ("public.t", "[99]", "extra", None, '{"a": 99, "b": "invented", "n": 1.25}'),
+            ("public.t", "[3]", "changed", '{"b": "row 3"}', '{"b": null}'),
+            ("public.t", "[4]", "changed", '{"n": 6}', '{"n": 6.01}'),
+        }
+        assert verified(feeds, "REPAIR").failure is None
+        assert verified(feeds).notices == ["public.t: equal", "public.wide: equal"]
+
+
+class TestKafka:
+    pytestmark = pytest.mark.kafka
+
+    def create(
+        self, feeds: Feeds, kafka: KafkaBroker, options: str = "", policy: str = "compact"
+    ) -> str:
+        prefix = f"verify{next(_numbers)}_"
+        for table in ("t", "wide"):
+            kafka.create_topic(prefix + table, partitions=3, **{"cleanup.policy": policy})
+        uri = f"{kafka.uri}?topic_prefix={prefix}"
+        feeds.execute(f"CREATE CHANGEFEED f FOR t, wide INTO '{uri}'{options}")
+        feeds.sync("f")
+        return prefix
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            " WITH updated, resolved = '100ms', key_in_value",
+            " WITH envelope = 'row', delivery = 'exactly_once'",
+            " WITH envelope = 'enriched'",
+            " WITH envelope = 'debezium'",
+        ],
+    )
+    def test_the_last_messages_are_the_table(
+        self, feeds: Feeds, postgres: Database, kafka: KafkaBroker, options: str
+    ) -> None:
+        self.create(feeds, kafka, options, policy="delete")
+        postgres.execute(CHANGES)
+        # Told by messages without a key, which a compacted topic would refuse.
+        postgres.execute("truncate wide")
+        postgres.execute("insert into wide (id, t) values (7, 'after it')")
+        answer = verified(feeds)
+        assert (answer.rows, answer.failure) == ([], None)
+        assert answer.notices == ["public.t: equal", "public.wide: equal"]
+
+    def test_each_kind_of_difference_is_named(self, feeds: Feeds, kafka: KafkaBroker) -> None:
+        prefix = self.create(feeds, kafka)
+        partitions = {m.key: m.partition for m in kafka.messages(f"{prefix}t")}
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for key, value in (
+            ("[2]", None),
+            ("[99]", {"after": {"a": 99, "b": "invented", "n": 1}}),
+            ("[3]", {"after": {"a": 3, "b": None, "n": 4.5}}),
+        ):
+            text = None if value is None else json.dumps(value)
+            producer.produce(f"{prefix}t", text, key, partitions.get(key.encode(), 0))
+        producer.flush()
+        answer = verified(feeds)
+        assert answer.failure is not None
+        assert named(answer) == {
+            ("public.t", "[2]", "missing", '{"a": 2, "b": "row 2", "n": 3}', None),
+            ("public.t", "[99]", "extra", None, '{"a": 99, "b": "invented", "n": 1}'),
+            ("public.t", "[3]", "changed", '{"b": "row 3"}', '{"b": null}'),
+        }
+
+    @pytest.mark.parametrize("options", [" WITH envelope = 'bare'", " WITH envelope = 'key_only'"])
+    def test_messages_that_do_not_tell_the_rows_are_refused(
+        self, feeds: Feeds, kafka: KafkaBroker, options: str
+    ) -> None:
+        self.create(feeds, kafka, options)
+        with pytest.raises(ChangefeedError, match="cannot be verified") as refused:
+            verified(feeds, "TABLE t")
+        assert refused.value.code is Code.NOT_SUPPORTED
+
+    def test_a_topic_that_lost_messages_is_refused(self, feeds: Feeds, kafka: KafkaBroker) -> None:
+        from confluent_kafka import TopicPartition
+
+        prefix = self.create(feeds, kafka)
+        from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+            AlterConfigOpType,
+            ConfigEntry,
+            ConfigResource,
+        )
+
+        entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(
+            ConfigResource.Type.TOPIC, f"{prefix}t", incremental_configs=[entry]
+        )
+        admin = kafka.admin()
+        for done in admin.incremental_alter_configs([resource]).values():
+            done.result(30)
+        asked = [TopicPartition(f"{prefix}t", p, 1) for p in range(3)]
+        for done in admin.delete_records(asked).values():
+            done.result(30)
+        with pytest.raises(ChangefeedError, match="its oldest messages are gone"):
+            verified(feeds, "TABLE t")
