@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,51 @@ def test_demo_lock_is_a_part_of_the_whole_lock() -> None:
     wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
     assert [text for text in wanted if canonicalize_name(Requirement(text).name) not in demo] == []
     assert "pytest" not in demo
+
+
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("requirements.lock", ("demo", "dev")), ("requirements-demo.lock", ("demo",))],
+)
+def test_lock_holds_what_its_packages_require(lock: str, extras: tuple[str, ...]) -> None:
+    """pip refuses the whole lock when a package's own requirement has no line in it.
+
+    A package that is no longer ours to require may still be another's: an environment that was
+    made before keeps it and hides that.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    roots = [*project["dependencies"]]
+    for extra in extras:
+        roots += project["optional-dependencies"][extra]
+    locked = _locked(lock)
+    seen = dict(_required([Requirement(text) for text in roots], project["optional-dependencies"]))
+    assert len(seen) > len(roots)
+    assert {name: by for name, by in seen.items() if name not in locked} == {}
+
+
+def _required(
+    roots: list[Requirement], own_extras: dict[str, list[str]]
+) -> Iterator[tuple[str, str]]:
+    """Names of all packages that these requirements need on this machine, each with who asks."""
+    waiting = [(requirement, "pyproject.toml") for requirement in roots]
+    done: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement, by = waiting.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, extras) in done:
+            continue
+        done.add((name, extras))
+        if name == "changefeed":  # an extra that names other extras of ours
+            texts = [text for extra in extras for text in own_extras[extra]]
+        else:
+            yield name, by
+            texts = distribution(name).requires or []
+        for text in texts:
+            needed = Requirement(text)
+            if needed.marker is None or any(
+                needed.marker.evaluate({"extra": extra}) for extra in extras or {""}
+            ):
+                waiting.append((needed, name))
 
 
 def _locked(name: str) -> dict[str, list[str]]:
