@@ -38,8 +38,9 @@ LOOK = 0.1
 SILENCE = 30.0
 #: How long a commit may wait for more to decode it with, seconds.
 GATHER_SECONDS = 0.05
-#: Delay after a small flush, seconds: at 1,000 commits/s every flush costs an fsync.
-PAUSE_SECONDS = 0.003
+#: Delay after a small flush, seconds: each costs an fsync and wakes two processes, whether it holds
+#: one commit or twenty (docs/decisions/small-flushes.md).
+PAUSE_SECONDS = 0.015
 _SMALL_PIECE = 128 << 10
 
 

@@ -55,9 +55,10 @@ BATCH_SECONDS = 0.05
 DEEP_BYTES = 1 << 20
 SMALL_PIECE = 128 << 10
 NAP_SECONDS = 0.001
-#: Delay after a small flush, seconds. At 1,000 commits/s every flush costs an fsync; batching three
-#: costs barely more than one.
-GATHER_SECONDS = 0.003
+#: Small flushes begin at least this far apart, seconds; one after a pause waits for nothing. Each
+#: wakes two processes and costs about 4 ms of CPU time and an fsync, whether it holds one commit
+#: or twenty (docs/decisions/small-flushes.md).
+GATHER_SECONDS = 0.015
 #: After :meth:`ReplicationStream.hasten` heartbeats follow each other so fast for so long, seconds.
 HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
 #: Between two looks at a slot that its last reader still holds, seconds.
