@@ -63,6 +63,15 @@ class Received:
         """The messages of the topic of transactions."""
         return [value for topic, _, value in self.rows if topic == "transaction"]
 
+    @property
+    def by_transaction(self) -> dict[str, list[dict[str, Any]]]:
+        """These messages by the id of the transaction, which is their key: a webhook keeps the
+        order of each key, and no other."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for value in self.transactions:
+            found.setdefault(value["id"], []).append(value)
+        return found
+
 
 def create(feeds: Feeds, name: str, folder: Path, *options: str) -> None:
     feeds.execute(
@@ -166,7 +175,8 @@ def test_files_and_webhooks_have_the_same_numbers(
         found = Received.of_values(values)
         check(found)
         assert found.places == expected.places
-        assert found.transactions == expected.transactions
+        assert found.by_transaction == expected.by_transaction
+    assert Received.of_values(map(json.loads, lines)).transactions == expected.transactions
 
 
 @pytest.mark.parametrize("postgres", [16], indirect=True)
