@@ -90,8 +90,24 @@ class Filter(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LookupJoin(Node):
+    """``[LEFT] JOIN table AS alias ON t.column = alias.column [AND ..]``.
+
+    ``parts`` name a table as Spark does: ``('parquet', '/path')`` or a table of its catalog.
+    ``keys`` are pairs of a column of the feed's table and one of the look-up. ``spans`` are the
+    places of the look-up's name and of each pair.
+    """
+
+    parts: tuple[str, ...]
+    alias: str
+    keys: tuple[tuple[str, str], ...]
+    left: bool = False
+    spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Query(Node):
-    """What a CDC query asks of its table: ``SELECT items FROM t AS alias WHERE where``.
+    """What a CDC query asks of its table: ``SELECT items FROM t AS alias JOIN .. WHERE where``.
 
     ``items`` and ``where`` are expressions of Spark SQL on one line, ``where`` empty for none.
     ``spans`` are the places of their tokens in the statement, those of ``items`` first.
@@ -100,6 +116,7 @@ class Query(Node):
     items: str
     alias: str | None = None
     where: str = ""
+    joins: tuple[LookupJoin, ...] = ()
     spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
 

@@ -74,6 +74,11 @@ def _qualified(qualified: QualifiedName) -> str:
     return ".".join(map(name, qualified.parts))
 
 
+def _spark_name(text: str) -> str:
+    """A part of the name of a table of Spark: paths in backticks, as Spark's users write them."""
+    return text if _PLAIN.match(text) else "`" + text.replace("`", "``") + "`"
+
+
 def _pattern(text: str) -> str:
     plain = _PLAIN_PATTERN.match(text) and text not in RESERVED
     return text if plain else string(text)
@@ -272,6 +277,7 @@ class _Printer:
                 return _words(
                     f"SELECT {query.items} FROM {_qualified(target.name)}",
                     None if query.alias is None else f"AS {name(query.alias)}",
+                    *(self.join(target, query, join) for join in query.joins),
                     f"WHERE {query.where}" if query.where else None,
                 )
             case nodes.TableTarget():
@@ -289,6 +295,15 @@ class _Printer:
                 return _words("SCHEMA", _qualified(target.name), _narrowed(target))
             case nodes.DatabaseTarget():
                 return _words("DATABASE", _qualified(target.name), _narrowed(target))
+
+    def join(self, target: nodes.TableTarget, query: nodes.Query, join: nodes.LookupJoin) -> str:
+        table = name(query.alias or target.name.parts[-1])
+        keys = (f"{table}.{name(own)} = {name(join.alias)}.{name(key)}" for own, key in join.keys)
+        return _words(
+            "LEFT JOIN" if join.left else "JOIN",
+            f"{'.'.join(map(_spark_name, join.parts))} AS {name(join.alias)}",
+            f"ON {' AND '.join(keys)}",
+        )
 
     def source(self, source: str | None) -> str | None:
         return None if source is None else f"FROM {name(source)}"

@@ -1,7 +1,8 @@
 """The SELECT of a CDC query: which table, which expressions, which condition.
 
-Only the outer shape is read here: ``SELECT items FROM table [AS alias] [WHERE condition]``. The
-expressions are Spark SQL and stay text; Spark's own analyzer reads them when the feed is planned.
+Only the outer shape is read here: ``SELECT items FROM table [AS alias] [[LEFT] JOIN look-up AS
+alias ON columns] [WHERE condition]``. The expressions are Spark SQL and stay text; Spark's own
+analyzer reads them when the feed is planned.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from grammar.nodes import QualifiedName, Query, Span
+from grammar.nodes import LookupJoin, QualifiedName, Query, Span
 from grammar.problems import SyntaxProblem
 
 _TOKEN = re.compile(
@@ -110,11 +111,13 @@ class _Reader:
         items = self._items()
         name = self._table()
         alias = self._alias()
+        joins = tuple(self._joins((alias or name.parts[-1], name.parts[-1])))
         where = self._where()
         return name, Query(
             items=_canonical(self._text, items),
             alias=alias,
             where=_canonical(self._text, where),
+            joins=joins,
             spans=tuple(self._span(token) for token in (*items, *where)),
         )
 
@@ -163,6 +166,107 @@ class _Reader:
             return self._name("an alias")
         return None
 
+    def _joins(self, tables: tuple[str, str]) -> Iterator[LookupJoin]:
+        """Joins with look-up tables; ``tables`` are the names of the feed's own table."""
+        taken = {name.lower() for name in tables}
+        while True:
+            first = self._peek()
+            if first is None or first.word not in ("JOIN", "INNER", "LEFT"):
+                return
+            self._place += 1
+            if first.word == "LEFT":
+                self._skip("OUTER")
+            if first.word != "JOIN":
+                self._word("JOIN")
+            join = self._join(tables, left=first.word == "LEFT")
+            if join.alias.lower() in taken:
+                token = Lexeme("word", join.alias, join.spans[0].start - self._offset)
+                message = f"two tables of the query are named {join.alias}"
+                raise SyntaxProblem(message, self._span(token), (), "give one another alias.")
+            taken.add(join.alias.lower())
+            yield join
+
+    def _join(self, tables: tuple[str, str], *, left: bool) -> LookupJoin:
+        name = self._lookup()
+        named = self._skip("AS")
+        token = self._peek()
+        if token is None or token.word != "ON":
+            alias = self._name("an alias of the look-up table")
+        elif named or "/" in name.parts[-1]:
+            raise self._expected("an alias of the look-up table", token)
+        else:
+            alias = name.parts[-1]
+        self._word("ON")
+        keys: list[tuple[str, str]] = []
+        spans = [name.span or Span(0, 0)]
+        while not keys or self._skip("AND"):
+            begin = self._place
+            pair, span = self._key(tables, alias, begin)
+            keys.append(pair)
+            spans.append(span)
+        return LookupJoin(name.parts, alias, tuple(keys), left, tuple(spans))
+
+    def _lookup(self) -> QualifiedName:
+        """The name of a table of Spark: ``parquet.`/path``` or one of its catalog."""
+        first = self._peek()
+        if first is not None and first.text == "(":
+            raise self._refused(first, "sub-query expressions", "name the look-up table itself")
+        parts = [self._name("the name of a look-up table")]
+        while self._next_is("."):
+            self._place += 1
+            parts.append(self._name("the name of a look-up table"))
+        if first is None:
+            raise AssertionError("a look-up table has a name")
+        end = self._tokens[self._place - 1].end
+        return QualifiedName(
+            tuple(parts), span=Span(self._offset + first.start, self._offset + end)
+        )
+
+    def _key(self, tables: tuple[str, str], alias: str, begin: int) -> tuple[tuple[str, str], Span]:
+        """``t.column = alias.column``, in either order."""
+        left = self._side()
+        if not self._next_is("=") and not self._next_is("=="):
+            raise self._not_a_key(begin)
+        self._place += 1
+        right = self._side()
+        last = self._tokens[self._place - 1]
+        span = Span(self._offset + self._tokens[begin].start, self._offset + last.end)
+        if left[0] == alias:
+            left, right = right, left
+        after = self._peek()
+        ends = after is None or after.word in ("AND", "WHERE") or self._ends_table(after)
+        if right[0] != alias or left[0] not in ("", *tables) or not ends:
+            raise self._not_a_key(begin)
+        return (left[1], right[1]), span
+
+    def _side(self) -> tuple[str, str]:
+        """The table, empty for none, and the column of a name."""
+        parts = [self._name("a column")]
+        if self._next_is("."):
+            self._place += 1
+            parts.append(self._name("a column"))
+        return (parts[0], parts[1]) if len(parts) == 2 else ("", parts[0])
+
+    def _not_a_key(self, begin: int) -> SyntaxProblem:
+        here = self._tokens[begin : max(self._place, begin + 1)]
+        span = Span(self._offset + here[0].start, self._offset + here[-1].end)
+        return SyntaxProblem(
+            "the ON of a look-up table can only be equalities of columns",
+            span,
+            ("table.column = look-up.column [AND ...]",),
+            "put other conditions into the WHERE.",
+        )
+
+    def _skip(self, word: str) -> bool:
+        token = self._peek()
+        there = token is not None and token.word == word
+        self._place += there
+        return there
+
+    def _word(self, word: str) -> None:
+        if not self._skip(word):
+            raise self._expected(word, self._peek())
+
     def _where(self) -> list[Lexeme]:
         token = self._peek()
         if token is None:
@@ -193,8 +297,11 @@ class _Reader:
                     raise self._refused(token, "window functions", "a query sees one row")
 
     def _problem(self, token: Lexeme) -> SyntaxProblem:
-        if token.text == "," or token.word in _JOINS:
+        if token.text == ",":
             return self._refused(token, "several tables", "make a changefeed for each")
+        if token.word in _JOINS:
+            what = f"{token.word} {'' if token.word == 'JOIN' else 'JOIN'}".strip()
+            return self._refused(token, what, "look-up tables take JOIN and LEFT JOIN")
         if token.word in _CLAUSES:
             return self._refused(token, _CLAUSES[token.word], _WHY.get(token.word, ""))
         if token.text == "|>":
@@ -234,7 +341,7 @@ class _Reader:
     def _refused(self, token: Lexeme, what: str, why: str) -> SyntaxProblem:
         verb = "are" if what[0].islower() and what.endswith("s") else "is"
         message = f"{what} {verb} not supported by CDC queries"
-        shape = "SELECT expression, ... FROM table [AS alias] [WHERE condition]"
+        shape = "SELECT expression, ... FROM table [AS alias] [JOIN ...] [WHERE condition]"
         hint = f"{why}; a CDC query is {shape}" if why else f"a CDC query is {shape}"
         return SyntaxProblem(message, self._span(token), (), hint)
 

@@ -35,11 +35,14 @@ class QueryShape:
         hidden: positions of key columns that make the message key and are not in the value.
         whole_deletes: a delete has values of its own (``event_op()``, ``cdc_prev``): the flat
             envelopes show them instead of NULL.
+        feed: the job whose messages no other feed with the same query may share, because it reads
+            look-up tables at times of its own or says when the feed was made.
     """
 
     text: str
     hidden: tuple[int, ...] = ()
     whole_deletes: bool = False
+    feed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Feed:
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
         #: The feed's CDC query; None of a feed of whole tables.
-        self.query = FeedQuery.of(catalog, job, sessions)
+        self.query = FeedQuery.of(catalog, job, self.options, sessions)
 
     def _named_origin(self) -> Origin:
         if not names_origin(self.options):

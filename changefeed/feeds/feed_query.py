@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -12,12 +13,14 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
+from changefeed.options import LOOKUP_REFRESH, Options
 from changefeed.plan.queries import no_images
 from changefeed.plan.targets import parse_targets
 from changefeed.query.changes import changes_of_result
 from changefeed.query.evaluate import Evaluator, QuerySessions
+from changefeed.query.functions import called
 from changefeed.query.model import CompiledQuery
-from changefeed.query.written import Constants
+from changefeed.query.written import CREATION_TIME, Constants
 from grammar import nodes
 
 
@@ -26,31 +29,39 @@ class FeedQuery:
 
     Args:
         query: as the job keeps it.
-        created: when the feed was created, ns.
+        job: whose query it is.
         catalog: knows when versions of the table were seen.
         sessions: Spark's sessions for queries.
+        lookup_refresh: seconds after which look-up tables are read again.
     """
 
     def __init__(
-        self, query: nodes.Query, created: int, catalog: Catalog, sessions: QuerySessions
+        self,
+        query: nodes.Query,
+        job: Job,
+        catalog: Catalog,
+        sessions: QuerySessions,
+        lookup_refresh: float,
     ) -> None:
         self._query = query
-        self._created = created
+        self._job = job
         self._catalog = catalog
         self._sessions = sessions
-        self._evaluator = Evaluator(sessions)
+        self._evaluator = Evaluator(sessions, lookups=sessions.lookups(lookup_refresh))
         self._compiled: dict[TableSchema, CompiledQuery] = {}
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, catalog: Catalog, job: Job, sessions: QuerySessions | None) -> FeedQuery | None:
+    def of(
+        cls, catalog: Catalog, job: Job, options: Options, sessions: QuerySessions | None
+    ) -> FeedQuery | None:
         """The query of a job; None of a job without one."""
         if not job.is_query or sessions is None:
             return None
         (target,) = parse_targets(job.targets)
         if not isinstance(target, nodes.TableTarget) or target.query is None:
             raise AssertionError("the target of a query is a table with a query")
-        return cls(target.query, job.created, catalog, sessions)
+        return cls(target.query, job, catalog, sessions, options[LOOKUP_REFRESH])
 
     def compiled(self, schema: TableSchema) -> CompiledQuery:
         """The query over this version of the table (kept per version); waits for Spark.
@@ -65,7 +76,7 @@ class FeedQuery:
             return known
 
     def _compile(self, schema: TableSchema) -> CompiledQuery:
-        constants = Constants(self._created, self._catalog.schema_seen(schema.version))
+        constants = Constants(self._job.created, self._catalog.schema_seen(schema.version))
         try:
             compiled = self._sessions.compile(schema, self._query, constants)
         except ChangefeedError as error:
@@ -74,6 +85,8 @@ class FeedQuery:
             raise
         if compiled.uses_prev and schema.before_image is not BeforeImage.FULL:
             raise no_images(compiled)
+        if compiled.lookups or CREATION_TIME in called(self._query):
+            return replace(compiled, feed=self._job.id)
         return compiled
 
     def rows(self, schema: TableSchema, rows: pa.Table, plan: MessagePlan) -> pa.Table:

@@ -87,7 +87,7 @@ class Node:
         self.engine = engine or SparkEngine()
         self.shared = MessageCache(max_memory or DEFAULT_BYTES)
         #: Spark's sessions for CDC queries.
-        self.queries = QuerySessions(self.engine, catalog.functions)
+        self.queries = QuerySessions(self.engine, catalog.functions, self.clock)
         services = FeedServices(
             catalog,
             self.engine,
@@ -263,7 +263,11 @@ class Node:
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         """Check a CDC query against its table; starts Spark where it does not run yet."""
-        return self.queries.compile(schema, query, Constants(self.clock.now().wall))
+        compiled = self.queries.compile(schema, query, Constants(self.clock.now().wall))
+        lookups = self.queries.lookups()
+        for lookup in compiled.lookups:
+            lookups.rows(lookup)
+        return compiled
 
     # -- sinkless feeds -------------------------------------------------------------------
 

@@ -588,6 +588,16 @@ ENGINE = option(
     example="engine = 'spark'",
     shown="auto",
 )
+LOOKUP_REFRESH = option(
+    "lookup_refresh",
+    Duration(words=(FOREVER,)),
+    3600.0,
+    group="Sink and resources",
+    summary="How long a CDC query uses a look-up table before it reads it again. Nothing is sent "
+    "again for that: changes that come later get the new values.",
+    example="lookup_refresh = '10m'",
+    shown="1h",
+)
 COMPRESSION = option(
     "compression",
     Choice(Compression),

@@ -37,7 +37,13 @@ from changefeed.options import (
     to_span,
 )
 from changefeed.plan.names import choose_source
-from changefeed.plan.queries import key_problems, query_notices, query_options, query_problems
+from changefeed.plan.queries import (
+    key_problems,
+    lookup_problems,
+    query_notices,
+    query_options,
+    query_problems,
+)
 from changefeed.plan.sink_resolution import Probe, ResolvedSink, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
 from changefeed.plan.target_names import clashes, sharing, topics_of
@@ -254,6 +260,8 @@ class Planner:
             for f in found
         ]
         self.problems += held.check(watches)
+        if options is not None:
+            self.problems += lookup_problems(self.statement.query, options)
         if self.statement.query is not None:
             found = self._with_query(found, options, sink)
         for place in found:

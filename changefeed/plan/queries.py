@@ -9,7 +9,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.formats import traits_of
 from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope
-from changefeed.options import DIFF, ENVELOPE, FORMAT, KEY_COLUMN, Options, to_span
+from changefeed.options import DIFF, ENVELOPE, FORMAT, KEY_COLUMN, LOOKUP_REFRESH, Options, to_span
+from changefeed.options.types import FOREVER
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.query.model import CompiledQuery
 from grammar import nodes
@@ -83,6 +84,19 @@ def query_problems(
     return problems
 
 
+def lookup_problems(query: nodes.Query | None, options: Options) -> list[ChangefeedError]:
+    """``lookup_refresh`` means something only where there is a look-up."""
+    if LOOKUP_REFRESH.name not in options.given or (query is not None and query.joins):
+        return []
+    return [
+        ChangefeedError(
+            "CF1205",
+            "lookup_refresh needs a query that joins a look-up table",
+            hint="leave it out, or see HELP CREATE CHANGEFEED AS SELECT.",
+        )
+    ]
+
+
 def key_problems(
     compiled: CompiledQuery, sink: ResolvedSink, span: nodes.Span | None
 ) -> list[ChangefeedError]:
@@ -124,6 +138,11 @@ def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[
                     "the WHERE looks at changes, not only at rows: a row of the target stays when "
                     "a later change of it is not selected"
                 )
+        elif query.where_lookups:
+            yield (
+                "a look-up table may change, so every update of a row that does not satisfy the "
+                "WHERE, or that has no row in an inner join, is delivered as a delete"
+            )
         elif not query.sees_leaving:
             yield (
                 f"{name} does not log its old rows, so every update of a row that does not satisfy "
@@ -132,7 +151,7 @@ def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[
             )
 
 
-def query_lines(query: CompiledQuery) -> Iterator[str]:
+def query_lines(query: CompiledQuery, options: Options) -> Iterator[str]:
     """EXPLAIN: what the query makes, of which rows, and where."""
     table = query.source.table
     columns = ", ".join(f"{name} {kind}" for name, kind in query.types())
@@ -142,10 +161,20 @@ def query_lines(query: CompiledQuery) -> Iterator[str]:
         yield f"message key from {', '.join(query.hides_key)}, which the SELECT leaves out"
     if query.of_changes and query.filtered:
         yield "the WHERE selects changes: nothing is deleted because a later change is not selected"
+    elif query.where_lookups:
+        yield "an update that does not satisfy joins and WHERE is a delete: look-ups may change"
     elif query.filtered and query.sees_leaving:
         yield "a row that stops satisfying the WHERE is deleted, one that begins to is inserted"
     elif query.filtered:
         yield "an update that does not satisfy the WHERE is a delete: the old row is not logged"
+    for lookup in query.lookups:
+        pairs = (f"{query.source.columns[i].name} = {name}" for i, name in lookup.keys)
+        left = "" if lookup.left else ", and rows without one of it are not delivered"
+        yield f"look-up {lookup.shown}: one row by {' and '.join(pairs)}{left}"
+    if query.lookups:
+        age = options.display().get(LOOKUP_REFRESH.name, LOOKUP_REFRESH.shown_default)
+        again = "not read again" if age == FOREVER[0] else f"read again when {age} old"
+        yield f"look-ups are kept in memory, {again}; nothing is sent again when they change"
     for function in query.functions:
         takes = "columns" if function.vectorized else "a row at a time"
         yield f"{function.signature} is Python {function.reference}, called with {takes}"

@@ -176,7 +176,7 @@ class SelectStage:
         for table in self.tables:
             if table.query is not None:
                 plain = False
-                yield from query_lines(table.query)
+                yield from query_lines(table.query, self.options)
             for fact in _selection(table.progress):
                 plain = False
                 yield f"{table.shown}: {fact}"

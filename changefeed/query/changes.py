@@ -14,6 +14,9 @@ not known  satisfies  the change
 not known  does not   a delete, in case the row was in the result
 =========  =========  =====================================================
 
+Where the WHERE reads a look-up table, the row before is not known: another version of the look-up
+may have decided on it.
+
 A WHERE that asks for more than the row (``event_op()``, ``cdc_prev``) selects changes: each is
 delivered or not, and nothing is deleted for leaving.
 

@@ -6,7 +6,7 @@ differently from call to call, expressions that make several rows of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.query.functions import check_calls
-from changefeed.query.model import CompiledQuery, Output
+from changefeed.query.lookups import key_kind
+from changefeed.query.model import CompiledQuery, LookupField, LookupTable, Output
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
     ALWAYS,
@@ -77,14 +78,17 @@ def compile_query(
     query: nodes.Query,
     constants: Constants | None = None,
     functions: Sequence[Function] = (),
+    lookups: Mapping[str, Sequence[LookupField]] | None = None,
 ) -> CompiledQuery:
     """What a query is on a table of this shape; the session knows ``functions``.
+
+    ``lookups`` are the columns of the tables that it joins, by alias.
 
     Raises:
         ChangefeedError: CF1101 a name does not exist, CF1303 something that a CDC query cannot
             have, CF1001 Spark cannot read it. Places are offsets into the statement.
     """
-    return _Compiler(session, schema, query, constants, functions).compile()
+    return _Compiler(session, schema, query, constants, functions, lookups or {}).compile()
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,11 @@ class _Compiler:
         query: nodes.Query,
         constants: Constants | None,
         functions: Sequence[Function],
+        lookups: Mapping[str, Sequence[LookupField]],
     ) -> None:
         self._functions = functions
+        self._known = lookups
+        self._lookups: list[LookupTable] = []
         self._session = session
         self._schema = schema
         self._query = query
@@ -112,9 +119,11 @@ class _Compiler:
 
     def compile(self) -> CompiledQuery:
         self._refuse_names()
+        self._lookups = [self._lookup(join) for join in self._query.joins]
         for tokens in (*(item.tokens for item in self._sql.items), self._sql.where):
             self._refuse_functions(tokens)
-        empty = pa.schema(batch_fields(self._schema)).empty_table()
+        fields = batch_fields(self._schema, lookups=self._lookups)
+        empty = pa.schema(fields).empty_table()
         self._session.createDataFrame(empty).createOrReplaceTempView(_EMPTY)
         try:
             # The WHERE first: in the whole, errors of it name columns of our own.
@@ -122,6 +131,74 @@ class _Compiler:
             return self._made(self._analysed(self._sql.select(_EMPTY)), condition)
         finally:
             self._session.catalog.dropTempView(_EMPTY)
+
+    # -- look-ups ---------------------------------------------------------------------------
+
+    def _lookup(self, join: nodes.LookupJoin) -> LookupTable:
+        """A look-up with all its columns."""
+        fields = tuple(self._known[join.alias])
+        spans = [_core(span) for span in join.spans[1:]] or [None] * len(join.keys)
+        keys, types = [], []
+        for (own, other), span in zip(join.keys, spans, strict=True):
+            ordinal = self._own_column(own, span)
+            field = next((f for f in fields if f.name.lower() == other.lower()), None)
+            if field is None:
+                names = [f.name for f in fields]
+                raise _no_name(f"column {other} does not exist on {join.alias}", other, names, span)
+            self._check_key(self._schema.columns[ordinal], field, span)
+            keys.append((ordinal, field.name))
+            types.append(field.spark_type)
+        return LookupTable(join.parts, join.alias, tuple(keys), tuple(types), join.left, fields)
+
+    def _own_column(self, name: str, span: Span | None) -> int:
+        names = [column.name for column in self._schema.columns]
+        same = [i for i, each in enumerate(names) if each == name]
+        same = same or [i for i, each in enumerate(names) if each.lower() == name.lower()]
+        if same:
+            return same[0]
+        table = self._schema.table
+        message = f"column {name} does not exist on table {table.schema}.{table.name}"
+        raise _no_name(message, name, names, span)
+
+    def _check_key(self, column: Column, field: LookupField, span: Span | None) -> None:
+        from pyspark.sql.pandas.types import from_arrow_type
+
+        own = from_arrow_type(input_type(column)).simpleString()
+        kind = key_kind(own)
+        if kind is None or kind != key_kind(field.spark_type):
+            raise ChangefeedError(
+                "CF1303",
+                f"{column.name} is {own} and {field.name} of the look-up table is "
+                f"{field.spark_type}: they cannot be joined",
+                hint="both must be integers, strings, dates or timestamps; a view of the look-up "
+                "can cast its column.",
+                span=span,
+            )
+
+    def _read_of(self, expressions: Sequence[Any]) -> tuple[LookupTable, ...]:
+        """The look-ups that these expressions read, with the columns they read."""
+        found = []
+        for lookup in self._lookups:
+            names = {name for each in expressions for name in _fields_read(each, lookup.alias)}
+            if not names:
+                continue
+            whole = "*" in names
+            fields = [f for f in lookup.fields if whole or f.name in names]
+            # A struct has a field, also where only its existence is asked for.
+            keys = {name for _, name in lookup.keys}
+            fields = fields or [f for f in lookup.fields if f.name in keys][:1]
+            found.append(replace(lookup, fields=tuple(fields)))
+        return tuple(found)
+
+    def _columns_read(self, expressions: Sequence[Any]) -> set[str]:
+        """Columns of the batch, those that look-ups are joined by among them."""
+        names = {self._true_name(a) for each in expressions for a in _attributes(each)}
+        for lookup in self._lookups:
+            same = {name for name in names if name.lower() == lookup.alias.lower()}
+            if same:
+                names -= same
+                names |= {self._schema.columns[i].name for i, _ in lookup.keys}
+        return names
 
     # -- refusals ---------------------------------------------------------------------------
 
@@ -133,6 +210,15 @@ class _Compiler:
                     "CF1303",
                     f"a CDC query cannot read a table with a column {column.name}",
                     detail="the name has a meaning of its own in CDC queries",
+                )
+        names = {column.name.lower() for column in self._schema.columns} | taken
+        for join in self._query.joins:
+            if join.alias.lower() in names:
+                raise ChangefeedError(
+                    "CF1303",
+                    f"{join.alias} is a column of the table and the alias of a look-up table",
+                    hint="give the look-up table another alias.",
+                    span=_core(join.spans[0]) if join.spans else None,
                 )
 
     def _refuse_functions(self, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
@@ -192,8 +278,8 @@ class _Compiler:
         return _Analysis(columns, expressions)
 
     def _condition(self) -> list[Any]:
-        """The columns that the WHERE reads, as Spark's attributes."""
-        if not self._sql.where:
+        """The WHERE as Spark's expression; none where there is no WHERE."""
+        if not self._sql.filtered:
             return []
         found = self._analysed(self._sql.condition(_EMPTY))
         ((_, kind),) = found.columns
@@ -204,7 +290,7 @@ class _Compiler:
                 f"the WHERE of a CDC query is true or false, not {kind}",
                 span=Span(spans[0].start, spans[-1].end) if spans else None,
             )
-        return list(_attributes(found.expressions[0]))
+        return found.expressions
 
     def _refuse_volatile(self, expression: Any) -> None:
         for each in _tree(expression):
@@ -253,10 +339,14 @@ class _Compiler:
         name = written.replace("`", "")
         last = name.rpartition(".")[2]
         columns = [column.name for column in self._schema.columns]
-        near = did_you_mean(last, [*columns, PREV])
         table = self._schema.table
-        hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(columns[:20])}."
         message = f"column {name} does not exist on table {table.schema}.{table.name}"
+        for lookup in self._lookups:
+            if any(field.name.lower() == last.lower() for field in lookup.fields):
+                hint = f"it is a column of the look-up table: write {lookup.alias}.{last}."
+                return ChangefeedError("CF1101", message, hint=hint, span=span)
+        near = did_you_mean(last, [*columns, PREV])
+        hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(columns[:20])}."
         return ChangefeedError("CF1101", message, hint=hint, span=span)
 
     def _no_function(self, written: str, span: Span | None) -> ChangefeedError:
@@ -273,14 +363,14 @@ class _Compiler:
         columns, outputs = self._outputs(found)
         shown = len(columns)
         key = self._key(columns, outputs)
-        where = {self._true_name(each) for each in condition}
+        where = self._columns_read(condition)
         computed = [o.place for o in outputs if o.place is not None]
         evaluated = self._evaluated(computed, len(found.expressions) - 1)
         expressions = [found.expressions[place] for place in evaluated]
-        names = {self._true_name(a) for each in expressions for a in _attributes(each)}
+        names = self._columns_read(expressions)
         tells = bool(names & CHANGE_COLUMNS)
         # Without a WHERE every change is selected, whatever the expressions ask for.
-        of_changes = bool(where & CHANGE_COLUMNS) or (tells and not self._sql.where)
+        of_changes = bool(where & CHANGE_COLUMNS) or (tells and not self._sql.filtered)
         read = names | where
         inputs = tuple(i for i, c in enumerate(self._schema.columns) if c.name in read)
         target = nodes.TableTarget(
@@ -301,14 +391,16 @@ class _Compiler:
             schema=schema.with_version(self._schema.version),
             outputs=tuple(outputs),
             shown=shown,
-            sql=self._batch_sql(evaluated, outputs) if computed or self._sql.where else None,
+            sql=self._batch_sql(evaluated, outputs) if computed or self._sql.filtered else None,
             row_sql=self._row_sql(found, evaluated, outputs),
             inputs=inputs,
-            filtered=bool(self._sql.where),
+            filtered=self._sql.filtered,
             of_changes=of_changes,
             tells_change=tells,
             uses_prev=PREV in read,
             where_inputs=tuple(i for i, c in enumerate(self._schema.columns) if c.name in where),
+            lookups=self._read_of([*expressions, *condition]),
+            where_lookups=bool(self._read_of(condition)),
         )
 
     def _outputs(self, found: _Analysis) -> tuple[list[Column], list[Output]]:
@@ -415,9 +507,14 @@ class _Compiler:
 
 
 def batch_fields(
-    schema: TableSchema, inputs: Sequence[int] | None = None, *, prev: bool = True
+    schema: TableSchema,
+    inputs: Sequence[int] | None = None,
+    *,
+    prev: bool = True,
+    lookups: Sequence[LookupTable] = (),
 ) -> list[pa.Field]:
-    """The columns of a batch: those of the table that are read, the row before, and our own."""
+    """The columns of a batch: those of the table that are read, the row before, our own, and one
+    for each look-up."""
     chosen = range(len(schema.columns)) if inputs is None else inputs
     fields = [pa.field(schema.columns[i].name, input_type(schema.columns[i])) for i in chosen]
     if prev:
@@ -428,6 +525,7 @@ def batch_fields(
         pa.field(ALWAYS, pa.bool_(), nullable=False),
         pa.field(OP, pa.string()),
         pa.field(TIME, pa.decimal128(30, 10)),
+        *(pa.field(lookup.alias, lookup.arrow) for lookup in lookups),
     ]
 
 
@@ -454,6 +552,28 @@ def _attributes(expression: Any) -> Iterator[Any]:
     for each in _tree(expression):
         if each.getClass().getSimpleName() == "AttributeReference":
             yield each
+
+
+def _fields_read(expression: Any, alias: str) -> Iterator[str]:
+    """The fields of the struct ``alias`` that an expression reads; ``*`` for the whole struct,
+    and a name that no field has where it only asks whether the struct is NULL."""
+    for each in _tree(expression):
+        kind = each.getClass().getSimpleName()
+        for child in _sequence(each.children()):
+            if child.getClass().getSimpleName() != "AttributeReference":
+                continue
+            if str(child.name()).lower() != alias.lower():
+                continue
+            if kind == "GetStructField":
+                yield str(child.dataType().apply(each.ordinal()).name())
+            else:
+                yield "" if kind in ("IsNull", "IsNotNull") else "*"
+
+
+def _no_name(message: str, name: str, names: Sequence[str], span: Span | None) -> ChangefeedError:
+    near = did_you_mean(name, names)
+    hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(names[:20])}."
+    return ChangefeedError("CF1101", message, hint=hint, span=span)
 
 
 def _plain(expression: Any) -> Any | None:

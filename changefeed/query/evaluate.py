@@ -7,6 +7,7 @@ A small batch goes through the query's compiled function in the driver's JVM
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,10 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.catalog.rows import Function
+from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.query.compile import VIEW, compile_query
 from changefeed.query.functions import called, register
+from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.projection import Projection
 from changefeed.query.written import ROW, Constants, backticked
@@ -54,14 +57,19 @@ class QuerySessions:
     """
 
     def __init__(
-        self, engine: SparkEngine, functions: Callable[[], Sequence[Function]] = tuple
+        self,
+        engine: SparkEngine,
+        functions: Callable[[], Sequence[Function]] = tuple,
+        clock: Clock | None = None,
     ) -> None:
         """
         Args:
             engine: Spark.
             functions: the Python functions that queries may call, asked for each query.
+            clock: for the age of look-up tables.
         """
         self.engine = engine
+        self._clock: Clock = clock or SystemClock()
         self._functions = functions
         self._registered: dict[str, Function] = {}
         self._lock = threading.Lock()
@@ -97,12 +105,18 @@ class QuerySessions:
         """
         names = called(query)
         functions = tuple(f for f in self._functions() if f.name in names)
+        # Before the session is taken: a format that comes in a jar may need another session.
+        lookups = {join.alias: described(self.engine, join) for join in query.joins}
         with self.engine.use() as plain:
             session = self.of(plain)
             self._forget(session, names - {f.name for f in functions})
             self.register(session, functions)
-            compiled = compile_query(session, schema, query, constants, functions)
+            compiled = compile_query(session, schema, query, constants, functions, lookups)
         return replace(compiled, functions=functions)
+
+    def lookups(self, refresh: float = math.inf) -> LookupCache:
+        """Look-up tables for one feed, which are read again after ``refresh`` seconds."""
+        return LookupCache(lambda lookup: read_lookup(self.engine, lookup), self._clock, refresh)
 
     def _forget(self, session: SparkSession, names: set[str]) -> None:
         """Functions that were dropped since are not known any more."""
@@ -138,10 +152,17 @@ class Evaluator:
     Args:
         sessions: Spark's sessions for queries.
         direct_bytes: batches up to this size need no job; by the number of cores when not given.
+        lookups: the feed's look-up tables; ones that are read once when not given.
     """
 
-    def __init__(self, sessions: QuerySessions, direct_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        sessions: QuerySessions,
+        direct_bytes: int | None = None,
+        lookups: LookupCache | None = None,
+    ) -> None:
         self._sessions = sessions
+        self._lookups = lookups or sessions.lookups()
         #: How many batches were evaluated without a job, and by one.
         self.direct = self.jobs = 0
         engine = sessions.engine
@@ -157,6 +178,7 @@ class Evaluator:
         """
         if query.sql is None:
             raise AssertionError("nothing to evaluate")
+        batch = self._lookups.joined(query, batch)
         with self._sessions.engine.use() as plain:
             session = self._sessions.of(plain)
             self._sessions.register(session, query.functions)

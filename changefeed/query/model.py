@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from changefeed.catalog.rows import Function
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import QueryShape
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,55 @@ class Output:
     ordinal: int | None
     place: int | None
     spark_type: str
+
+
+@dataclass(frozen=True)
+class LookupField:
+    """A column of a look-up: its type as Spark names it, and as Arrow has it."""
+
+    name: str
+    spark_type: str
+    arrow: pa.DataType
+
+
+@dataclass(frozen=True)
+class LookupTable:
+    """A look-up that a query joins.
+
+    Attributes:
+        parts: its name in Spark.
+        alias: its name in the query, and that of its column in a batch.
+        keys: positions of columns of the feed's table, each with the look-up's column that is
+            equal to it.
+        key_types: the types of the look-up's columns among them, as Spark names them.
+        left: changes without a row of it stay.
+        fields: the columns that the query reads.
+    """
+
+    parts: tuple[str, ...]
+    alias: str
+    keys: tuple[tuple[int, str], ...]
+    key_types: tuple[str, ...]
+    left: bool
+    fields: tuple[LookupField, ...]
+
+    @cached_property
+    def arrow(self) -> pa.StructType:
+        """The type of its column in a batch."""
+        import pyarrow as pa  # a listing plans nothing and does without it
+
+        return pa.struct([pa.field(field.name, field.arrow) for field in self.fields])
+
+    @property
+    def read(self) -> tuple[tuple[str, str], ...]:
+        """Name and type of each column that is read of it."""
+        keys = {name: kind for (_, name), kind in zip(self.keys, self.key_types, strict=True)}
+        return tuple((keys | {field.name: field.spark_type for field in self.fields}).items())
+
+    @property
+    def shown(self) -> str:
+        """Its name for people."""
+        return ".".join(part if part.isidentifier() else f"`{part}`" for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -46,6 +99,9 @@ class CompiledQuery:
         uses_prev: ``cdc_prev`` is read.
         where_inputs: columns of the table that the WHERE reads.
         functions: Python functions that it calls.
+        lookups: the tables that it joins, as far as it reads them.
+        where_lookups: the WHERE reads one of them; an inner join is part of the WHERE.
+        feed: the job that alone has this result, None where every feed with this text has it.
     """
 
     text: str
@@ -62,12 +118,15 @@ class CompiledQuery:
     uses_prev: bool
     where_inputs: tuple[int, ...]
     functions: tuple[Function, ...] = ()
+    lookups: tuple[LookupTable, ...] = ()
+    where_lookups: bool = False
+    feed: int | None = None
 
     @cached_property
     def shape(self) -> QueryShape:
         """What the encoding of messages must know of the query."""
         hidden = tuple(range(self.shown, len(self.outputs)))
-        return QueryShape(self.text, hidden, self.tells_change)
+        return QueryShape(self.text, hidden, self.tells_change, self.feed)
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -76,8 +135,11 @@ class CompiledQuery:
 
     @property
     def sees_leaving(self) -> bool:
-        """Whether the row before a change satisfied the WHERE is known for every change."""
-        return set(self.where_inputs) <= set(self.source.before_ordinals)
+        """Whether the row before a change satisfied the WHERE is known for every change.
+
+        With a look-up it is not: the look-up may have been another one then.
+        """
+        return not self.where_lookups and set(self.where_inputs) <= set(self.source.before_ordinals)
 
     @property
     def hides_key(self) -> tuple[str, ...]:

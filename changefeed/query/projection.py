@@ -42,7 +42,9 @@ class Projection:
         from py4j.protocol import Py4JError
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        fields = pa.schema(batch_fields(query.source, query.inputs, prev=query.uses_prev))
+        fields = pa.schema(
+            batch_fields(query.source, query.inputs, prev=query.uses_prev, lookups=query.lookups)
+        )
         # Rows of an RDD: of a table in memory the optimizer would compute the result at once.
         nothing = session.createDataFrame(
             session.sparkContext.emptyRDD(), from_arrow_schema(fields)

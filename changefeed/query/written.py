@@ -20,6 +20,8 @@ PREV = "cdc_prev"
 
 #: Functions of a change, and the batch's column that each one reads.
 FUNCTIONS = {"event_op": OP, "event_timestamp": TIME}
+#: The function that tells when the feed was made.
+CREATION_TIME = "changefeed_creation_timestamp"
 #: CockroachDB's hidden column for the same.
 PSEUDO_COLUMNS = {"crdb_internal_mvcc_timestamp": TIME}
 #: What asks for more than the row.
@@ -41,7 +43,7 @@ class Constants:
     def literal(self, function: str) -> str | None:
         """The value of a function without arguments as SQL; None of any other."""
         known = {
-            "changefeed_creation_timestamp": self.created,
+            CREATION_TIME: self.created,
             "event_schema_timestamp": self.schema_seen,
         }
         value = known.get(function)
@@ -103,6 +105,13 @@ class BatchSql:
         spans: Sequence[nodes.Span | None] = query.spans or [None] * (len(tokens) + len(conditions))
         self.items = list(self._items(tokens, spans))
         self.where = list(zip(conditions, spans[len(tokens) :], strict=True))
+        #: What inner joins ask of a row beside the WHERE.
+        self._inner = [f"{backticked(j.alias)} IS NOT NULL" for j in query.joins if not j.left]
+
+    @property
+    def filtered(self) -> bool:
+        """Not every row satisfies it."""
+        return bool(self.where or self._inner)
 
     def _items(self, tokens: list[Lexeme], spans: Sequence[nodes.Span | None]) -> Iterator[Item]:
         begun: list[tuple[Lexeme, nodes.Span | None]] = []
@@ -142,9 +151,9 @@ class BatchSql:
             self._add(out, self.items[number].tokens)
             out.add(", ")
         out.add(f"`{ROW}` FROM {view} AS {backticked(self.alias)}")
-        if self.where:
+        if self.filtered:
             out.add(f" WHERE `{ALWAYS}` OR (")
-            self._add(out, self.where)
+            self._add_condition(out)
             out.add(")")
         return out
 
@@ -161,9 +170,9 @@ class BatchSql:
             self._add(out, self._unnamed(number, name))
             out.add(f"), NULL) AS {backticked(name)}")
         out.add(" FROM (SELECT *, ")
-        if self.where:
+        if self.filtered:
             out.add(f"coalesce(`{ALWAYS}` OR (")
-            self._add(out, self.where)
+            self._add_condition(out)
             out.add("), false)")
         else:
             out.add("true")
@@ -182,9 +191,20 @@ class BatchSql:
     def condition(self, view: str) -> SqlDraft:
         """The WHERE alone: a table of it, to look at what it reads."""
         out = SqlDraft("SELECT (")
-        self._add(out, self.where)
+        self._add_condition(out)
         out.add(f") AS c FROM {view} AS {backticked(self.alias)}")
         return out
+
+    def _add_condition(self, out: SqlDraft) -> None:
+        out.add(" AND ".join(self._inner))
+        if not self.where:
+            return
+        if self._inner:
+            # One expression of Spark evaluates the right side only where the left one is true.
+            out.add(" AND (")
+        self._add(out, self.where)
+        if self._inner:
+            out.add(")")
 
     def _add(self, out: SqlDraft, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
         place = 0

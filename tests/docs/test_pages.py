@@ -26,7 +26,13 @@ def said_to_servers(page: str) -> list[str]:
 @pytest.mark.spark
 @pytest.mark.parametrize("block", QUERIES, ids=str)
 def test_queries_compile(block: Block, spark_engine: SparkEngine, tmp_path: Path) -> None:
-    assert plan(block, tmp_path, QuerySessions(spark_engine).compile)
+    with spark_engine.use() as session:
+        customers = session.createDataFrame([(1, "Ada")], "id int, name string")
+        customers.createOrReplaceTempView("customers")
+    try:
+        assert plan(block, tmp_path, QuerySessions(spark_engine).compile)
+    finally:
+        session.catalog.dropTempView("customers")
 
 
 @pytest.fixture

@@ -166,6 +166,25 @@ def test_explain_says_the_types_and_show_create_makes_the_feed_again(
     assert by_id(tmp_path / "again").keys() == {1, 2, 3}
 
 
+def test_feeds_with_one_query_tell_their_own_times(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    """Feeds share finished messages; these differ though the queries are the same text."""
+    for name in ("one", "two"):
+        feeds.execute(
+            f"CREATE CHANGEFEED {name} INTO 'file://{tmp_path}/{name}' WITH initial_scan = 'no' "
+            "AS SELECT id, changefeed_creation_timestamp() AS made FROM shop.public.orders"
+        )
+    feeds.sync("one")
+    feeds.sync("two")
+    postgres.execute("update orders set total = 9 where id = 1")
+    feeds.sync("one")
+    feeds.sync("two")
+    made = {by_id(tmp_path / name)[1]["made"] for name in ("one", "two")}
+    assert made == {float(job.created) for job in feeds.catalog.jobs()}
+    assert len(made) == 2
+
+
 def test_a_query_over_changes_tells_what_happened(
     feeds: Feeds, postgres: Database, tmp_path: Path
 ) -> None:
