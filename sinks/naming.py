@@ -24,10 +24,15 @@ def kafka_topic_name(name: str, limit: int = MAX_TOPIC) -> str:
         return "_u002e_" * len(name)
     escaped = _LOOKS_ESCAPED.sub(_escape, name)
     escaped = _DISALLOWED.sub(_escape, escaped)
-    if len(escaped) > limit:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        escaped = f"{escaped[: limit - 17]}-{digest}"
-    return escaped
+    return shortened(escaped, limit, name)
+
+
+def shortened(escaped: str, limit: int, name: str = "") -> str:
+    """At most ``limit`` characters of a name; a cut one ends in a digest of the whole ``name``."""
+    if len(escaped) <= limit:
+        return escaped
+    digest = hashlib.sha256((name or escaped).encode()).hexdigest()[:16]
+    return f"{escaped[: limit - 17]}-{digest}"
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass
 
 from changefeed.core.clock import Timestamp
-from sinks.naming import kafka_topic_name
+from sinks.naming import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class Namer:
         """Path of a data file below the sink's directory.
 
         Files of one stamp sort by epoch, partition and number: the order they were written in.
-        ``attempt`` makes the name of a repeated write another one.
+        ``attempt`` makes the name of a repeated write another one. ``topic`` is the escaped name.
         """
-        label = kafka_topic_name(topic, MAX_LABEL)
+        label = shortened(topic, MAX_LABEL)
         unique = f"{self.session}-{job}-{epoch:010d}-{partition:05d}-{number:06d}{attempt}"
         name = f"{stamp.file_stamp()}-{unique}-{label}-{schema}.{self.extension}"
         return self._in_folder(stamp, name)

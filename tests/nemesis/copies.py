@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
+from urllib.parse import quote
 
 import duckdb
 import psycopg
@@ -23,9 +24,10 @@ from changefeed.core.clock import Timestamp
 from changefeed.spark.session import SparkEngine
 from tests.helpers.duckdb_file import opened
 from tests.helpers.lake import Lake, unused_catalog
-from tests.nemesis.ends import End, Trouble
+from tests.nemesis.ends import FOREIGN, End, Trouble
 from tests.nemesis.fingerprint import Document, Look, check_documents, check_end, check_instant
-from tests.nemesis.ledger import Ledger, Row, Rows, by_key, exact_json
+from tests.nemesis.ledger import Ledger, Row, Rows, by_key, exact_json, quoted
+from tests.nemesis.workload import ODD
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.postgres import Database
 
@@ -89,13 +91,19 @@ def _plain(column: str, value: Any) -> Any:
 class Warehouse(Copy):
     """All tables of the feed move together, in one transaction with what they are complete to."""
 
-    tables = ("orders", "plain", "lines", "parts", "bulk", "forms", "tally", "extra")
+    tables = ("orders", "plain", "lines", "parts", "bulk", "forms", "tally", ODD.name, "extra")
     options = "resolved = '300ms'"
     schema = "copy"
 
     @abstractmethod
     def read(self, tables: Sequence[str]) -> Mapping[str, list[Row]] | None:
         """The tables in one transaction; None while the target cannot be read, or lacks one."""
+
+    def _plant(self, execute: Callable[[LiteralString], object]) -> None:
+        """A table of somebody else, before the feed is there."""
+        execute("create schema copy")
+        execute("create table copy.notes (id int, said text)")
+        execute("insert into copy.notes values (1, 'not ours')")
 
     def look(self) -> None:
         seen = self._seen()
@@ -121,6 +129,9 @@ class Warehouse(Copy):
         found = self.read(self.tables)
         if found is None:
             return ["in the end a table is not there or cannot be read"]
+        foreign = (self.read(["notes"]) or {}).get("notes")
+        if foreign != [FOREIGN]:
+            return [f"the table of somebody else has {foreign}"]
         return self.behind() + check_end(
             self.ledger, {name: self.rows(name, found[name]) for name in found}
         )
@@ -136,6 +147,8 @@ class PostgreSQLCopy(Warehouse):
         self._uri = f"{source.uri}_copy"
         self._server = source.server
         source.execute(f"create database {source.name}_copy")
+        with psycopg.connect(self._uri) as connection:
+            self._plant(connection.execute)
 
     @property
     def uri(self) -> str:
@@ -183,6 +196,8 @@ class DuckDBCopy(Warehouse):
     def __init__(self, ledger: Ledger, path: Path) -> None:
         super().__init__(ledger)
         self._path = path
+        with opened(path) as connection:
+            self._plant(connection.execute)
 
     @property
     def uri(self) -> str:
@@ -197,7 +212,7 @@ class DuckDBCopy(Warehouse):
             return None  # the feed has it open, or it is not there yet
 
     def _rows_of(self, connection: duckdb.DuckDBPyConnection, name: str) -> list[Row]:
-        found = connection.execute(f"select * from {self.schema}.{name}")
+        found = connection.execute(f"select * from {self.schema}.{quoted(name)}")
         names = [column[0] for column in found.description or ()]
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
@@ -220,13 +235,14 @@ class IndexCopy(Copy):
     """Documents with versions: an index is no instant, but each document is."""
 
     name = "index_copy"
-    tables = ("orders", "plain", "parts", "forms", "extra")
+    tables = ("orders", "plain", "parts", "forms", ODD.name, "extra")
     options = "resolved = '300ms'"
 
     def __init__(self, ledger: Ledger, server: Elasticsearch, prefix: str) -> None:
         super().__init__(ledger)
         self._server = server
         self._prefix = prefix
+        server.call("PUT", f"/{prefix}notes/_doc/1?refresh=true", FOREIGN)
 
     @property
     def uri(self) -> str:
@@ -239,21 +255,27 @@ class IndexCopy(Copy):
             row["index"].removeprefix(self._prefix): Timestamp.parse(row["resolved"])
             for _, row in self._server.exact_documents(f"{self._prefix}changefeed_resolved")
         }
-        for name in set(self.tables) & marks.keys() - self.gaps:
-            failures = check_documents(self.ledger, name, marks[name], self._documents(name))
-            self.note(marks[name], failures)
+        for name in set(self.tables) - self.gaps:
+            at = marks.get(self.ledger.tables[name].index)
+            if at is not None:
+                self.note(at, check_documents(self.ledger, name, at, self._documents(name)))
 
     def differences(self) -> list[str]:
         # Nobody rewrites the documents that a renamed column is in.
         found = self.behind()
+        if (notes := self._server.documents(f"{self._prefix}notes")) != {"1": FOREIGN}:
+            found.append(f"the index of somebody else has {notes}")
         for name in self.tables:
             rows = {document.key: document.row for document in self._documents(name)}
             whole = not self.ledger.tables[name].steady
             found += check_end(self.ledger, {name: rows}, whole=whole)
         return found
 
+    def _index(self, name: str) -> str:
+        return quote(self._prefix + self.ledger.tables[name].index)
+
     def _documents(self, name: str) -> list[Document]:
-        found = self._server.exact_documents(f"{self._prefix}{name}")
+        found = self._server.exact_documents(self._index(name))
         versions = [version for version, _ in found]
         rows = self.rows(name, (row for _, row in found))
         return [Document(k, v, row) for v, (k, row) in zip(versions, rows.items(), strict=True)]

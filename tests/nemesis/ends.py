@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sinks.testing.messages import Message, parse_message
 from sinks.testing.readers import read_files
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Ledger
+from tests.nemesis.workload import ODD
 from tests.services.kafka import KafkaBroker
 
 #: A trouble of its own that an end has, with its weight; it says what it did.
 Trouble = tuple[float, Callable[[], str]]
+
+
+#: What stands in a target and is somebody else's: it stays as it is.
+FOREIGN: Mapping[str, object] = {"id": 1, "said": "not ours"}
 
 
 class End(ABC):
@@ -43,7 +48,7 @@ class End(ABC):
     def statement(self) -> str:
         """Makes the feed."""
         more = f" WITH {self.options}" if self.options else ""
-        tables = ", ".join(self.tables)
+        tables = ", ".join(self.ledger.tables[name].quoted for name in self.tables)
         return f"CREATE CHANGEFEED {self.name} FOR {tables} INTO '{self.uri}'{more}"
 
     @property
@@ -58,6 +63,10 @@ class End(ABC):
     def look(self) -> None:  # noqa: B027  messages are read when all is over
         """A reader comes by, at any moment; what it finds wrong :meth:`judge` says."""
 
+    def topics(self) -> list[str]:
+        """What the tables are called where names are made of few characters."""
+        return [self.ledger.tables[name].topic for name in self.tables]
+
     @abstractmethod
     def judge(self) -> list[str]:
         """What is wrong, once the feed has delivered everything."""
@@ -67,7 +76,7 @@ class Files(End):
     """Messages in files."""
 
     name = "files"
-    tables = ("orders", "plain", "lines", "parts", "shapes", "bulk", "extra")
+    tables = ("orders", "plain", "lines", "parts", "shapes", "bulk", ODD.name, "extra")
     options = "updated, resolved = '200ms'"
 
     def __init__(self, ledger: Ledger, folder: Path) -> None:
@@ -79,7 +88,7 @@ class Files(End):
         return f"file://{self._folder}"
 
     def judge(self) -> list[str]:
-        messages = read_files(self._folder, self.tables)
+        messages = read_files(self._folder, self.topics())
         return judge_feed(self.ledger, messages, self.tables, diff=False, gaps=self.gaps)
 
 
@@ -87,15 +96,15 @@ class Bus(End):
     """Messages with before images in Kafka, by key in several partitions."""
 
     name = "bus"
-    tables = ("orders", "lines", "parts", "shapes", "bulk")
+    tables = ("orders", "lines", "parts", "shapes", "bulk", ODD.name)
     options = "updated, diff, resolved = '200ms'"
     partitions = 3
 
     def __init__(self, ledger: Ledger, broker: KafkaBroker) -> None:
         super().__init__(ledger)
         self._broker = broker
-        for table in self.tables:
-            broker.create_topic(table, self.partitions)
+        for topic in self.topics():
+            broker.create_topic(topic, self.partitions)
 
     @property
     def uri(self) -> str:
@@ -119,6 +128,6 @@ class Bus(End):
     def _messages(self) -> list[Message]:
         return [
             parse_message(r.topic, r.partition, r.key, r.value)
-            for table in self.tables
-            for r in self._broker.messages(table)
+            for topic in self.topics()
+            for r in self._broker.messages(topic)
         ]

@@ -274,6 +274,7 @@ def judge_feed(
         failures = [str(error)]
     for name in tables:
         judge = Judge(ledger, ledger.tables[name], diff=diff, gaps=name in set(gaps))
-        judge.judge([m for m in messages if m.topic == name], partitions)
+        topic = ledger.tables[name].topic
+        judge.judge([m for m in messages if m.topic == topic], partitions)
         failures += judge.failures
     return failures

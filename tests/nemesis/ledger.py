@@ -55,13 +55,25 @@ class Table:
     ``key`` names its key columns, all columns when empty. Where DDL changes a table, only its
     ``steady`` columns can be compared at any instant; none named means all. A ``looked_up``
     column is long and not in the log where an update leaves it alone, so the product asks the
-    source for its present value: it is right in the end only.
+    source for its present value: it is right in the end only. ``topic`` and ``index`` are what
+    sinks call it that do not take its name.
     """
 
     name: str
     key: tuple[str, ...] = ("id",)
     steady: tuple[str, ...] = ()
     looked_up: tuple[str, ...] = ()
+    topic: str = ""
+    index: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "topic", self.topic or self.name)
+        object.__setattr__(self, "index", self.index or self.name)
+
+    @property
+    def quoted(self) -> str:
+        """The name in a statement."""
+        return quoted(self.name)
 
     def shown(self, row: Row | None) -> Row | None:
         """What a message must say exactly."""
@@ -76,6 +88,11 @@ class Table:
     def steady_part(self, row: Row) -> Row:
         """The columns that DDL leaves alone."""
         return {c: row[c] for c in self.steady if c in row} if self.steady else row
+
+
+def quoted(name: str) -> str:
+    """A name in a statement, of SQL and of ours."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def normal(row: Mapping[str, Any] | None) -> Row | None:
@@ -186,14 +203,14 @@ def columns_of(connection: psycopg.Connection, name: str) -> tuple[str, ...]:
     found = connection.execute(
         "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0"
         " and not attisdropped order by attnum",
-        [name],
+        [quoted(name)],
     )
     return tuple(column for (column,) in found.fetchall())
 
 
 def read_table(connection: psycopg.Connection, table: Table, columns: Sequence[str]) -> Rows:
     """The table's rows by key, every number with its digits."""
-    found = connection.execute(f"select to_jsonb(t)::text from {table.name} t").fetchall()
+    found = connection.execute(f"select to_jsonb(t)::text from {table.quoted} t").fetchall()
     rows = (exact_json(text) for (text,) in found)
     # jsonb sorts its members; a table without a key needs them in the order of the columns.
     return by_key(table, ({c: row[c] for c in columns} for row in rows))

@@ -30,7 +30,7 @@ from tests.nemesis.copies import (
 from tests.nemesis.ends import Bus, End, Files, Trouble
 from tests.nemesis.ledger import Ledger
 from tests.nemesis.service import Service
-from tests.nemesis.workload import SCHEMA, TABLES, Writer
+from tests.nemesis.workload import ODD, SCHEMA, TABLES, Writer
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
@@ -42,6 +42,8 @@ SECONDS = float(os.environ.get("CHANGEFEED_NEMESIS_SECONDS", "40"))
 TOLD = 10
 #: A reader comes by so often, in seconds.
 LOOK_EVERY = 0.7
+#: How often the publication is changed in a run.
+PUBLICATION_ROUNDS = 2
 
 
 class Run:
@@ -167,7 +169,10 @@ class Run:
             (6, writer.savepoint),
             (6, writer.come_and_go),
             (6, writer.hold),
+            (4, writer.prepare),
             (3, writer.truncate),
+            (2, writer.streamed_truncate),
+            (4, writer.odd),
             (5, writer.toast),
             (2, writer.large),
             (4, writer.extra),
@@ -201,6 +206,61 @@ class Run:
                 self._look_at = time.monotonic() + LOOK_EVERY
             time.sleep(self.chance.choice([0, 0, 0.05, 0.3]))
 
+    def go_without_looking(self, seconds: float) -> None:
+        """Write for ``seconds``, while copies need not be whole."""
+        deadline = time.monotonic() + seconds
+        weights, doings = zip(*self.writes(), strict=True)
+        while time.monotonic() < deadline:
+            self.note(self.chance.choices(doings, weights)[0]())
+
+    def change_publication(self) -> str:
+        """What somebody with rights on it may do; sometimes no node sees it happen."""
+        [(name,)] = self.db.execute("select quote_ident(pubname) from pg_publication")
+        tables = self.chance.sample(["orders", "plain", ODD.quoted], k=self.chance.randint(1, 2))
+        change = self.chance.choice(
+            [
+                f"alter publication {name} drop table {', '.join(tables)}",
+                f"alter publication {name} set (publish = 'insert')",
+                f"alter publication {name} set table {', '.join(tables)}",
+                f"drop publication {name}",
+            ]
+        )
+        blind = self.chance.random() < 0.3
+        if blind:
+            self.service.stop()
+        self.db.execute(change)
+        if blind:
+            self.go_without_looking(0.5)
+            self.service.start()
+        return f"{change}{' while no node runs' * blind}"
+
+    def rescan(self) -> None:
+        """Wait until every feed has said that it lost something, and have it read again."""
+        self.note(self.writer.release())
+        self.note(self.writer.end_prepared())  # a new slot waits for every open transaction
+        for end in self.ends:
+            until(partial(self._lost, end.name), f"{end.name} says that changes are lost")
+        for end in self.ends:
+            until(partial(self._rescanned, end.name), f"{end.name} has everything")
+            self.note(f"{end.name} has everything")
+
+    def _rescanned(self, feed: str) -> bool:
+        """One table after the other fails: somebody who is quick does it again."""
+        self.note(self._statement(f"ALTER CHANGEFEED {feed} RESCAN"))
+        try:
+            self.service.sync(feed)
+        except ChangefeedError as error:
+            self.note(f"{feed}: {error.message}")
+            return False
+        return True
+
+    def _lost(self, feed: str) -> bool:
+        job = self.service.job(feed)
+        tables = self.service.catalog.tables(job.id)
+        told = {job.error_code, *(table.error_code for table in tables)}
+        # Without the publication nothing can be read at all, so the slot is given up.
+        return not told.isdisjoint({Code.TABLE_GAP.number, Code.SOURCE_LOG_GONE.number})
+
     def look(self) -> None:
         """A reader comes by at every end."""
         for end in self.ends:
@@ -218,6 +278,7 @@ class Run:
     def settle(self) -> None:
         """Let everything that was stopped go on, and wait until the feeds have it all."""
         self.note(self.writer.release())
+        self.note(self.writer.end_prepared())
         for feed in sorted(self._without_extra):
             self.note(self._join(feed))
         for end in self.ends:
@@ -274,7 +335,11 @@ class Run:
 def run(own_postgres_factory: PostgresFactory, tmp_path: Path) -> Iterator[Run]:
     seed = int(os.environ.get("CHANGEFEED_SEED", random.SystemRandom().randrange(10**6)))
     print(f"CHANGEFEED_SEED={seed}")
-    server = own_postgres_factory(logical_decoding_work_mem="64kB", track_commit_timestamp="on")
+    server = own_postgres_factory(
+        logical_decoding_work_mem="64kB",
+        track_commit_timestamp="on",
+        max_prepared_transactions="10",
+    )
     with server.database() as db:
         made = Run(db, tmp_path, seed)
         try:
@@ -314,6 +379,32 @@ def test_feeds_keep_their_promises_whatever_happens(
     run.see_everywhere()
     run.go_wrong(SECONDS)
     run.settle()
+    failures = settled_failures(run)
+    assert not failures, run.told(failures)
+    different = run.verify()
+    assert not different, run.told(different)
+
+
+@pytest.mark.elasticsearch
+@pytest.mark.timeout(6 * PATIENCE + SECONDS)
+def test_copies_are_whole_again_after_somebody_changed_the_publication(
+    run: Run, elasticsearch: Elasticsearch, tmp_path: Path
+) -> None:
+    """What was not published is lost to the log; each feed says so, and RESCAN makes it good."""
+    run.create_feeds(
+        [
+            PostgreSQLCopy(run.ledger, run.db),
+            DuckDBCopy(run.ledger, tmp_path / "target.duckdb"),
+            IndexCopy(run.ledger, elasticsearch, f"nemesis_{run.db.name}_"),
+        ]
+    )
+    for _ in range(PUBLICATION_ROUNDS):
+        run.go_without_looking(SECONDS / 20)
+        run.note(run.change_publication())
+        run.go_without_looking(SECONDS / 20)
+        run.rescan()
+    run.settle()
+    run.see_everywhere()
     failures = settled_failures(run)
     assert not failures, run.told(failures)
     different = run.verify()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from tests.nemesis.ledger import Cause, Ledger, Span, Table
+from tests.nemesis.ledger import Cause, Ledger, Span, Table, quoted
 from tests.services.postgres import Database
 
 ORDERS = Table("orders")
@@ -25,14 +25,23 @@ BULK = Table("bulk")
 EXTRA = Table("extra")
 FORMS = Table("forms", steady=("id", "v", "s"))
 TALLY = Table("tally", key=())
-TABLES = (ORDERS, PLAIN, LINES, PARTS, SHAPES, BULK, EXTRA, FORMS, TALLY)
+#: Names as nobody should choose them.
+ODD = Table(
+    'Odd "näme; --',
+    topic="Odd_u0020__u0022_n_u00e4_me_u003b__u0020_--",
+    index="odd_u0020__u0022_näme;_u0020_--",
+)
+ODD_COLUMN = quoted('Sel"ect, é %')
+TABLES = (ORDERS, PLAIN, LINES, PARTS, SHAPES, BULK, EXTRA, FORMS, TALLY, ODD)
 
 #: Keys from here on belong to the transaction that is held open across others.
 HELD_KEYS = 1_000
+#: And those that a prepared transaction writes, and one that is rewritten as a whole.
+PREPARED_KEYS, PASSING_KEYS, PASSING_ROWS = 1_100, 5_000, 1_500
 KEYS = 40
 BULK_ROWS = 2_500
 
-SCHEMA = """
+SCHEMA = f"""
 create table orders (id int primary key, v bigint, a text, n numeric, doc jsonb);
 alter table orders replica identity full;
 create table plain (id int primary key, v bigint, big text);
@@ -54,7 +63,10 @@ alter table extra replica identity full;
 create table forms (id int primary key, v bigint, s text);
 create table tally (v bigint, a text);
 alter table tally replica identity full;
-insert into orders select i, -i, 'first ' || i, i + 0.50, '{"k": [1, null]}'
+create table {ODD.quoted} (id int primary key, v bigint, {ODD_COLUMN} text);
+alter table {ODD.quoted} replica identity full;
+insert into {ODD.quoted} select i, -i, 'first' from generate_series(1, 5) i;
+insert into orders select i, -i, 'first ' || i, i + 0.50, '{{"k": [1, null]}}'
     from generate_series(1, 20) i;
 insert into plain select i, -i, repeat('x', 5000) || i from generate_series(1, 10) i;
 insert into lines select -i, 'first' from generate_series(1, 10) i;
@@ -81,6 +93,7 @@ class Writer:
         self._connections: list[psycopg.Connection] = []
         self._held: psycopg.Connection | None = None
         self._held_tables: list[str] = []
+        self._prepared: tuple[str, str, list[str]] | None = None
         self.connect()
 
     def connect(self) -> None:
@@ -113,8 +126,7 @@ class Writer:
         self, connection: psycopg.Connection, names: list[str], cause: Cause = Cause.WRITE
     ) -> None:
         """Commit, and write down what is there now and since when."""
-        asked = connection.execute("select pg_current_xact_id_if_assigned()::xid::text")
-        [(xid,)] = asked.fetchall()
+        xid = _xid(connection)
         connection.commit()
         self._ledger.record(self._reader, names, cause, self._span(xid))
 
@@ -198,10 +210,98 @@ class Writer:
         self._held = None
         return "held transaction commits"
 
+    def prepare(self) -> str:
+        """A transaction in two phases outlives its session; end the one there is, either way."""
+        if self._prepared is not None:
+            return self.end_prepared()
+        names, name = ["orders", "parts"], f"nemesis_{self._next()}"
+        connection = self._opened(autocommit=False)
+        for table in names:
+            with connection.cursor() as cursor:
+                for _ in range(3):
+                    key = PREPARED_KEYS + self._chance.randrange(5)
+                    self._upsert(cursor, table, key)
+        xid = _xid(connection)
+        connection.execute(f"prepare transaction '{name}'")
+        connection.close()
+        self._prepared = (name, xid or "", names)
+        return f"{name} is prepared"
+
+    def end_prepared(self) -> str:
+        """COMMIT PREPARED, or ROLLBACK PREPARED."""
+        if self._prepared is None:
+            return "nothing prepared"
+        (name, xid, names), self._prepared = self._prepared, None
+        if self._chance.random() < 0.3:
+            self._reader.execute(f"rollback prepared '{name}'")
+            return f"{name} is rolled back"
+        self._reader.execute(f"commit prepared '{name}'")
+        self._ledger.record(self._reader, names, Cause.WRITE, self._span(xid))
+        return f"{name} commits"
+
+    def streamed_truncate(self) -> str:
+        """TRUNCATE in a subtransaction, that may be rolled back, of a transaction so large that
+        the server sends it before its end; half of them commit in two phases."""
+        name = self._chance.choice(["orders", "lines", "parts"])
+        kept, two_phases = self._chance.random() < 0.5, self._chance.random() < 0.5
+        self.release()
+        self.end_prepared()
+        with self._main.cursor() as cursor:
+            cursor.execute("savepoint one")
+            self._pass_by(cursor, name)
+            cursor.execute("savepoint two")
+            cursor.execute(f"truncate {name}")
+            self._write(cursor, name)
+            cursor.execute(f"{'release' if kept else 'rollback to'} savepoint two")
+            if not kept:
+                passing = "a = 'passing'" if name == "lines" else f"id >= {PASSING_KEYS}"
+                cursor.execute(f"delete from {name} where {passing}")
+            for _ in range(3):
+                self._write(cursor, name)
+        cause = Cause.TRUNCATE if kept else Cause.WRITE
+        if two_phases:
+            xid = _xid(self._main)
+            self._main.execute("prepare transaction 'truncating'")
+            self._reader.execute("commit prepared 'truncating'")
+            self._ledger.record(self._reader, [name], cause, self._span(xid))
+        else:
+            self._end(self._main, [name], cause)
+        what = "truncate" if kept else "truncate, rolled back,"
+        return f"{what} of {name} in a streamed transaction{' of two phases' * two_phases}"
+
+    def _pass_by(self, cursor: psycopg.Cursor, name: str) -> None:
+        """Rows that their own transaction takes away again."""
+        if name == "lines":
+            cursor.execute(
+                "insert into lines select %s + i, 'passing' from generate_series(1, %s) i",
+                [self._skip(PASSING_ROWS), PASSING_ROWS],
+            )
+            return
+        cursor.execute(
+            f"insert into {name} (id, v, a) select %s + i, %s + i, repeat('passing', 10)"
+            " from generate_series(1, %s) i",
+            [PASSING_KEYS, self._skip(PASSING_ROWS), PASSING_ROWS],
+        )
+
+    def odd(self) -> str:
+        """A write to the table with hostile names."""
+        with self._commit([ODD.name]) as cursor:
+            if self._chance.random() < 0.3:
+                cursor.execute(f"delete from {ODD.quoted} where id = %s", [self._key()])
+            else:
+                cursor.execute(
+                    f"insert into {ODD.quoted} values (%s, %s, %s) on conflict (id) do update"
+                    f" set v = excluded.v, {ODD_COLUMN.replace('%', '%%')} ="
+                    f" excluded.{ODD_COLUMN.replace('%', '%%')}",
+                    [self._key(), self._next(), self._chance.choice(["", "'; --", None])],
+                )
+        return "write to the table with hostile names"
+
     def truncate(self) -> str:
         """TRUNCATE between writes of one transaction."""
         name = self._chance.choice(["orders", "lines", "parts", "tally"])
         self.release()
+        self.end_prepared()
         with self._commit([name], Cause.TRUNCATE) as cursor:
             if self._chance.random() < 0.5:
                 self._write(cursor, name)
@@ -257,6 +357,8 @@ class Writer:
         sql = self._chance.choice(changes)(f"c{self._column}")
         with self._commit(["shapes"], Cause.DDL) as cursor:
             cursor.execute(sql)
+            if self._chance.random() < 0.5:
+                self._write(cursor, "shapes")
         with self._commit(["shapes"]) as cursor:
             self._write(cursor, "shapes")
         return sql
@@ -267,6 +369,8 @@ class Writer:
         name = f"c{self._column}"
         with self._commit(["forms"], Cause.DDL) as cursor:
             cursor.execute(sql := self._growth(name))
+            if self._chance.random() < 0.5:
+                self._write(cursor, "forms")
         with self._commit(["forms"]) as cursor:
             self._write(cursor, "forms")
             if self._grown:
@@ -409,3 +513,10 @@ class Writer:
             cursor.execute(f"delete from tally where {one}", [row[0]])
         else:
             cursor.execute("delete from tally where v = %s and a is null", [row[0]])
+
+
+def _xid(connection: psycopg.Connection) -> str | None:
+    """The number of the open transaction; None of one that has written nothing."""
+    asked = connection.execute("select pg_current_xact_id_if_assigned()::xid::text")
+    [(xid,)] = asked.fetchall()
+    return None if xid is None else str(xid)

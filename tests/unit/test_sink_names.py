@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.clock import Timestamp
-from sinks.files.names import PARTITION_FORMATS, Namer
+from sinks.files.names import PARTITION_FORMATS, Namer, parse_name
 from sinks.naming import MAX_TOPIC, kafka_topic_name
 
 
@@ -93,6 +93,14 @@ def test_names_look_as_promised() -> None:
         .resolved(stamp)
         .startswith("2020-04-02/04/05/2020")
     )
+
+
+def test_a_topic_is_escaped_once_in_a_file_name() -> None:
+    namer = Namer(PARTITION_FORMATS["flat"], "ndjson", "56087568dba1e6b8")
+    topic = kafka_topic_name('Odd "name')
+    found = parse_name(data_name(namer, Timestamp(1), topic=topic))
+    assert found is not None
+    assert found.topic == topic == "Odd_u0020__u0022_name"
 
 
 def test_long_topics_leave_room_for_the_rest() -> None:
