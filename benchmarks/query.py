@@ -3,10 +3,12 @@
     python -m benchmarks.query rows --rows 1000000 --rounds 3
     python -m benchmarks.query latency --rate 100 --seconds 30
 
-*rows*: two feeds into Kafka wait behind the same backlog of changes in the log, and are resumed
-one after the other: the plain feed, then the query (three expressions and a WHERE that keeps two
-rows of three), in one node whose Spark is warm. *latency*: from the commit of a row of ``ticks``
-to a consumer, for each feed at the same rate. Ours against ours on one machine.
+*rows*: three feeds into Kafka wait behind the same backlog of changes in the log, and are resumed
+one after the other: the plain feed, the query (three expressions and a WHERE that keeps two rows
+of three), and the query with a look-up table joined to it, in one node whose Spark is warm. Each
+round begins with another feed.
+*latency*: from the commit of a row of ``ticks`` to a consumer, for each feed at the same rate.
+Ours against ours on one machine.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from benchmarks.latency import measure, prepare
 from benchmarks.measure import Meter
@@ -26,10 +33,28 @@ from changefeed.catalog import Catalog
 from changefeed.node.node import Node
 from changefeed.spark.session import SparkEngine
 
+#: Rows of the look-up table.
+LOOKUP_ROWS = 100_000
 QUERY = (
     "AS SELECT id, quantity, price * 2 AS twice, upper(label) AS name, year(at) AS year "
     "FROM source.public.narrow WHERE quantity % 3 <> 0"
 )
+
+
+def lookup_table(folder: Path) -> str:
+    """A look-up table in a file of Parquet, as a query names it."""
+    path = folder / "lookup"
+    path.mkdir(exist_ok=True)
+    numbers = pa.array(range(LOOKUP_ROWS), pa.int64())
+    words = pc.binary_join_element_wise("item", numbers.cast(pa.string()), "-")
+    pq.write_table(pa.table({"number": numbers, "word": words}), path / "part.parquet")
+    return f"parquet.`{path}`"
+
+
+def joined_query(lookup: str) -> str:
+    """:data:`QUERY` with a column of the look-up table."""
+    query = QUERY.replace("year(at) AS year", "year(at) AS year, l.word")
+    return query.replace(" WHERE", f" AS n LEFT JOIN {lookup} AS l ON n.quantity = l.number WHERE")
 
 
 class Here:
@@ -73,22 +98,27 @@ def here(run: Run, spark: SparkEngine | None = None) -> Iterator[Here]:
 
 
 def rows(run: Run, count: int, rounds: int) -> None:
-    """Both feeds through the same backlogs; prints each round."""
+    """The feeds through the same backlogs; prints each round."""
     with run.database.connect() as connection, here(run) as ours:
         NARROW.create(connection)
         sink = f"kafka://{run.broker.bootstrap}?topic_name="
         no_scan = "WITH initial_scan = 'no'"
         ours.execute(f"CREATE CHANGEFEED plain FOR source.narrow INTO '{sink}plain' {no_scan}")
         ours.execute(f"CREATE CHANGEFEED query INTO '{sink}query' {no_scan} {QUERY}")
+        joined = joined_query(lookup_table(run.folder))
+        ours.execute(f"CREATE CHANGEFEED lookup INTO '{sink}lookup' {no_scan} {joined}")
         ours.execute(f"CREATE CHANGEFEED log FOR source.narrow INTO 'null://' {no_scan}")
         existing = 0
         for number in range(rounds + 1):  # the first one warms up
-            ours.execute("PAUSE CHANGEFEED plain, query")
+            ours.execute("PAUSE CHANGEFEED plain, query, lookup")
             changes = count if number else min(count, 200_000)
             NARROW.change(connection, changes, existing=existing, seed=0.1 + number / 100)
             existing += changes
             ours.sync("log")
-            for feed in ("plain", "query"):
+            feeds = ("plain", "query", "lookup")
+            # Each feed is the first one after the changes in some round.
+            first = number % len(feeds)
+            for feed in (*feeds[first:], *feeds[:first]):
                 with Meter(os.getpid()) as meter:
                     began = time.perf_counter()
                     ours.execute(f"RESUME CHANGEFEED {feed}")
@@ -101,13 +131,16 @@ def rows(run: Run, count: int, rounds: int) -> None:
 
 
 def latency(run: Run, rate: int, seconds: float) -> None:
-    """Each feed alone, at the same rate; prints both."""
+    """Each feed alone, at the same rate; prints all."""
     prepare(run.database.uri)
+    table = lookup_table(run.folder)
     with here(run) as ours:
         queries = {
             "plain": "CREATE CHANGEFEED plain FOR source.ticks INTO '{sink}'",
             "query": "CREATE CHANGEFEED query INTO '{sink}' AS SELECT id, id * 2 AS twice "
             "FROM source.public.ticks WHERE id >= 0",
+            "lookup": "CREATE CHANGEFEED lookup INTO '{sink}' AS SELECT t.id, l.word "
+            f"FROM source.public.ticks AS t LEFT JOIN {table} AS l ON t.id = l.number",
         }
         for name, sql in queries.items():
             ours.execute(sql.format(sink=f"kafka://{run.broker.bootstrap}?topic_name={name}"))

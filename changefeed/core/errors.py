@@ -207,6 +207,13 @@ class Code(StrEnum):
     VALUE_NOT_ENCODABLE = "CF4001", _STOP, Scope.TABLE, "value cannot be encoded"
     SPARK_FAILED = "CF4002", _RETRY, Scope.FEED, "Spark failed"
     SPARK_NOT_AVAILABLE = "CF4003", _USER, Scope.FEED, "Spark is not available"
+    LOOKUP_NOT_USABLE = (
+        "CF4004",
+        _RETRY,
+        Scope.FEED,
+        "look-up table cannot be used",
+        "mend the look-up table: the feed tries again by itself, and loses nothing meanwhile.",
+    )
 
     # 41xx: schema changes
     SCHEMA_CHANGE_STOPS = (

@@ -115,7 +115,7 @@ class Feed:
 
         Raises:
             ChangefeedError: the query does not fit the table any more (CF1101, CF1303), fails on
-                a row (CF4001), or Spark failed (CF4002, CF4003).
+                a row (CF4001), Spark failed (CF4002, CF4003), or a look-up cannot be used (CF4004).
         """
         if self.query is None:
             return rows

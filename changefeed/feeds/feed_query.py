@@ -67,7 +67,7 @@ class FeedQuery:
         """The query over this version of the table (kept per version); waits for Spark.
 
         Raises:
-            ChangefeedError: it does not fit the table: CF1101, CF1303, CF2003.
+            ChangefeedError: it does not fit the table: CF1101, CF1303, CF2003; CF4004 a look-up.
         """
         with self._lock:
             known = self._compiled.get(schema)

@@ -86,7 +86,8 @@ def compile_query(
 
     Raises:
         ChangefeedError: CF1101 a name does not exist, CF1303 something that a CDC query cannot
-            have, CF1001 Spark cannot read it. Places are offsets into the statement.
+            have, CF1001 Spark cannot read it, CF4004 a look-up does not fit. Places are offsets
+            into the statement.
     """
     return _Compiler(session, schema, query, constants, functions, lookups or {}).compile()
 
@@ -144,7 +145,8 @@ class _Compiler:
             field = next((f for f in fields if f.name.lower() == other.lower()), None)
             if field is None:
                 names = [f.name for f in fields]
-                raise _no_name(f"column {other} does not exist on {join.alias}", other, names, span)
+                message = f"column {other} does not exist on {join.alias}"
+                raise _no_name(message, other, names, span, "CF4004")
             self._check_key(self._schema.columns[ordinal], field, span)
             keys.append((ordinal, field.name))
             types.append(field.spark_type)
@@ -167,7 +169,7 @@ class _Compiler:
         kind = key_kind(own)
         if kind is None or kind != key_kind(field.spark_type):
             raise ChangefeedError(
-                "CF1303",
+                "CF4004",
                 f"{column.name} is {own} and {field.name} of the look-up table is "
                 f"{field.spark_type}: they cannot be joined",
                 hint="both must be integers, strings, dates or timestamps; a view of the look-up "
@@ -570,10 +572,12 @@ def _fields_read(expression: Any, alias: str) -> Iterator[str]:
                 yield "" if kind in ("IsNull", "IsNotNull") else "*"
 
 
-def _no_name(message: str, name: str, names: Sequence[str], span: Span | None) -> ChangefeedError:
+def _no_name(
+    message: str, name: str, names: Sequence[str], span: Span | None, code: str = "CF1101"
+) -> ChangefeedError:
     near = did_you_mean(name, names)
     hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(names[:20])}."
-    return ChangefeedError("CF1101", message, hint=hint, span=span)
+    return ChangefeedError(code, message, hint=hint, span=span)
 
 
 def _plain(expression: Any) -> Any | None:

@@ -59,8 +59,8 @@ def described(engine: SparkEngine, join: nodes.LookupJoin) -> tuple[LookupField,
     """The columns of a look-up; waits for Spark.
 
     Raises:
-        ChangefeedError: CF1101 there is no such table, CF1303 Spark cannot read it, CF4002,
-            CF4003 of Spark.
+        ChangefeedError: CF1303 its path has a password, CF4004 there is no such table or Spark
+            cannot read it, CF4002, CF4003 of Spark.
     """
     if any("@" in part.partition("://")[2].partition("/")[0] for part in join.parts):
         raise _of_join("CF1303", "the path of a look-up table cannot have a password", join)
@@ -94,9 +94,9 @@ def _frame(
         except AnalysisException as failure:
             condition = failure.getCondition() or ""
             if condition.startswith(_NOT_THERE):
-                raise _of_join("CF1101", f"look-up table {name} does not exist", join) from failure
+                raise _of_join("CF4004", f"look-up table {name} does not exist", join) from failure
             raise _of_join(
-                "CF1303", f"Spark cannot read look-up table {name}: {condition}", join
+                "CF4004", f"Spark cannot read look-up table {name}: {condition}", join
             ) from failure
         yield frame
 
@@ -126,7 +126,7 @@ class LookupRows:
         """The columns of keys and fields of a look-up, in memory.
 
         Raises:
-            ChangefeedError: CF4001 several rows have one key.
+            ChangefeedError: CF4004 several rows have one key.
         """
         keys = _keys([table[name] for _, name in lookup.keys])
         order = pc.sort_indices(keys)
@@ -138,10 +138,9 @@ class LookupRows:
             count = len(np.unique(sorted_keys[1:][again]))
             names = ", ".join(name for _, name in lookup.keys)
             raise ChangefeedError(
-                "CF4001",
+                "CF4004",
                 f"look-up table {lookup.shown} has {count} "
                 f"{'key' if count == 1 else 'keys'} with several rows: {names} must be unique",
-                hint="remove the rows that are too many, then RESUME.",
             )
         children = [
             _whole(table[field.name]).cast(field.arrow).take(order) for field in lookup.fields
@@ -189,9 +188,9 @@ def read_lookup(engine: SparkEngine, lookup: LookupTable) -> LookupRows:
     """The rows that a look-up has now; waits for Spark.
 
     Raises:
-        ChangefeedError: CF4001 its columns are others than when the query was checked, it has
-            too many rows or several of one key; CF1101, CF1303 it cannot be read any more;
-            CF4002, CF4003 of Spark.
+        ChangefeedError: CF4004 its columns are others than when the query was checked, it has
+            too many rows or several of one key, or it cannot be read any more; CF4002, CF4003 of
+            Spark.
     """
     with _frame(engine, lookup.parts) as frame:
         there = {field.name: field.spark_type for field in _fields(frame)}
@@ -199,15 +198,15 @@ def read_lookup(engine: SparkEngine, lookup: LookupTable) -> LookupRows:
             if there.get(name) != kind:
                 now = f"is {there[name]}" if name in there else "is not there"
                 raise ChangefeedError(
-                    "CF4001",
+                    "CF4004",
                     f"column {name} of look-up table {lookup.shown} was {kind} and {now} now",
-                    hint="make the feed again, or restore the column and RESUME.",
+                    hint="restore the column, or make the feed again.",
                 )
         columns: list[Any] = [frame[f"`{name.replace('`', '``')}`"] for name, _ in lookup.read]
         table = frame.select(*columns).limit(LOOKUP_ROWS + 1).toArrow()
     if table.num_rows > LOOKUP_ROWS:
         raise ChangefeedError(
-            "CF4001",
+            "CF4004",
             f"look-up table {lookup.shown} has more than {LOOKUP_ROWS:,} rows",
             hint="a look-up is held in memory: join large tables at the source or behind the sink.",
         )

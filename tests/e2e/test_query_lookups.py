@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
@@ -142,6 +144,42 @@ def test_a_refresh_sends_nothing_again_and_later_changes_see_it(
     assert told(Path(f"{out}-old"))[2:] == [(2, "Bob"), (1, None)]
 
 
+def test_a_look_up_that_cannot_be_used_stops_the_feed_until_it_can(
+    feeds: Feeds, postgres: Database, customers: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' WITH lookup_refresh = '1ms' "
+        f"AS SELECT o.id, c.name FROM orders o LEFT JOIN parquet.`{customers}` c "
+        "ON o.customer = c.id"
+    )
+    feeds.sync("f")
+
+    def stopped() -> str:
+        """What the feed says once it has met the look-up; only the look-up can mend it."""
+        until(lambda: feeds.catalog.job("f").error_code == "CF4004", "an error of the look-up")
+        return str(feeds.catalog.job("f").error)
+
+    shutil.rmtree(customers)
+    postgres.execute("update orders set total = 0 where id = 1")
+    assert "does not exist" in stopped()
+    # Begun again, it asks for the columns first.
+    feeds.execute("PAUSE CHANGEFEED f")
+    feeds.execute("RESUME CHANGEFEED f")
+    until(lambda: feeds.catalog.job("f").status is Status.RUNNING, "a feed that runs")
+    assert "does not exist" in stopped()
+    write(customers, [10], ["Adele"])
+    feeds.sync("f")
+    assert told(out)[4:] == [(1, "Adele")]
+
+    write(customers, [10, 10], ["Adele", "Zoe"])
+    postgres.execute("update orders set customer = 10 where id = 2")
+    assert "1 key with several rows" in stopped()
+    write(customers, [10], ["Zoe"])
+    feeds.sync("f")
+    assert told(out)[5:] == [(2, "Zoe")]
+
+
 def test_what_a_look_up_cannot_be_is_refused(feeds: Feeds, customers: Path, tmp_path: Path) -> None:
     def no(join: str, items: str = "id", options: str = "") -> tuple[str, str, str]:
         sql = f"CREATE CHANGEFEED f INTO 'null://' {options} AS SELECT {items} FROM orders o {join}"
@@ -151,11 +189,11 @@ def test_what_a_look_up_cannot_be_is_refused(feeds: Feeds, customers: Path, tmp_
 
     at = f"parquet.`{customers}`"
     assert no("JOIN nowhere AS c ON o.id = c.id") == (
-        "CF1101",
+        "CF4004",
         "look-up table `nowhere` does not exist",
         "nowhere",
     )
-    assert no(f"JOIN parquet.`{tmp_path}/none` AS c ON o.id = c.id")[0] == "CF1101"
+    assert no(f"JOIN parquet.`{tmp_path}/none` AS c ON o.id = c.id")[0] == "CF4004"
     assert no("JOIN parquet.`s3a://me:secret@b/x` AS c ON o.id = c.id")[:2] == (
         "CF1303",
         "the path of a look-up table cannot have a password",
@@ -167,7 +205,7 @@ def test_what_a_look_up_cannot_be_is_refused(feeds: Feeds, customers: Path, tmp_
     )
     assert no(f"JOIN {at} AS c ON o.customer = c.key")[1] == "column key does not exist on c"
     assert no(f"JOIN {at} AS c ON o.customer = c.name")[:2] == (
-        "CF1303",
+        "CF4004",
         "customer is int and name of the look-up table is string: they cannot be joined",
     )
     assert no(f"JOIN {at} AS total ON o.customer = total.id")[1] == (
@@ -180,7 +218,7 @@ def test_what_a_look_up_cannot_be_is_refused(feeds: Feeds, customers: Path, tmp_
     )
     write(customers, [10, 10, 20, None, None], ["a", "b", "c", "d", "e"])
     assert no(f"JOIN {at} AS c ON o.customer = c.id")[:2] == (
-        "CF4001",
+        "CF4004",
         f"look-up table {at} has 1 key with several rows: id must be unique",
     )
 

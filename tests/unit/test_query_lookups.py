@@ -80,7 +80,7 @@ def test_an_empty_look_up_has_no_row(keys: list[Any]) -> None:
 def test_keys_of_several_rows_are_counted_and_not_shown() -> None:
     with pytest.raises(ChangefeedError) as caught:
         rows(["x"] * 6, k=["secret", "secret", "secret", "b", "b", "c"])
-    assert caught.value.code.number == "CF4001"
+    assert caught.value.code.number == "CF4004"
     assert caught.value.message == (
         "look-up table dim.`a b` has 2 keys with several rows: k must be unique"
     )
