@@ -40,6 +40,20 @@ def _number(text: str) -> object:
     return {_NUMBER: str(Decimal(text).normalize())}
 
 
+def plain(value: object) -> Any:
+    """A value of another format as :func:`exact` gives JSON's: numbers alike that are equal, and
+    bytes as PostgreSQL writes them."""
+    if isinstance(value, Decimal):
+        return {_NUMBER: str(value.normalize())}
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return value
+
+
 def row_of(envelope: str, value: object) -> Row | None:
     """The row in the value of a message (of :func:`exact`); None where it tells of a delete.
 

@@ -23,6 +23,7 @@ class FormatTraits:
         unreadable_alone: nobody can read a message without the schema it was written with.
         debezium: Debezium's connectors write it.
         row_alone: a message is the row alone, with no place for its key or topic; why.
+        read_back: messages can be read again, to compare them with their source.
         line: a message has no key, and cannot say that a row was changed or deleted.
         never: envelopes that it is not written in.
         because: why.
@@ -34,6 +35,7 @@ class FormatTraits:
     unreadable_alone: bool = False
     debezium: bool = False
     row_alone: str = ""
+    read_back: bool = False
     line: bool = False
     never: tuple[Envelope, ...] = ()
     because: str = ""
@@ -42,11 +44,12 @@ class FormatTraits:
 _LINE = "a line of csv is the row and nothing else"
 
 TRAITS: Mapping[Format, FormatTraits] = {
-    Format.JSON: FormatTraits("JSON, exact to the digit", text=True, debezium=True),
+    Format.JSON: FormatTraits("JSON, exact to the digit", text=True, read_back=True, debezium=True),
     Format.AVRO: FormatTraits(
         "Avro, with a schema registry or in files",
         schemas=True,
         unreadable_alone=True,
+        read_back=True,
         debezium=True,
         never=(Envelope.CHANGED,),
         because="a record has all its fields: one left out could not be told from NULL",

@@ -11,10 +11,11 @@ import importlib.util
 import tempfile
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
@@ -23,6 +24,8 @@ from changefeed.options.types import parse_duration
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
+
+T = TypeVar("T")
 
 #: Seconds one request may take.
 TIMEOUT = 10.0
@@ -131,12 +134,49 @@ class SchemaRegistry:
                 it refuses the schema (incompatible, or not valid to it).
         """
         from confluent_kafka.schema_registry import Schema
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         written = Schema(schema.text, schema.kind)
+        found = self._ask(
+            lambda client: client.register_schema(subject, written),
+            size=len(schema.text),
+            subject=f"subject {subject}",
+            about=about,
+        )
+        # The client passes on what the answer has, which may be a proxy's.
+        if type(found) is not int or not 0 <= found < 1 << 32:
+            raise ChangefeedError(
+                "CF5001",
+                f"the schema registry at {self.settings.shown} answered without a schema id",
+                hint="is it a schema registry, or does a proxy answer in its place?",
+            )
+        return found
+
+    def schema(self, number: int, about: str) -> RegistrySchema:
+        """The schema with the id ``number``, of ``about``.
+
+        Raises:
+            ChangefeedError: CF5001 the registry does not answer, or does not know the id, CF5002
+                it refuses us.
+        """
+        found = self._ask(
+            lambda client: client.get_schema(number), subject=f"schema {number}", about=about
+        )
+        if not isinstance(found.schema_str, str):
+            raise ChangefeedError(
+                "CF5001",
+                f"the schema registry at {self.settings.shown} answered without a schema",
+                hint="is it a schema registry, or does a proxy answer in its place?",
+            )
+        return RegistrySchema(found.schema_type or "AVRO", found.schema_str)
+
+    def _ask(
+        self, work: Callable[[SchemaRegistryClient], T], *, subject: str, about: str, size: int = 0
+    ) -> T:
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
         try:
-            with within(self.settings.timeout, len(schema.text), self._patience):
-                found = self._connected().register_schema(subject, written)
+            with within(self.settings.timeout, size, self._patience):
+                return work(self._connected())
         except SchemaRegistryError as error:
             raise self._refused(error, subject, about) from error
         except Exception as error:  # the client lets every error of its HTTP library through
@@ -146,14 +186,6 @@ class SchemaRegistry:
                 detail=type(error).__name__,
                 hint="check the address of confluent_schema_registry and that the server runs.",
             ) from error
-        # The client passes on what the answer has, which may be a proxy's.
-        if type(found) is not int or not 0 <= found < 1 << 32:
-            raise ChangefeedError(
-                "CF5001",
-                f"the schema registry at {self.settings.shown} answered without a schema id",
-                hint="is it a schema registry, or does a proxy answer in its place?",
-            )
-        return found
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -164,7 +196,7 @@ class SchemaRegistry:
 
     def _refused(self, error: Any, subject: str, about: str) -> ChangefeedError:
         status, shown = int(error.http_status_code), self.settings.shown
-        detail = f"HTTP {status}, subject {subject}"
+        detail = f"HTTP {status}, {subject}"
         if status in (401, 403):
             return ChangefeedError(
                 "CF5002", f"the schema registry at {shown} refused the login", detail=detail
@@ -175,7 +207,7 @@ class SchemaRegistry:
                 f"the schema of {about} is not compatible with an earlier version in the "
                 "schema registry",
                 detail=detail,
-                hint=f"change the compatibility rule of subject {subject}, or give the feed "
+                hint=f"change the compatibility rule of {subject}, or give the feed "
                 "another avro_schema_prefix, then RESUME.",
             )
         if status == 422:

@@ -27,8 +27,10 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
+from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
 from changefeed.encoding.encode import encode_messages
+from changefeed.encoding.formats import FORMATS
 from changefeed.encoding.plan import MessagePlan, Origin
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.options import Options
@@ -180,12 +182,13 @@ class TableVerifier:
 
     def _messages(self, plan: MessagePlan) -> Callable[[pa.Table, Timestamp], pa.Table]:
         """Encodes rows of the source as the feed does, but for what tells of the change."""
-        if not TRAITS[plan.format].text:
+        if not TRAITS[plan.format].read_back:
             message = f"a feed of format = '{plan.format}' cannot be verified yet"
-            raise ChangefeedError(Code.NOT_SUPPORTED, message, hint="VERIFY reads JSON.")
+            raise ChangefeedError(Code.NOT_SUPPORTED, message, hint="VERIFY reads JSON and Avro.")
         if plan.schema.keyless:
             message = f"{plan.schema.table} has no primary key: its messages cannot be verified"
             raise ChangefeedError(Code.NOT_SUPPORTED, message)
+        written = FORMATS[plan.format].schemas(plan.envelope)
         bare = replace(
             plan,
             updated=False,
@@ -197,7 +200,8 @@ class TableVerifier:
         )
 
         def encoded(rows: pa.Table, at: Timestamp) -> pa.Table:
-            return encode_messages(scan_rows(plan.schema, rows, at), bare, scan=True)
+            made = encode_messages(scan_rows(plan.schema, rows, at), bare, scan=True)
+            return made if written is None else _with_key_schema(made, written.key(bare).text)
 
         return encoded
 
@@ -215,6 +219,13 @@ class TableVerifier:
             for rows in joined(batches, TYPED_ROWS):
                 yield shape(rows, _INSTANT)
         self._delivered()
+
+
+def _with_key_schema(messages: pa.Table, schema: str) -> pa.Table:
+    """The messages with the schema of their keys beside these, as that of the values is."""
+    place = messages.schema.get_field_index("key")
+    field = messages.schema.field(place).with_metadata({SCHEMA_KEY: schema})
+    return messages.set_column(place, field, messages.column(place))
 
 
 def _comparable() -> list[str]:

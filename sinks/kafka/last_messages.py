@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.copies import CopyComparison, Row, exact, row_of
+from changefeed.encoding.avro.reading import Read, reader_by_id, reader_of
+from changefeed.encoding.avro.schema import SCHEMA_KEY
+from changefeed.encoding.registry import SchemaRegistry
+from sinks.copies import CopyComparison, Row, exact, plain, row_of
 
 #: Envelopes of whole rows in which a delete can be told from a row.
 ENVELOPES = ("wrapped", "row", "enriched", "debezium")
@@ -30,31 +35,92 @@ def require_comparable(envelope: str) -> None:
         )
 
 
-def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str) -> None:
+class Reader(Protocol):
+    """Reads keys and values of messages."""
+
+    def key(self, key: bytes) -> str:
+        """A text that equal keys have alike."""
+        ...
+
+    def value(self, value: bytes) -> object:
+        """What :func:`sinks.copies.row_of` takes.
+
+        Raises:
+            ChangefeedError: CF1303 it is not in the feed's format.
+        """
+        ...
+
+
+class JsonReader:
+    """``format = 'json'``."""
+
+    def key(self, key: bytes) -> str:
+        return key.decode(errors="replace")
+
+    def value(self, value: bytes) -> object:
+        return exact(value)
+
+
+class AvroReader:
+    """``format = 'avro'``."""
+
+    def __init__(self, key: Read, value: Read) -> None:
+        self._key, self._value = key, value
+
+    @classmethod
+    def of_source(cls, messages: pa.Schema) -> AvroReader:
+        """Of the messages of the rows at the source, which have their schemas beside them."""
+        key, value = (
+            reader_of((messages.field(name).metadata or {})[SCHEMA_KEY].decode())
+            for name in ("key", "value")
+        )
+        return cls(key, value)
+
+    @classmethod
+    def of_topic(cls, registry: SchemaRegistry, topic: str) -> AvroReader:
+        """Of messages that begin with the id of their schema."""
+        read = reader_by_id(lambda number: registry.schema(number, f"topic {topic}").text)
+        return cls(read, read)
+
+    def key(self, key: bytes) -> str:
+        return json.dumps(plain(list(self._key(key).values())), ensure_ascii=False)
+
+    def value(self, value: bytes) -> object:
+        return plain(self._value(value))
+
+
+def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str, avro: bool) -> None:
     """Take the messages of the rows that the source has."""
     for table in messages:
+        reader = AvroReader.of_source(table.schema) if avro else JsonReader()
         for batch in table.to_batches():
-            copy.expect(_rows(batch, envelope))
+            copy.expect(_rows(batch, envelope, reader))
 
 
-def _rows(batch: pa.RecordBatch, envelope: str) -> Iterator[tuple[str, Row]]:
+def _rows(batch: pa.RecordBatch, envelope: str, reader: Reader) -> Iterator[tuple[str, Row]]:
     pairs = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
     for key, value in pairs:
-        row = row_of(envelope, exact(value))
+        row = row_of(envelope, reader.value(value))
         if row is None:
             raise AssertionError("a row of the source is no delete")
-        yield key.decode(), row
+        yield reader.key(key), row
 
 
-def hold(copy: CopyComparison, messages: Iterable[Message], envelope: str, partition: int) -> None:
+def hold(
+    copy: CopyComparison,
+    messages: Iterable[Message],
+    envelope: str,
+    partition: int,
+    reader: Reader,
+) -> None:
     """Take the messages of a partition, in its order. One without a key is a resolved timestamp,
     or tells of a TRUNCATE: what came before it is gone."""
     waiting: list[tuple[str, Row | None]] = []
     for key, value in messages:
         if key is not None:
-            row = None if value is None else row_of(envelope, exact(value))
-            waiting.append((key.decode(errors="replace"), row))
-        elif _truncates(value):
+            row = None if value is None else row_of(envelope, reader.value(value))
+            waiting.append((reader.key(key), row))
+        elif value is not None and _truncates(reader.value(value)):
             waiting.clear()
             copy.clear(partition)
         if len(waiting) >= _MANY:
@@ -66,10 +132,9 @@ def hold(copy: CopyComparison, messages: Iterable[Message], envelope: str, parti
 _MANY = 10_000
 
 
-def _truncates(value: bytes | None) -> bool:
-    found = exact(value) if value is not None else None
+def _truncates(found: object) -> bool:
     if not isinstance(found, dict):
         return False
-    # Where it stands depends on the envelope.
+    # Where it stands depends on the envelope. Avro's records have all their members, some empty.
     places = (found, found.get("payload"), found.get("__crdb__"))
-    return any(isinstance(place, dict) and "truncate" in place for place in places)
+    return any(isinstance(place, dict) and place.get("truncate") is not None for place in places)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.formats import formats_with, traits_of
 from changefeed.core.parameters import Kind, Parameter
-from changefeed.encoding.registry import parse_registry
+from changefeed.encoding.registry import RegistrySettings, parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
 from changefeed.options.types import parse_duration
 from sinks.naming import kafka_topic_name
@@ -140,6 +140,7 @@ class KafkaSettings:
             ``progress_topic``.
         transaction_timeout: seconds a transaction may last; 0 is the default of each kind.
         schema_topic: topic that gets every change of a table's schema; empty for none.
+        registry: where readers find the schemas of messages, whose format has schemas.
     """
 
     connection: Mapping[str, str]
@@ -150,6 +151,7 @@ class KafkaSettings:
     progress_topic: str = PROGRESS_TOPIC
     transaction_timeout: float = 0.0
     schema_topic: str = ""
+    registry: RegistrySettings | None = None
 
     def topic(self, name: str) -> str:
         """The topic of the table (or topic alias) ``name``."""
@@ -185,7 +187,7 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
         producer["compression.type"] = str(compression)
     if exactly_once and producer["enable.idempotence"] != "true":
         url.problem("kafka_sink_config: RequiredAcks ONE cannot be exactly once")
-    _check_registry(url, options)
+    registry = _registry(url, options)
     schema_topic = url.text("schema_topic") or ""
     url.finish()
     return KafkaSettings(
@@ -197,10 +199,11 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
         progress_topic,
         timeout,
         kafka_topic_name(schema_topic) if schema_topic else "",
+        registry,
     )
 
 
-def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
+def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings | None:
     """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters and options.
 
     The engine registers the schemas; here is seen whether what it needs is there. Readers of
@@ -219,13 +222,15 @@ def _check_registry(url: _Reader, options: Mapping[str, object]) -> None:
         if name == "confluent_schema_registry":
             address = str(given or parameter or "")
     if address:
-        url.attempt(lambda: parse_registry(address), None)
-    elif traits and traits.unreadable_alone:
+        found = url.attempt(lambda: parse_registry(address), None)
+        return found if traits and traits.schemas else None
+    if traits and traits.unreadable_alone:
         url.problem(
             f"format={form} to Kafka requires confluent_schema_registry",
             "a message holds the id of its schema, and readers ask the registry for it: write "
             "confluent_schema_registry = 'http://host:8081'.",
         )
+    return None
 
 
 class _Reader(Parameters):

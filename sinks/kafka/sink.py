@@ -30,6 +30,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.encoding.registry import connect
 from changefeed.options import Feature
 from sinks.base import (
     Batch,
@@ -367,10 +368,18 @@ class KafkaSink(Sink):
         last_messages.require_comparable(envelope)
         self._context, topic = context, target.topic
         with CopyComparison(context.scratch, schema) as copy:
-            last_messages.expect(copy, rows, envelope)
+            last_messages.expect(copy, rows, envelope, avro=self.settings.registry is not None)
+            reader = self._reader(topic)
             for partition in range(self._admin().partitions([topic])[topic]):
-                last_messages.hold(copy, self._messages(topic, partition), envelope, partition)
+                messages = self._messages(topic, partition)
+                last_messages.hold(copy, messages, envelope, partition, reader)
             return copy.differences(limit)
+
+    def _reader(self, topic: str) -> last_messages.Reader:
+        registry = self.settings.registry
+        if registry is None:
+            return last_messages.JsonReader()
+        return last_messages.AvroReader.of_topic(connect(registry), topic)
 
     def _messages(self, topic: str, partition: int) -> Iterator[last_messages.Message]:
         """What a partition holds now."""

@@ -19,6 +19,7 @@ from tests.e2e.test_warehouse_feeds import WIDE
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
+from tests.services.registry import FakeRegistry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -134,6 +135,68 @@ class TestKafka:
         answer = verified(feeds)
         assert (answer.rows, answer.failure) == ([], None)
         assert answer.notices == ["public.t: equal", "public.wide: equal"]
+
+    @pytest.mark.parametrize("envelope", ["wrapped", "row", "enriched", "debezium"])
+    def test_avro_is_read_with_the_schemas_of_the_registry(
+        self,
+        feeds: Feeds,
+        postgres: Database,
+        kafka: KafkaBroker,
+        fake_registry: FakeRegistry,
+        envelope: str,
+    ) -> None:
+        more = "" if envelope == "debezium" else ", updated"
+        prefix = self.create(
+            feeds,
+            kafka,
+            f" WITH format = 'avro', envelope = '{envelope}'{more}, resolved = '100ms',"
+            f" confluent_schema_registry = '{fake_registry.url}'",
+            policy="delete",
+        )
+        postgres.execute(CHANGES)
+        postgres.execute("alter table t add column c bytea; update t set c = '\\xff00' where a = 3")
+        postgres.execute("truncate wide")
+        postgres.execute("insert into wide (id, t) values (7, 'after it')")
+        answer = verified(feeds)
+        assert (answer.rows, answer.failure) == ([], None)
+        assert answer.notices == ["public.t: equal", "public.wide: equal"]
+        registered = [r for r in fake_registry.requests if r.startswith("POST")]
+
+        # The message of one row at the key of another, and a row that is deleted.
+        held = {m.key: m for m in kafka.messages(f"{prefix}t") if m.key and m.value}
+        [third, fourth] = [next(m for k, m in held.items() if k[-1] == 2 * n) for n in (3, 4)]
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        producer.produce(f"{prefix}t", fourth.value, third.key, third.partition)
+        producer.produce(f"{prefix}t", None, fourth.key, fourth.partition)
+        producer.flush()
+        answer = verified(feeds, "TABLE t")
+        assert answer.failure is not None
+        assert named(answer) == {
+            (
+                "public.t",
+                "[3]",
+                "changed",
+                r'{"a": 3, "b": "row 3", "n": 4.5, "c": "\\xff00"}',
+                '{"a": 4, "b": "row 4", "n": 6, "c": null}',
+            ),
+            ("public.t", "[4]", "missing", '{"a": 4, "b": "row 4", "n": 6, "c": null}', None),
+        }
+        assert registered == [r for r in fake_registry.requests if r.startswith("POST")]
+
+    def test_a_message_of_somebody_else_is_refused(
+        self, feeds: Feeds, kafka: KafkaBroker, fake_registry: FakeRegistry
+    ) -> None:
+        prefix = self.create(
+            feeds,
+            kafka,
+            f" WITH format = 'avro', confluent_schema_registry = '{fake_registry.url}'",
+        )
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        producer.produce(f"{prefix}t", "not Avro", "k", 0)
+        producer.flush()
+        with pytest.raises(ChangefeedError, match="not in Avro") as refused:
+            verified(feeds, "TABLE t")
+        assert refused.value.code is Code.NOT_SUPPORTED
 
     def test_each_kind_of_difference_is_named(self, feeds: Feeds, kafka: KafkaBroker) -> None:
         prefix = self.create(feeds, kafka)
