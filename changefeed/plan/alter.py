@@ -41,6 +41,7 @@ from changefeed.plan.build import (
     table_notices,
     table_stages,
 )
+from changefeed.plan.queries import lookup_problems
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import clashes, topics_of
@@ -156,6 +157,8 @@ class _Alteration:
 
     def _check_query(self, new: Options, old: Options) -> None:
         """A CDC query has one table, and its columns are those of the SELECT."""
+        query = next((t.query for t in self.targets if isinstance(t, nodes.TableTarget)), None)
+        self.problems += lookup_problems(query, new)
         if not self.job.is_query:
             return
         if any(isinstance(a, nodes.AlterAdd | nodes.AlterDrop) for a in self.statement.actions):

@@ -96,8 +96,13 @@ def test_a_left_join_keeps_rows_without_a_row_of_the_look_up(
     postgres.execute("delete from orders where id = 1")
     feeds.sync("f")
     assert told(out)[4:] == [(4, "Ada"), (1, None)]
+    feeds.execute("ALTER CHANGEFEED f SET lookup_refresh = '5m'")
+    feeds.execute("CREATE CHANGEFEED plain FOR orders INTO 'null://'")
+    with pytest.raises(ChangefeedError, match="needs a query that joins a look-up table"):
+        feeds.execute("ALTER CHANGEFEED plain SET lookup_refresh = '5m'")
     (shown,) = feeds.execute("SHOW CREATE CHANGEFEED f").rows[0][-1:]
     assert f"LEFT JOIN parquet.`{customers}` AS c ON o.customer = c.id" in str(shown)
+    assert "lookup_refresh = '5m'" in str(shown)
 
 
 def test_an_inner_join_leaves_out_rows_without_a_row_of_the_look_up(
