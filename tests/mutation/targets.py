@@ -39,6 +39,7 @@ _MYSQL_TESTS = (
     "tests/properties/test_mysql_rows.py",
     "tests/unit/test_mysql_source.py",
     "tests/unit/test_mysql_binlog.py",
+    "tests/unit/test_mysql_values.py",
 )
 _REPEATS_TESTS = (
     "tests/properties/test_repeats.py",

@@ -236,6 +236,7 @@ class IndexCopy(Copy):
 
     name = "index_copy"
     tables = ("orders", "plain", "parts", "forms", ODD.name, "extra")
+    renames_leave = ("forms",)
     options = "resolved = '300ms'"
 
     def __init__(self, ledger: Ledger, server: Elasticsearch, prefix: str) -> None:

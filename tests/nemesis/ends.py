@@ -28,12 +28,14 @@ class End(ABC):
         name: the feed's.
         tables: those of the feed. The table ``extra`` leaves it and joins it again.
         options: of the feed, without ``WITH``.
+        renames_leave: tables whose rows keep what a column was called, and its type, until RESCAN.
         settings: what ALTER may set.
     """
 
     name: str
     tables: tuple[str, ...]
     options: str = ""
+    renames_leave: tuple[str, ...] = ()
     settings: tuple[str, ...] = ("resolved = '100ms'", "resolved = '300ms'")
 
     def __init__(self, ledger: Ledger) -> None:
@@ -97,6 +99,7 @@ class Bus(End):
 
     name = "bus"
     tables = ("orders", "lines", "parts", "shapes", "bulk", ODD.name)
+    renames_leave = ("shapes",)
     options = "updated, diff, resolved = '200ms'"
     partitions = 3
 

@@ -291,6 +291,10 @@ class Run:
         """What VERIFY says of the feeds whose sinks it knows."""
         told = []
         for end in self.ends:
+            if end.renames_leave:
+                tables = ", ".join(end.renames_leave)
+                self.service.execute(f"ALTER CHANGEFEED {end.name} RESCAN {tables}")
+                self.service.sync(end.name)
             try:
                 answer = self.service.execute(f"VERIFY CHANGEFEED {end.name}")
             except ChangefeedError as error:

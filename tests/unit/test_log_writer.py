@@ -14,7 +14,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Commits, Flush, Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.journal import FIRST_FRAME, journal_name
-from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Head
 from tests.helpers.log_samples import (
     Row,
     batch,
@@ -329,3 +329,104 @@ def test_rows_that_look_like_a_frame_are_rows(writer: LogWriter, tmp_path: Path)
     drop_process(writer)
     LogWriter(tmp_path).close()
     assert rows_of(tmp_path) == [1]
+
+
+class TestUpkeep:
+    """What maintain does when the disk, or the time, is not as usual."""
+
+    def test_a_ledger_that_a_crash_may_or_may_not_leave_ends_the_writer(
+        self, writer: LogWriter, tmp_path: Path
+    ) -> None:
+        """After the rename nobody knows which one is on the disk: reopening finds out."""
+        writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        with (
+            faults.armed(f"{faults.Point.LOG_LEDGER_RENAMED}:error"),
+            pytest.raises(ChangefeedError),
+        ):
+            writer.roll()
+        for work in (writer.roll, lambda: writer.append(flush([], at(3000), 3))):
+            with pytest.raises(ChangefeedError) as refused:
+                work()
+            assert refused.value.code.number == "CF3004"
+        writer.close()
+        with LogWriter(tmp_path) as again:
+            assert again.frontier is not None
+            assert again.frontier.at == at(2000)
+        assert rows_of(tmp_path) == [1]
+
+    @pytest.mark.parametrize(("fault", "works"), [("full", True), ("error", False)])
+    def test_a_full_disk_does_not_keep_history_from_going(
+        self, tmp_path: Path, fault: str, works: bool
+    ) -> None:
+        settings, second = LogSettings(gc_ttl=10, roll_age=5, grace=0), 10**9
+        with LogWriter(tmp_path, settings) as writer:
+            writer.append(flush([], at(1000), 1))
+            writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+            assert writer.roll()
+            writer.append(flush([batch(A, [Row(at(3000), 2)])], at(3000), 3))
+            assert writer.maintain(clocks(at(second)), keep_from=None).dropped == 0
+            with faults.armed(f"{faults.Point.LOG_ROLL_BEGIN}:{fault}"):
+                if works:
+                    assert writer.maintain(clocks(at(100 * second)), keep_from=None).dropped == 1
+                else:
+                    with pytest.raises(ChangefeedError):
+                        writer.maintain(clocks(at(100 * second)), keep_from=None)
+
+    def test_the_time_is_saved_where_nothing_else_is(self, tmp_path: Path) -> None:
+        """Ten minutes apart, and not sooner: each is a sync of the disk."""
+        minute = 60 * 10**9
+        with LogWriter(tmp_path) as writer:
+            writer.append(flush([], at(1000), 1))
+            writer.maintain(clocks(at(minute)), keep_from=None)
+            saved = (tmp_path / LEDGER_NAME).read_bytes()
+            writer.maintain(clocks(at(11 * minute - 1)), keep_from=None)
+            assert (tmp_path / LEDGER_NAME).read_bytes() == saved
+            writer.maintain(clocks(at(11 * minute)), keep_from=None)
+            assert (tmp_path / LEDGER_NAME).read_bytes() != saved
+
+    def test_readers_find_merged_files_at_once(self, tmp_path: Path) -> None:
+        """The old ones go with the next sweep, so the head has to name the new ones before."""
+        settings = LogSettings(merge_fan=2, grace=0, roll_frames=1)
+        with LogWriter(tmp_path, settings) as writer, LogReader(tmp_path) as reader:
+            for wall in range(1000, 1006):
+                writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+                writer.roll()
+            generation = _generation(tmp_path)
+            with (
+                faults.armed(f"{faults.Point.LOG_COMPACT_DONE}:error"),
+                pytest.raises(ChangefeedError),
+            ):
+                writer.maintain(clocks(at(2000)), keep_from=at(999))
+            assert _generation(tmp_path) > generation
+            reader.refresh()
+            got = reader.slice({A.table: at(1000)}, Timestamp.MAX, 10**9, 10**12)
+            assert [s for p in got.pieces for s in keys(p.load())] == list(range(1001, 1006))
+
+    def test_what_a_full_log_frees_lets_appends_go_on_for_a_while(self, tmp_path: Path) -> None:
+        """A tenth of what is used, and not all history."""
+        settings = LogSettings(disk_budget=40_000, roll_bytes=500)
+        with LogWriter(tmp_path, settings) as writer:
+            wall = 1000
+            while writer.room():
+                writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+                wall += 1
+            used = writer.bytes
+            writer.maintain(clocks(at(wall)), keep_from=at(wall))
+            assert used // 2 < writer.bytes < used
+
+    def test_closing_cuts_off_what_is_not_complete(self, tmp_path: Path) -> None:
+        writer = LogWriter(tmp_path)
+        writer.append(flush([], at(1000), 1))
+        journal = tmp_path / journal_name(1)
+        size = journal.stat().st_size
+        writer.append(Flush([batch(A, [Row(at(2000), 1)])], None))
+        assert journal.stat().st_size > size
+        writer.close()
+        assert journal.stat().st_size == size
+
+
+def _generation(root: Path) -> int:
+    """That of the head, which is what readers look at."""
+    head = Head.from_bytes((root / HEAD_NAME).read_bytes())
+    assert head is not None
+    return head.generation
