@@ -89,15 +89,17 @@ def while_read(out: TextIO) -> Iterator[None]:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         raise BrokenPipeError
 
-    ended = threading.Event()
+    ended, main_thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
         pipe = select.poll()
         pipe.register(out.fileno(), 0)  # only what poll() tells unasked: there is no reader
         while not ended.is_set():
             if pipe.poll(_WATCH_SECONDS * 1000) and not ended.is_set():
-                os.kill(os.getpid(), signal.SIGPIPE)
-                return
+                # Again and again: Python handles a signal between two of its instructions, so one
+                # that comes right before the thread begins to wait does not end the waiting.
+                signal.pthread_kill(main_thread, signal.SIGPIPE)
+                ended.wait(_WATCH_SECONDS)
 
     before = signal.signal(signal.SIGPIPE, gone)
     watcher = threading.Thread(target=watch, name="pipe-watch", daemon=True)

@@ -114,8 +114,7 @@ class RunningFeeds:
                 job = self._catalog.transition(
                     job.id, Status.PENDING, reason="resumed, waits for a node"
                 )
-            runnable = job.wanted is DesiredStatus.RUNNING and job.status.active
-            if runnable and job.id not in self._runners and not job.sinkless:
+            if _runnable(job) and job.id not in self._runners and not job.sinkless:
                 self._start(job)
 
     def _start(self, job: Job) -> None:
@@ -124,6 +123,11 @@ class RunningFeeds:
             return
         lease = self._catalog.acquire_lease(job.id, services.node_id, services.timings.lease)
         if lease is None:
+            return
+        # Who ran it before may have ended it since the jobs were read: nobody else can, now.
+        found = self._catalog.find_job(job.id)
+        if found is None or not _runnable(found):
+            self._catalog.release_lease(lease)
             return
         source_runtime = self._sources.runtime(job.source)
         if source_runtime.error is not None:
@@ -183,3 +187,7 @@ class RunningFeeds:
             if not runner.is_alive():
                 # The next node need not wait for the lease's end.
                 runner.release_lease()
+
+
+def _runnable(job: Job) -> bool:
+    return job.wanted is DesiredStatus.RUNNING and job.status.active

@@ -28,10 +28,14 @@ def test_a_closed_pipe_is_141(arguments: list[str], tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-def test_a_reader_that_goes_away_ends_a_stream_that_has_nothing_to_write() -> None:
-    code = """
-import sys, threading
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_reader_that_goes_away_ends_a_stream_that_has_nothing_to_write(lost: int) -> None:
+    """``lost``: so many signals come right before the stream begins to wait, and do not end it."""
+    code = f"""
+import itertools, signal, sys, threading
 from shell.signals import while_read
+sent, numbers = signal.pthread_kill, itertools.count()
+signal.pthread_kill = lambda *to: next(numbers) < {lost} or sent(*to)
 try:
     with while_read(sys.stdout):
         print("a row", flush=True)
