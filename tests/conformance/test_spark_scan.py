@@ -138,7 +138,7 @@ def test_a_scan_can_be_cancelled(spark_engine: SparkEngine, tmp_path: Path, stop
                     at=AT,
                     deliver=ToFiles(str(tmp_path)),
                     group=group,
-                    stopping=lambda: stopping and (tmp_path / "stalled-0").exists(),
+                    stopping=lambda: stopping and any(tmp_path.glob("stalled-*")),
                 )
             )
         except ChangefeedError as error:

@@ -51,6 +51,7 @@ def arrived(out: Path, wanted: set[Change]) -> None:
     until(lambda: set(changes(out)) >= wanted, seconds=120)
 
 
+@pytest.mark.extended
 def test_a_file_that_is_replaced_is_compared_again(feeds: Feeds, tmp_path: Path) -> None:
     extract, out = tmp_path / "in" / "stock.csv", tmp_path / "out"
     put(extract, "1,apple,09:00", "2,pear,09:00")

@@ -32,6 +32,11 @@ CHANGES = "delete from t where a = 1; update t set b = 'new' where a = 2;"
 _numbers = itertools.count(1)
 
 
+def slow(parameter: str) -> Any:
+    """Another of its kind, which `make test` leaves to `make test-all`."""
+    return pytest.param(parameter, marks=pytest.mark.extended)
+
+
 @pytest.fixture
 def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
     postgres.execute(SMALL + WIDE)
@@ -62,7 +67,7 @@ class TestElasticsearch:
         feeds.execute(f"CREATE CHANGEFEED f FOR t, wide INTO '{uri}'{options}")
         feeds.sync("f")
 
-    @pytest.mark.parametrize("envelope", ["row", "wrapped", "bare"])
+    @pytest.mark.parametrize("envelope", ["row", *map(slow, ["wrapped", "bare"])])
     def test_values_of_every_type_are_equal(
         self,
         feeds: Feeds,
@@ -120,8 +125,8 @@ class TestKafka:
         [
             " WITH updated, resolved = '100ms', key_in_value",
             " WITH envelope = 'row', delivery = 'exactly_once'",
-            " WITH envelope = 'enriched'",
-            " WITH envelope = 'debezium'",
+            slow(" WITH envelope = 'enriched'"),
+            slow(" WITH envelope = 'debezium'"),
         ],
     )
     def test_the_last_messages_are_the_table(
@@ -136,7 +141,7 @@ class TestKafka:
         assert (answer.rows, answer.failure) == ([], None)
         assert answer.notices == ["public.t: equal", "public.wide: equal"]
 
-    @pytest.mark.parametrize("envelope", ["wrapped", "row", "enriched", "debezium"])
+    @pytest.mark.parametrize("envelope", ["wrapped", *map(slow, ["row", "enriched", "debezium"])])
     def test_avro_is_read_with_the_schemas_of_the_registry(
         self,
         feeds: Feeds,
