@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,6 +232,40 @@ def test_what_the_scan_tells_is_told_once(tmp_path: Path, delivery: str) -> None
     catalog.close()
     steps = [wall // 10 for wall, _ in written]
     assert steps == ([2, 5, 6, 7] if delivery == "at_least_once" else [2, 5, 6])
+
+
+def test_transactions_are_told_after_their_changes_and_once(tmp_path: Path) -> None:
+    """Also by a feed whose log is read again from before what it has told."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1", transaction_metadata="")
+    bench.sink_session.takes_rows = False
+    written: list[Any] = []
+
+    def write(batch: Batch) -> Receipt:
+        for value in batch.rows["value"].to_pylist():
+            told = json.loads(value)
+            place = told.get("transaction")
+            written.append(
+                (told["status"], told["id"], told["event_count"])
+                if "status" in told
+                else (place["id"], place["total_order"])
+            )
+        return Receipt(batch.partition, batch.rows.num_rows, 1)
+
+    bench.sink_session.write = write  # type: ignore[method-assign]
+    # Each slice is read twice: to number its changes, and to deliver them.
+    bench.deliver(*[(5, [rows_of(A, 2, 5), rows_of(B, 4)])] * 2)
+    assert written[:3] == [(f"1:{at(n)}", 1) for n in (2, 5, 4)]
+    assert written[3:] == [
+        told
+        for n in (2, 4, 5)
+        for told in (("BEGIN", f"1:{at(n)}", None), ("END", f"1:{at(n)}", 1))
+    ]
+    written.clear()
+    bench.deliver(*[(7, [rows_of(A, 7)])] * 2)
+    last = f"1:{at(7)}"
+    assert written == [(last, 1), ("BEGIN", last, None), ("END", last, 1)]
+    catalog.close()
 
 
 THREE = ((5, [rows_of(A, 2, 5)]), (7, [rows_of(B, 7)]), (9, [rows_of(A, 8), rows_of(B, 9)]))
