@@ -13,10 +13,14 @@ from shell.commands import COMMANDS
 from shell.repl.choices import Choice, NameSource, choices, quoted
 from shell.repl.local_words import WORDS
 
-__all__ = ["NameSource", "ShellCompleter", "quoted"]
+__all__ = ["NameSource", "ShellCompleter", "ended", "quoted"]
 
-#: A statement has just ended: whatever may begin here is not worth a menu by itself.
 _ENDED = re.compile(r";\s*\Z")
+
+
+def ended(text: str) -> bool:
+    """Whether a statement has just ended: what may begin here is not worth a menu by itself."""
+    return _ENDED.search(text) is not None
 
 
 class ShellCompleter(Completer):
@@ -32,7 +36,7 @@ class ShellCompleter(Completer):
         text = document.text_before_cursor
         if text.lstrip().startswith("\\"):
             yield from self._local(text.lstrip())
-        elif complete_event.completion_requested or not _ENDED.search(text):
+        elif complete_event.completion_requested or not ended(text):
             yield from self._statement(text)
 
     def _statement(self, text: str) -> Iterator[Completion]:

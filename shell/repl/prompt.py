@@ -17,6 +17,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
+from shell.repl.complete import ended
 from shell.repl.highlight import StatementLexer
 from shell.repl.toolbar import runs
 
@@ -105,10 +106,12 @@ def complete_again(session: PromptSession[str]) -> None:
         state = buffer.complete_state
         choosing = None if state is None else state.complete_index
         if app.is_running and app.current_buffer is buffer and buffer.text and choosing is None:
-            # The default is a menu that somebody asked for, as with Tab.
-            typed = CompleteEvent(text_inserted=True) if state is None else None
+            # Behind a statement that has ended, a menu stands only where somebody asked for one
+            # with Tab. One without an entry yet is a completion at work: typing began that.
+            tab = ended(buffer.text) and state is not None and bool(state.completions)
+            event = CompleteEvent(text_inserted=not tab, completion_requested=tab)
             buffer.complete_state = None  # a menu that stands would keep another from opening
-            buffer.start_completion(select_first=False, complete_event=typed)
+            buffer.start_completion(select_first=False, complete_event=event)
             loop.call_later(_AGAIN_SECONDS, look, buffer.document, left - 1)
 
     def look(document: Document, left: int) -> None:

@@ -290,14 +290,25 @@ def test_names_that_come_late_open_the_menu(before: list[str]) -> None:
     complete_again(prompt)  # no line is being typed: nothing happens
 
 
-@pytest.mark.parametrize(("menu", "offers"), [(False, False), (True, True)])
-def test_names_that_come_late_open_no_menu_that_typing_would_not(menu: bool, offers: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "menu", "later", "offers"),
+    [
+        ("SHOW JOBS;", None, "", False),
+        ("SHOW JOBS;", ["ALTER"], "", True),
+        ("SHOW JOBS;", [], "", False),  # a completion is at work
+        ("SHOW J", ["JOBS"], "OBS;", False),  # prompt_toolkit asks again with the same event
+    ],
+)
+def test_names_that_come_late_open_no_menu_that_typing_would_not(
+    text: str, menu: list[str] | None, later: str, offers: bool
+) -> None:
     """Behind a statement that has ended nothing is offered but to who asks, as with Tab."""
-    events: list[CompleteEvent | None] = []
+    events: list[CompleteEvent] = []
+    state = SimpleNamespace(complete_index=None, completions=menu)
     buffer = SimpleNamespace(
-        text="SHOW JOBS;",
-        document=Document("SHOW JOBS;"),
-        complete_state=SimpleNamespace(complete_index=None) if menu else None,
+        text=text,
+        document=Document(text),
+        complete_state=None if menu is None else state,
         start_completion=lambda select_first, complete_event: events.append(complete_event),
     )
     loop = SimpleNamespace(
@@ -307,9 +318,8 @@ def test_names_that_come_late_open_no_menu_that_typing_would_not(menu: bool, off
     app = SimpleNamespace(loop=loop, is_running=True, current_buffer=buffer)
     complete_again(cast(Any, SimpleNamespace(app=app, default_buffer=buffer)))
     [event] = events
-    asked = CompleteEvent(completion_requested=True)  # what prompt_toolkit makes of none
     completer = ShellCompleter(Names(cast(Any, FakeBackend()), changed=lambda: None))
-    found = list(completer.get_completions(Document(buffer.text), event or asked))
+    found = list(completer.get_completions(Document(text + later), event))
     assert bool(found) is offers
 
 
