@@ -422,10 +422,14 @@ class _Builder(Transformer[Token, Any]):
     def limit(self, _meta: Meta, count: Token) -> int:
         return int(count)
 
-    def show_changefeed(self, meta: Meta, feed: FeedRef, aspect: Token | None) -> Statement:
-        return nodes.ShowChangefeed(
-            feed, None if aspect is None else aspect.lower(), span=_span(meta)
-        )
+    def feed_events(self, _meta: Meta, limit: int | None) -> tuple[str, int | None]:
+        return "events", limit
+
+    def show_changefeed(
+        self, meta: Meta, feed: FeedRef, aspect: Token | tuple[str, int | None] | None
+    ) -> Statement:
+        word, limit = aspect if isinstance(aspect, tuple) else (aspect and aspect.lower(), None)
+        return nodes.ShowChangefeed(feed, word, limit, span=_span(meta))
 
     def show_create_changefeed(self, meta: Meta, feed: FeedRef) -> Statement:
         return nodes.ShowCreateChangefeed(feed, span=_span(meta))

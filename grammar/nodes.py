@@ -428,10 +428,11 @@ class ShowChangefeeds(Statement):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowChangefeed(Statement):
-    """``aspect`` is None, ``tables`` or ``errors``."""
+    """``aspect`` is None, ``tables``, ``errors`` or ``events``, of which ``limit`` are wanted."""
 
     feed: FeedRef
     aspect: str | None = None
+    limit: int | None = None
     span: Span | None = _span()
 
 

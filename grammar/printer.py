@@ -192,7 +192,9 @@ class _Printer:
             case nodes.ShowChangefeeds():
                 return self.listing(node)
             case nodes.ShowChangefeed():
-                return _words("SHOW CHANGEFEED", _feed(node.feed), (node.aspect or "").upper())
+                aspect = (node.aspect or "").upper()
+                limit = "" if node.limit is None else f"LIMIT {node.limit}"
+                return _words("SHOW CHANGEFEED", _feed(node.feed), aspect, limit)
             case nodes.ShowCreateChangefeed():
                 return f"SHOW CREATE CHANGEFEED {_feed(node.feed)}"
             case nodes.ShowJobs():

@@ -1,4 +1,4 @@
-"""What happened to each job, for SHOW CHANGEFEED f ERRORS; bounded per job."""
+"""What happened to each job, for SHOW CHANGEFEED f ERRORS and EVENTS; bounded per job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import delete, insert, select
 from changefeed.catalog import tables
 from changefeed.catalog.rows import JobEvent
 from changefeed.catalog.store import Store
+from changefeed.core.clock import Timestamp
 
 #: Events kept per job, the newest.
 KEPT_EVENTS = 500
@@ -31,15 +32,20 @@ class History(Store):
         *,
         table: str | None = None,
         code: str | None = None,
+        at: Timestamp | None = None,
     ) -> None:
         """Note something for the person who asks later: never row values or secrets.
 
-        ``kind`` is one of ``error``, ``retry``, ``status``, ``notice``, ``engine``.
+        ``kind`` is one of :data:`changefeed.catalog.rows.EVENT_KINDS`. ``at`` is when the source
+        committed what the event tells (now by default); such an event comes again when a feed
+        goes back after a crash, and is noted once.
         """
         with self._database.write(notify=False) as transaction:
+            if at is not None and _noted(transaction, job_id, kind, text, table, at):
+                return
             record(
                 transaction,
-                self._now(),
+                self._now() if at is None else at.wall,
                 job_id,
                 kind,
                 text,
@@ -59,6 +65,19 @@ class History(Store):
                 JobEvent(row.id, row.job_id, row.at, row.kind, row.text, row.table_name, row.code)
                 for row in rows
             ]
+
+
+def _noted(
+    transaction: Transaction, job_id: int, kind: str, text: str, table: str | None, at: Timestamp
+) -> bool:
+    same = select(_event.c.id).where(
+        _event.c.job_id == job_id,
+        _event.c.at == at.wall,
+        _event.c.kind == kind,
+        _event.c.table_name == table,
+        _event.c.text == text,
+    )
+    return transaction.execute(same.limit(1)).first() is not None
 
 
 def record(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
@@ -88,6 +88,7 @@ class Jobs(Store):
             if spec.name is None:
                 _set(transaction, job_id, name=_free_name(transaction, job_id))
             insert_tables(transaction, job_id, spec.tables, now)
+            record(transaction, now, job_id, "status", "created")
             return self._job(_get(transaction, job_id))
 
     def job(self, ref: str | int) -> Job:
@@ -177,7 +178,8 @@ class Jobs(Store):
                 values["modified"] = now
                 ended = status in (Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
                 values["finished"] = now if ended else None
-                record(transaction, now, job_id, "status", f"{old.status} -> {status}: {reason}")
+                why = f": {reason}" if reason not in ("", status.value) else ""
+                record(transaction, now, job_id, "status", f"{old.status} -> {status}{why}")
             if error is not None:
                 kind = "error" if status is Status.FAILED else "retry"
                 record(transaction, now, job_id, kind, error.message, code=error.code.number)
@@ -286,6 +288,9 @@ class Jobs(Store):
                 set_topic(transaction, job_id, table, topic)
             for table, table_id in (rescan or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
+            changed = _changes(job, values, add, drop, rescan or {})
+            if changed:
+                record(transaction, self._now(), job_id, "altered", changed)
             if renew_log:
                 save_source(transaction, job.source, self._now(), renewal=True)
             _set(transaction, job_id, **values)
@@ -305,7 +310,10 @@ class Jobs(Store):
                     f'changefeed "{name}" already exists',
                     hint="choose another name.",
                 )
-            _set(transaction, job_id, name=name, modified=self._now())
+            now = self._now()
+            if name != (old := _get(transaction, job_id).name):
+                record(transaction, now, job_id, "altered", f'renamed from "{old}" to "{name}"')
+            _set(transaction, job_id, name=name, modified=now)
             return self._job(_get(transaction, job_id))
 
     def delete_job(self, job_id: int) -> None:
@@ -378,6 +386,30 @@ class Jobs(Store):
 
 
 _HEALTHY = frozenset({Status.SCANNING, Status.RUNNING, Status.SUCCEEDED})
+
+
+def _changes(
+    job: Job,
+    values: Mapping[str, Any],
+    add: Sequence[TableProgress],
+    drop: Sequence[TableName],
+    rescan: Mapping[TableName, int],
+) -> str:
+    """What an ALTER changes, without the values of options, which may be secret; empty: nothing."""
+    parts = [f"tables added: {_listed(table.table for table in add)}"] if add else []
+    parts += [f"tables dropped: {_listed(drop)}"] if drop else []
+    parts += [f"tables scanned again: {_listed(rescan)}"] if rescan else []
+    if "options" in values:
+        options = json.loads(values["options"])
+        changed = [n for n in {**job.options, **options} if job.options.get(n) != options.get(n)]
+        parts += [f"options changed: {', '.join(sorted(changed))}"] if changed else []
+    if values.get("sink_uri", job.sink_uri) != job.sink_uri:
+        parts.append("another sink address")
+    return "; ".join(parts)
+
+
+def _listed(names: Iterable[TableName]) -> str:
+    return ", ".join(sorted(map(str, names)))
 
 
 def _by_name(transaction: Transaction, name: str) -> Row[Any] | None:

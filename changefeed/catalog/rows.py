@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -124,9 +124,26 @@ class Node:
     seen: int
 
 
+#: What an event is about: the feed as a whole, a statement, a table that came or went, a scan, what
+#: the source did to a table, where bulk work ran, and what a person should know.
+EVENT_KINDS: Final = (
+    "status",
+    "altered",
+    "table",
+    "scan",
+    "schema",
+    "truncate",
+    "engine",
+    "notice",
+    "retry",
+    "error",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job. ``kind``: ``error``, ``retry``, ``status``, ``notice``."""
+    """Something that happened to a job; ``kind`` is one of :data:`EVENT_KINDS`, ``at`` when it
+    happened (for what comes out of the change log: when the source committed it), ns."""
 
     id: int
     job_id: int

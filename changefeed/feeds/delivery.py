@@ -327,6 +327,7 @@ class Delivery:
             self._commit(feed, current, item)
             with about_table(item.table):
                 self._sink_session.truncate(item.event)
+            feed.record_event("truncate", "all rows were removed", item.table, item.event.at)
             return self._round(current.epoch.upto)
         try:
             with about_table(item.table):

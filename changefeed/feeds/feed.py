@@ -256,6 +256,10 @@ class Feed:
             self.job.id, "error", error.message, table=str(table), code=error.code.number
         )
 
+    def record_event(self, kind: str, text: str, table: TableName, at: Timestamp) -> None:
+        """Note what the source did to a table and committed at ``at``, for SHOW .. EVENTS."""
+        self._catalog.record_event(self.job.id, kind, text, table=str(table), at=at)
+
     def in_state(self, *states: TableState) -> list[TableProgress]:
         """The tables in one of ``states``."""
         return [t for t in self.tables.values() if t.state in states]

@@ -203,7 +203,7 @@ class Rounds:
         table = event.new.table
         name = feed.job.name
         log.info("feed %s: the schema of %s changed: %s", name, table, difference(event))
-        self._catalog.record_event(feed.job.id, "notice", difference(event), table=str(table))
+        feed.record_event("schema", difference(event), table, event.at)
         owed = feed.tables[table]
         scanned = scan_has(event, owed)
         if not owed.scan_wanted and not scanned and not self._sink_session.takes_rows:

@@ -90,6 +90,8 @@ class ScanCoordinator:
         if owed:
             self._taken.clear()
             self._scan = self._start([feed.tables[t.table] for t in owed])
+            tables = "1 table" if len(owed) == 1 else f"{len(owed)} tables"
+            self._catalog.record_event(feed.job.id, "scan", f"a scan of {tables} begins")
             self._scan.start()
 
     def _begin_table(self, feed: Feed, table: TableProgress) -> None:
@@ -192,6 +194,12 @@ class ScanCoordinator:
             )
             show()
             feed.save()
+            self._catalog.record_event(
+                feed.job.id,
+                "scan",
+                f"scanned: {table.rows:,} rows as of {scan.at}",
+                table=str(name),
+            )
             fault_point(Point.SCAN_TABLE_SAVED)
             return
         # A feed with an end goes no further than there, and its scan need not wait for more.

@@ -1,4 +1,4 @@
-"""SHOW CHANGEFEED f [TABLES|ERRORS], SHOW CREATE CHANGEFEED, SHOW JOBS."""
+"""SHOW CHANGEFEED f [TABLES|ERRORS|EVENTS], SHOW CREATE CHANGEFEED, SHOW JOBS."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from changefeed.statements.times import instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
 
-#: How many events SHOW CHANGEFEED f ERRORS looks back.
+#: How many events SHOW CHANGEFEED f ERRORS looks back, and EVENTS without LIMIT.
 SHOWN_EVENTS = 100
 
 
 def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result:
-    """SHOW CHANGEFEED f [TABLES | ERRORS]."""
+    """SHOW CHANGEFEED f [TABLES | ERRORS | EVENTS [LIMIT n]]."""
     job = context.job(statement.feed)
+    if statement.aspect == "events":
+        return _events(job, context, SHOWN_EVENTS if statement.limit is None else statement.limit)
     return _ASPECTS[statement.aspect](job, context)
 
 
@@ -144,6 +146,16 @@ def _errors(job: Job, context: Context) -> Result:
             hint = _hint(table.error_code, job, table)
             rows.append((None, "error", table.error_code, name, table.error, hint))
     return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
+
+
+def _events(job: Job, context: Context, limit: int) -> Result:
+    """What happened to the feed and its tables, newest first."""
+    now = context.clock.now().wall
+    rows: list[tuple[Cell, ...]] = [
+        (moment(event.at, now), event.kind, event.table, event.text, event.code)
+        for event in context.catalog.events(job.id, limit=limit)
+    ]
+    return Result(columns=("time", "kind", "table", "event", "code"), rows=rows)
 
 
 def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:

@@ -449,7 +449,10 @@ def test_moves(catalog: Catalog, state: State) -> None:
     job = catalog.transition(job.id, Status.PENDING, reason="resumed")
     assert job.finished is None and job.error == trouble.message
     kinds = [event.kind for event in catalog.events(job.id)]
-    assert kinds == ["status", "error", "status", "status", "retry", "status", "status"]
+    assert kinds == [
+        *("status", "error", "status", "status", "retry", "status", "status"),
+        "status",  # created
+    ]
 
 
 def test_the_same_status_with_another_reason_is_no_move(catalog: Catalog, state: State) -> None:
@@ -458,7 +461,40 @@ def test_the_same_status_with_another_reason_is_no_move(catalog: Catalog, state:
     state.clock.advance(5)
     again = catalog.transition(job.id, Status.RUNNING, reason="b")
     assert again.reason == "b" and again.modified == job.modified
-    assert len(catalog.events(job.id)) == 1
+    assert [event.text for event in catalog.events(job.id)] == ["pending -> running: a", "created"]
+
+
+def test_what_the_source_did_is_noted_once(catalog: Catalog, state: State) -> None:
+    """A feed that goes back after a crash meets it again; the same again later is another event."""
+    job, other = catalog.create_job(spec("f")), catalog.create_job(spec("g"))
+
+    def emptied(job_id: int, at: int, table: str = "shop.s.a") -> None:
+        catalog.record_event(job_id, "truncate", "gone", table=table, at=Timestamp(at))
+
+    emptied(job.id, 7)
+    state.clock.advance(5)
+    emptied(job.id, 7)
+    assert [(e.at, e.table, e.text) for e in catalog.events(job.id, kinds=["truncate"])] == [
+        (7, "shop.s.a", "gone")
+    ]
+    emptied(job.id, 8)
+    emptied(job.id, 7, "shop.s.b")
+    emptied(other.id, 7)
+    assert len(catalog.events(job.id, kinds=["truncate"])) == 3
+    assert len(catalog.events(other.id, kinds=["truncate"])) == 1
+
+
+def test_alter_says_what_it_changed_and_no_value(catalog: Catalog) -> None:
+    job = catalog.create_job(replace(spec("f"), options={"key_column": "a", "diff": ""}))
+    options = {"webhook_auth_header": "s3cret", "diff": ""}
+    catalog.alter_job(job.id, options=options, sink_uri="kafka://u:s3cret@k")
+    catalog.alter_job(job.id, options=options)  # nothing
+    catalog.rename_job(job.id, "f")  # nothing
+    catalog.rename_job(job.id, "g")
+    assert [e.text for e in catalog.events(job.id, kinds=["altered"])] == [
+        'renamed from "f" to "g"',
+        "options changed: key_column, webhook_auth_header; another sink address",
+    ]
 
 
 def test_listing(catalog: Catalog) -> None:
@@ -816,7 +852,7 @@ def test_events_are_newest_first_and_bounded(catalog: Catalog) -> None:
     assert [event.text for event in catalog.events(one.id, kinds=["error"])] == ["5", "3"]
     assert [event.text for event in catalog.events(one.id, limit=1)] == ["5"]
     assert catalog.events(one.id)[0].table == "public.t"
-    assert [event.text for event in catalog.events(two.id)] == ["stays"]
+    assert [event.text for event in catalog.events(two.id)] == ["stays", "created"]
 
 
 def test_external_uris(catalog: Catalog) -> None:

@@ -1,4 +1,4 @@
-"""A schema change that no row follows reaches the target, and SYNC waits for it."""
+"""What changes a table without a row reaches the target, SYNC waits for it, EVENTS tells it."""
 
 from __future__ import annotations
 
@@ -34,3 +34,33 @@ def test_a_default_reaches_the_rows_that_are_there(
     assert sorted(map(str, rows)) == [
         "{'id': 1, 'x': 5}", "{'id': 1}", "{'id': 2, 'x': 5}", "{'id': 2}",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("postgres", [16], indirect=True)
+def test_events_tell_what_happened_to_a_table(
+    postgres: Database, feeds: Feeds, tmp_path: Path
+) -> None:
+    postgres.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1), (2)")
+    feeds.connect(shop=postgres.uri)
+    feeds.execute(f"CREATE CHANGEFEED f FOR shop.public.t INTO 'file://{tmp_path}/out'")
+    feeds.sync("f")
+    postgres.execute("ALTER TABLE t ADD x int; INSERT INTO t VALUES (3, 3)")
+    feeds.sync("f")
+    feeds.execute("PAUSE CHANGEFEED f")
+    postgres.execute("TRUNCATE t; ALTER TABLE t DROP x; INSERT INTO t VALUES (4)")
+    feeds.execute("RESUME CHANGEFEED f")
+    feeds.sync("f")
+
+    events = feeds.execute("SHOW CHANGEFEED f EVENTS").rows[::-1]
+    of_table = [(kind, event) for _, kind, table, event, _ in events if table == "shop.public.t"]
+    scan, *changes = of_table
+    assert scan[0] == "scan" and str(scan[1]).startswith("scanned: 2 rows as of ")
+    assert changes == [
+        ("schema", 'column "x" added (integer)'),
+        ("truncate", "all rows were removed"),
+        ("schema", 'column "x" dropped'),
+    ]
+    life = [event for _, kind, _, event, _ in events if kind == "status"]
+    assert life[0] == "created" and "running -> paused: paused by the user" in life
+    [newest] = feeds.execute("SHOW CHANGEFEED f EVENTS LIMIT 1").rows
+    assert newest == events[-1]
