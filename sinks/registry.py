@@ -154,14 +154,14 @@ BUILT_IN: dict[str, Entry] = {
         ("psycopg",),
     ),
     "bigquery": Entry(
-        "sinks.warehouse.bigquery:BigQuerySink",
+        "sinks.warehouse.bigquery.sink:BigQuerySink",
         "tables of a BigQuery dataset, kept equal by staged merge",
         "bigquery://project/dataset?location=EU",
         ("google.cloud.bigquery",),
         "bigquery",
     ),
     "snowflake": Entry(
-        "sinks.warehouse.snowflake:SnowflakeSink",
+        "sinks.warehouse.snowflake.sink:SnowflakeSink",
         "tables of a Snowflake schema, kept equal by staged merge",
         "snowflake://user:password@account/database/schema?warehouse=W&role=R",
         ("snowflake.connector",),
@@ -175,14 +175,14 @@ BUILT_IN: dict[str, Entry] = {
         "mysql",
     ),
     "clickhouse": Entry(
-        "sinks.warehouse.clickhouse:ClickHouseSink",
+        "sinks.warehouse.clickhouse.sink:ClickHouseSink",
         "tables of a ClickHouse database: rows with versions, and views of those that are",
         "clickhouse://user:password@host:8123/database",
         ("clickhouse_connect",),
         "clickhouse",
     ),
     "spanner": Entry(
-        "sinks.warehouse.spanner:SpannerSink",
+        "sinks.warehouse.spanner.sink:SpannerSink",
         "tables of a Spanner database, kept equal by transactions of mutations",
         "spanner://project/instance/database",
         ("google.cloud.spanner_v1",),

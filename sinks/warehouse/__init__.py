@@ -5,5 +5,5 @@
 * :mod:`.sink` is the sink all of them share, :mod:`.strategy` which statements it runs;
   :mod:`.staging`, :mod:`.merge`, :mod:`.keyless`, :mod:`.history`, :mod:`.evolution` and
   :mod:`.applied` write them. A target without transactions brings a strategy of its own
-  (:mod:`.clickhouse_keeping`), one without MERGE a sink (:mod:`.spanner`).
+  (:mod:`.clickhouse.keeping`), one without MERGE a sink (:mod:`.spanner`).
 """

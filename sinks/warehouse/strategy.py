@@ -2,7 +2,7 @@
 
 The sink (:mod:`.sink`) decides when something happens, the dialect how an expression is spelled,
 and this in between what is done. A target without transactions brings a subclass
-(:mod:`.clickhouse_keeping`). Nothing here talks to a server.
+(:mod:`.clickhouse.keeping`). Nothing here talks to a server.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
-from sinks.warehouse.bigquery_client import BigQueryWarehouse
+from sinks.warehouse.bigquery.client import BigQueryWarehouse
 from sinks.warehouse.dialect import Statement
 from tests.services.bigquery import BigQueryEmulator
 

@@ -24,7 +24,7 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
-from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Statement
 from tests.conformance.test_warehouse import late_run
 from tests.services.cache import server_folder

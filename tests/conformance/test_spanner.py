@@ -28,7 +28,7 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
-from sinks.warehouse.spanner import SpannerSink
+from sinks.warehouse.spanner.sink import SpannerSink
 from tests.conformance.test_warehouse import late_run
 from tests.services.cache import server_folder
 from tests.services.spanner import SpannerServer

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sinks.testing.rows import Change, Row, RowFeed, Source, delete, insert, table_of, update
-from sinks.warehouse.bigquery_client import BigQueryWarehouse
+from sinks.warehouse.bigquery.client import BigQueryWarehouse
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.duckdb import DuckDB
 from sinks.warehouse.sink import WarehouseSink

@@ -27,9 +27,9 @@ from sinks.testing.rows import (
     update,
 )
 from sinks.warehouse.dialect import Statement
-from sinks.warehouse.spanner import SpannerSink
-from sinks.warehouse.spanner_keeping import FACTS, key_of
-from sinks.warehouse.spanner_rows import Key, Value
+from sinks.warehouse.spanner.keeping import FACTS, key_of
+from sinks.warehouse.spanner.rows import Key, Value
+from sinks.warehouse.spanner.sink import SpannerSink
 from tests.golden import runner
 
 KEYED = table_of("t", key=("id",), id="int32", name="text", total="decimal(12,2)", at="timestamptz")

@@ -20,16 +20,16 @@ from changefeed.options import History
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import TablePolicy
 from sinks.testing.rows import column_of, table_of
-from sinks.warehouse.bigquery_sql import BigQueryDialect
-from sinks.warehouse.clickhouse_keeping import ClickHouseStrategy
-from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.bigquery.sql import BigQueryDialect
+from sinks.warehouse.clickhouse.keeping import ClickHouseStrategy
+from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect, Statement, Warehouse
 from sinks.warehouse.duckdb import DuckDBDialect
 from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
-from sinks.warehouse.snowflake_sql import SnowflakeDialect
-from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.snowflake.sql import SnowflakeDialect
+from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import StagedRows, Table

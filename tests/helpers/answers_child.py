@@ -365,7 +365,7 @@ SETTING = native(
 def read_clickhouse(change: Callable[[bytes], bytes]) -> None:
     """The first words with a server."""
     # Before anything else has loaded the client: it says how the client reads.
-    from sinks.warehouse.clickhouse_client import Address, ClickHouse
+    from sinks.warehouse.clickhouse.client import Address, ClickHouse
 
     def answer(line: str, body: bytes) -> tuple[int, bytes]:
         return 200, change(SETTING if b"system.settings" in body else VERSION)

@@ -8,7 +8,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from sinks.warehouse.dialect import Statement
-from sinks.warehouse.spanner_client import Spanner, Transaction
+from sinks.warehouse.spanner.client import Spanner, Transaction
 from tests.services.spanner import INSTANCE, PROJECT, SpannerServer
 
 pytestmark = pytest.mark.spanner

@@ -20,15 +20,15 @@ from snowflake.connector import errors as snow
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import sink_location
 from sinks.registry import check, open_sink
-from sinks.warehouse.bigquery_client import _scripts
-from sinks.warehouse.bigquery_errors import sorted_out
-from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
-from sinks.warehouse.clickhouse_client import Address, ClickHouse
-from sinks.warehouse.clickhouse_client import sorted_out as clickhouse_error
-from sinks.warehouse.clickhouse_keeping import same_engine
+from sinks.warehouse.bigquery.client import _scripts
+from sinks.warehouse.bigquery.errors import sorted_out
+from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
+from sinks.warehouse.clickhouse.client import Address, ClickHouse
+from sinks.warehouse.clickhouse.client import sorted_out as clickhouse_error
+from sinks.warehouse.clickhouse.keeping import same_engine
 from sinks.warehouse.dialect import Statement
-from sinks.warehouse.snowflake_client import Login, SnowflakeWarehouse
-from sinks.warehouse.snowflake_sql import folded
+from sinks.warehouse.snowflake.client import Login, SnowflakeWarehouse
+from sinks.warehouse.snowflake.sql import folded
 
 KEY = base64.b64encode(
     json.dumps({"type": "service_account", "private_key": "x"}).encode()

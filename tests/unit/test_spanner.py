@@ -21,10 +21,10 @@ from sinks.registry import check, open_sink
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.sink import WarehouseSink
-from sinks.warehouse.spanner import SpannerSink
-from sinks.warehouse.spanner_client import Spanner, sorted_out
-from sinks.warehouse.spanner_rows import Value, canonical, cut, digests, wire
-from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.spanner.client import Spanner, sorted_out
+from sinks.warehouse.spanner.rows import Value, canonical, cut, digests, wire
+from sinks.warehouse.spanner.sink import SpannerSink
+from sinks.warehouse.spanner.sql import SpannerDialect
 from tests.unit.test_cloud_warehouses import KEY
 
 

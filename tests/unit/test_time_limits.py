@@ -23,8 +23,10 @@ from sinks.elasticsearch import client as elasticsearch
 from sinks.elasticsearch.options import parse as elasticsearch_settings
 from sinks.files.places.spec import PlaceSpec
 from sinks.files.places.web import WebPlace
-from sinks.warehouse import bigquery_client, clickhouse_client, snowflake_client
+from sinks.warehouse.bigquery import client as bigquery_client
+from sinks.warehouse.clickhouse import client as clickhouse_client
 from sinks.warehouse.dialect import Warehouse
+from sinks.warehouse.snowflake import client as snowflake_client
 from sinks.webhook.client import Client
 from sinks.webhook.options import parse as webhook_settings
 from tests.services.certificates import write_certificates

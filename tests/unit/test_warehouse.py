@@ -25,7 +25,7 @@ from sinks.testing.feed import at
 from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
-from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.duckdb import DuckDB, DuckDBDialect, DuckDBSink
 from sinks.warehouse.mysql import MySQLDialect
@@ -33,7 +33,7 @@ from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink
-from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape, before_name, check_values
 from sinks.warehouse.tables import Table
 

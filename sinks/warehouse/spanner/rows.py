@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
 from sinks.merged.history import ORDER
-from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import SEQUENCE, TargetShape, staged_name
 
 #: A value on the wire.

@@ -58,7 +58,7 @@ class BigQuerySink(PacedSink):
             )
         interval = take_interval(url, INTERVAL)
         # Google's libraries take a second to import: not before somebody wants this sink.
-        from sinks.warehouse.bigquery_client import BigQueryWarehouse
+        from sinks.warehouse.bigquery.client import BigQueryWarehouse
 
         warehouse = BigQueryWarehouse(
             project,

@@ -30,8 +30,8 @@ from google.oauth2 import service_account
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.time_limits import PATIENCE, limit_requests
-from sinks.warehouse.bigquery_errors import sorted_out, translated
-from sinks.warehouse.bigquery_sql import BigQueryDialect, escape_name, plain_name
+from sinks.warehouse.bigquery.errors import sorted_out, translated
+from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
 from sinks.warehouse.dialect import Statement, Warehouse
 
 #: Limits of one script and of one transaction, with some room.

@@ -23,7 +23,7 @@ from urllib3 import PoolManager
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_pools, within
-from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Statement, Warehouse
 
 # It tells of every failed request itself; what matters comes out as an error of ours.

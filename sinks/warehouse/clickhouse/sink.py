@@ -1,6 +1,6 @@
 """``clickhouse://user:password@host/database``: what the URI of a ClickHouse sink says.
 
-How rows are kept is :mod:`.clickhouse_keeping`.
+How rows are kept is :mod:`.keeping`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
-from sinks.warehouse.clickhouse_keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
+from sinks.warehouse.clickhouse.keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.tables import Table
@@ -47,7 +47,7 @@ class ClickHouseSink(WarehouseSink):
                 hint="write clickhouse://user:password@host:8123/database",
             )
         # The client library takes a moment to import: not before somebody wants this sink.
-        from sinks.warehouse.clickhouse_client import Address, ClickHouse
+        from sinks.warehouse.clickhouse.client import Address, ClickHouse
 
         port = url.port or (_TLS if tls else _PLAIN)
         login = url.user or "default", url.password or ""

@@ -1,4 +1,4 @@
-"""The INSERTs of :mod:`.clickhouse_keeping`: what they insert is rows of a version.
+"""The INSERTs of :mod:`.keeping`: what they insert is rows of a version.
 
 A batch is one statement, out of its staging table: the latest change of each key, the count of
 each distinct row, a version of each change.

@@ -39,7 +39,7 @@ class SnowflakeSink(PacedSink):
             ChangefeedError: it is malformed, or has no way to log in.
         """
         # Snowflake's library takes a second to import: not before somebody wants this sink.
-        from sinks.warehouse.snowflake_client import Login, SnowflakeWarehouse
+        from sinks.warehouse.snowflake.client import Login, SnowflakeWarehouse
 
         url = SinkURL(uri, self.parameters)
         database, _, schema = url.path.strip("/").partition("/")

@@ -25,7 +25,7 @@ _TEXT = TypeRule("STRING(MAX)", longest=_CHARACTERS)
 
 class SpannerDialect(Dialect):
     """GoogleSQL of Spanner. ``TypeRule.cast`` is not used: values travel as mutations
-    (:mod:`.spanner_rows`)."""
+    (:mod:`.rows`)."""
 
     name = "Spanner"
     max_name = 128

@@ -33,8 +33,8 @@ from google.rpc import error_details_pb2
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.warehouse.dialect import Statement, Warehouse
-from sinks.warehouse.spanner_rows import Key, TooLarge, Value
-from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.spanner.rows import Key, TooLarge, Value
+from sinks.warehouse.spanner.sql import SpannerDialect
 
 _HOST = "spanner.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)

@@ -27,7 +27,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, end_answers
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse
-from sinks.warehouse.snowflake_sql import DROP, TEMPORARY, SnowflakeDialect, folded
+from sinks.warehouse.snowflake.sql import DROP, TEMPORARY, SnowflakeDialect, folded
 
 _STAGE = "_changefeed_stage"
 _SESSION = {

@@ -30,14 +30,14 @@ from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Warehouse
-from sinks.warehouse.spanner_rows import Key, Value, Wire, digests
-from sinks.warehouse.spanner_sql import SpannerDialect
+from sinks.warehouse.spanner.rows import Key, Value, Wire, digests
+from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import Table
 
 if TYPE_CHECKING:
-    from sinks.warehouse.spanner_client import Transaction
+    from sinks.warehouse.spanner.client import Transaction
 
 FACTS = "changefeed_applied"
 """The table that says how far each table is."""

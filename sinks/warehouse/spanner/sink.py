@@ -1,6 +1,6 @@
 """``spanner://project/instance/database``: tables of a Spanner database, kept by mutations.
 
-How rows are kept is :mod:`.spanner_keeping`.
+How rows are kept is :mod:`.keeping`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from sinks.merged.rows import last_of
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
-from sinks.warehouse import spanner_keeping as keeping
-from sinks.warehouse.bigquery import CREDENTIALS, service_account_key
+from sinks.warehouse.bigquery.sink import CREDENTIALS, service_account_key
 from sinks.warehouse.dialect import Statement
 from sinks.warehouse.owning import TargetContent
 from sinks.warehouse.sink import (
@@ -38,13 +37,14 @@ from sinks.warehouse.sink import (
     _PendingRows,
     _TableKnowledge,
 )
-from sinks.warehouse.spanner_keeping import FACTS, SpannerStrategy, TransactionRows
-from sinks.warehouse.spanner_rows import Stretch, TooLarge, Wire, cut
+from sinks.warehouse.spanner import keeping
+from sinks.warehouse.spanner.keeping import FACTS, SpannerStrategy, TransactionRows
+from sinks.warehouse.spanner.rows import Stretch, TooLarge, Wire, cut
 from sinks.warehouse.staging import SEQUENCE, TargetShape
 from sinks.warehouse.tables import Table
 
 if TYPE_CHECKING:
-    from sinks.warehouse.spanner_client import Transaction
+    from sinks.warehouse.spanner.client import Transaction
 
 
 class SpannerSink(WarehouseSink):
@@ -91,7 +91,7 @@ class SpannerSink(WarehouseSink):
                 hint="write endpoint=127.0.0.1:9010, or leave it out for Google's service.",
             )
         # Google's libraries take a second to import: not before somebody wants this sink.
-        from sinks.warehouse.spanner_client import Spanner
+        from sinks.warehouse.spanner.client import Spanner
 
         self._server = Spanner(url.host, *path, endpoint=endpoint, credentials=credentials)
         super().__init__(self._server, options, SpannerStrategy())

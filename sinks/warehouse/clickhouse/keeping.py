@@ -36,10 +36,10 @@ from changefeed.options import History
 from sinks.merged.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
 from sinks.merged.policy import DELETED, MergeMode, Removal, TablePolicy
 from sinks.warehouse import applied as bookkeeping
-from sinks.warehouse import clickhouse_rows as rows
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
-from sinks.warehouse.clickhouse_rows import (
+from sinks.warehouse.clickhouse import rows
+from sinks.warehouse.clickhouse.rows import (
     COPIES,
     COPY,
     CURRENT,
@@ -51,7 +51,7 @@ from sinks.warehouse.clickhouse_rows import (
     SEEN,
     SEEN_LAST,
 )
-from sinks.warehouse.clickhouse_sql import ClickHouseDialect
+from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.staging import SEQUENCE, TargetShape
 from sinks.warehouse.strategy import Strategy

@@ -1,0 +1,1 @@
+"""Google BigQuery as a target: its client, SQL and errors."""

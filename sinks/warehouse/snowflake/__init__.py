@@ -1,0 +1,1 @@
+"""Snowflake as a target: its client and SQL."""

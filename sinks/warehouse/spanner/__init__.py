@@ -1,0 +1,1 @@
+"""Google Spanner as a target: mutations and its own SQL."""
