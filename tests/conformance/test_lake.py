@@ -111,7 +111,12 @@ OF_DELTA = {
 }
 
 #: Of these the ones that `make test` leaves to `make test-all`.
-SLOW_OF_DELTA = {"counts_duplicates", "refuses_targets_of_other_feeds"}
+SLOW_OF_DELTA = {
+    "counts_duplicates",
+    "keeps_unsent_values",
+    "keeps_versions",
+    "refuses_targets_of_other_feeds",
+}
 
 
 def cases(*, scans: bool = False) -> list[object]:

@@ -121,7 +121,7 @@ def _sets() -> Iterator[object]:
                 yield pytest.param(
                     kind,
                     options,
-                    marks=() if (kind, number) == ("delta", 2) else pytest.mark.extended,
+                    marks=pytest.mark.extended,
                     id=f"{kind}-{'-'.join(f'{n}={v}' for n, v in options.items()) or 'plain'}",
                 )
 

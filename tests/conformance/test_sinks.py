@@ -225,6 +225,7 @@ def test_kafka(case: Case, partitions: int, kafka: KafkaBroker, topic: str) -> N
     _run(case, KafkaHarness(kafka, f"{topic}_", partitions))
 
 
+@pytest.mark.extended
 @pytest.mark.kafka
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kafka_portable(

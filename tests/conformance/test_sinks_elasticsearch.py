@@ -605,6 +605,7 @@ def refused(act: Callable[[], object]) -> str:
     return said
 
 
+@pytest.mark.extended
 def test_what_a_user_may_not_do_is_said(guarded: SecureElasticsearch) -> None:
     context = SinkContext("f", 1, (T,))
     wrong = ElasticsearchSink(guarded.uri_of("feed").replace("feed-", "other-"))

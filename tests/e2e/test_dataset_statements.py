@@ -99,6 +99,7 @@ def test_a_feed_without_a_sink_leaves_no_connection(feeds: Feeds, tmp_path: Path
     assert feeds.execute("SHOW EXTERNAL CONNECTIONS").rows == []
 
 
+@pytest.mark.extended
 def test_each_file_of_a_glob_is_an_extract_with_its_date(feeds: Feeds, tmp_path: Path) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
     put(folder / "stock-2019-06-18.csv", "1,apple,a")

@@ -105,6 +105,7 @@ def test_a_left_join_keeps_rows_without_a_row_of_the_look_up(
     assert "lookup_refresh = '5m'" in str(shown)
 
 
+@pytest.mark.extended
 def test_an_inner_join_leaves_out_rows_without_a_row_of_the_look_up(
     feeds: Feeds, postgres: Database, customers: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_an_inner_join_leaves_out_rows_without_a_row_of_the_look_up(
     assert told(out)[2:] == [(4, "Bob"), (2, None), (1, None)]
 
 
+@pytest.mark.extended
 def test_a_refresh_sends_nothing_again_and_later_changes_see_it(
     feeds: Feeds, postgres: Database, customers: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +230,7 @@ def test_what_a_look_up_cannot_be_is_refused(feeds: Feeds, customers: Path, tmp_
     )
 
 
+@pytest.mark.extended
 def test_several_look_ups_of_the_catalog_and_of_delta(
     feeds: Feeds, postgres: Database, spark_engine: SparkEngine, tmp_path: Path
 ) -> None:

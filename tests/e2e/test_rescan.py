@@ -136,7 +136,13 @@ def test_a_message_sink_gets_every_row_again(feeds: Feeds, shop: Shop) -> None:
     assert not [m for m in shop.messages() if m.is_row and m.topic == "u" and m.at == place]
 
 
-@pytest.mark.parametrize("trouble", ["dropped", "recreated", "log damaged"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "dropped",
+        *(pytest.param(word, marks=pytest.mark.extended) for word in ("recreated", "log damaged")),
+    ],
+)
 def test_a_lost_source_goes_on_with_a_new_log(feeds: Feeds, shop: Shop, trouble: str) -> None:
     """A gap is skipped by a RESCAN alone, feed by feed."""
     shop.create(feeds)

@@ -124,7 +124,7 @@ class TestKafka:
         "options",
         [
             " WITH updated, resolved = '100ms', key_in_value",
-            " WITH envelope = 'row', delivery = 'exactly_once'",
+            slow(" WITH envelope = 'row', delivery = 'exactly_once'"),
             slow(" WITH envelope = 'enriched'"),
             slow(" WITH envelope = 'debezium'"),
         ],

@@ -155,7 +155,14 @@ def scanned(feeds: Feeds, shop: Shop, name: str = "f") -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["capture.before_append", "capture.before_acknowledge", "capture.after_acknowledge"]
+    "place",
+    [
+        "capture.before_append",
+        *(
+            pytest.param(place, marks=pytest.mark.extended)
+            for place in ("capture.before_acknowledge", "capture.after_acknowledge")
+        ),
+    ],
 )
 def test_capture_dies_again_and_again(
     feeds: Feeds, shop: Shop, monkeypatch: pytest.MonkeyPatch, place: str
@@ -250,7 +257,16 @@ def drop_slot(db: Database, make_anew: bool) -> None:
         db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
 
-@pytest.mark.parametrize("trouble", ["dropped", "dropped while stopped", "recreated"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "dropped",
+        *(
+            pytest.param(word, marks=pytest.mark.extended)
+            for word in ("dropped while stopped", "recreated")
+        ),
+    ],
+)
 def test_slot_is_lost(feeds: Feeds, shop: Shop, trouble: str) -> None:
     shop.create(feeds)
     scanned(feeds, shop)

@@ -107,6 +107,7 @@ def test_a_server_restored_while_the_node_was_away(
         it.goes_on(*range(1, 501), 1001, 1002, 1003)
 
 
+@pytest.mark.extended
 def test_a_promoted_copy_and_the_way_back(
     own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
 ) -> None:

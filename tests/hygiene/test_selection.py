@@ -53,8 +53,13 @@ def test_store(gcs): pass
 @pytest.mark.nemesis
 def test_faults(): pass
 
-@pytest.mark.parametrize("kind", ["duckdb", pytest.param("x", marks=pytest.mark.bigquery)])
+@pytest.mark.parametrize(
+    "kind", ["snowflake", "duckdb", pytest.param("x", marks=pytest.mark.bigquery)]
+)
 def test_warehouse(kind): pass
+
+@pytest.mark.parametrize("client", ["native", "portable"])
+def test_kafka(client): pass
 """
 
 
@@ -75,7 +80,8 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
         "test_versions[16]",
         "test_other_versions[17]",
         "test_lake[delta on s3a]",
-        "test_warehouse[duckdb]",
+        "test_warehouse[snowflake]",
+        "test_kafka[native]",
     }
     second = collected(pytester, "extended")
     assert second == {
@@ -86,7 +92,9 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
         "test_lake[iceberg on s3a]",
         "test_store",
         "test_faults",
+        "test_warehouse[duckdb]",
         "test_warehouse[x]",
+        "test_kafka[portable]",
     }
 
 
