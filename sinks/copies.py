@@ -148,6 +148,26 @@ class CopyComparison:
             gone = [(name,) for name, row in last.items() if row is None]
             self._file.executemany("DELETE FROM target WHERE id = ?", gone)
 
+    def replay(
+        self, messages: Iterable[tuple[str | None, object]], envelope: str, part: int = 0
+    ) -> None:
+        """Messages in their order: a key as text, and what :func:`row_of` takes.
+
+        A message without a key is a resolved timestamp, or tells of a TRUNCATE: what came before
+        it with ``part`` is gone.
+        """
+        waiting: list[tuple[str, Row | None]] = []
+        for key, value in messages:
+            if key is not None:
+                waiting.append((key, None if value is None else row_of(envelope, value)))
+            elif value is not None and _truncates(value):
+                waiting.clear()
+                self.clear(part)
+            if len(waiting) >= _MANY:
+                self.hold(waiting, part)
+                waiting.clear()
+        self.hold(waiting, part)
+
     def clear(self, part: int) -> None:
         """What came so far with ``part`` is gone (TRUNCATE)."""
         self._file.execute("DELETE FROM target WHERE part = ?", (part,))
@@ -185,6 +205,14 @@ class CopyComparison:
 
     def _key_text(self, row: Mapping[str, object]) -> str:
         return _plain_json([row.get(name) for name in self._key])
+
+
+def _truncates(found: object) -> bool:
+    if not isinstance(found, dict):
+        return False
+    # Where it stands depends on the envelope. Avro's records have all their members, some empty.
+    places = (found, found.get("payload"), found.get("__crdb__"))
+    return any(isinstance(place, dict) and place.get("truncate") is not None for place in places)
 
 
 def _batches(rows: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:

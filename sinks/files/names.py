@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from changefeed.core.clock import Timestamp
@@ -67,7 +68,7 @@ MAX_LABEL = 150
 """Characters of the topic in a file name; with the rest it stays below 255, the usual limit."""
 
 _DATA = re.compile(
-    r"(?P<stamp>\d{33})-[0-9a-f]{16}-(?P<job>\d+)-\d{10}-\d{5}-\w+-(?P<topic>.+)-(?P<schema>\d+)"
+    r"(?P<stamp>\d{33})-(?P<session>[0-9a-f]{16})-(?P<job>\d+)-\d{10}-\d{5}-\w+-(?P<topic>.+)-(?P<schema>\d+)"
     r"\.(?:ndjson|csv|avro|parquet)(?:\.\w+)?"
 )
 
@@ -85,6 +86,28 @@ def parse_name(name: str) -> DataName | None:
     """Read the last part of a path; None for anything that is no data file of ours."""
     found = _DATA.fullmatch(name)
     return found and DataName(int(found["job"]), found["topic"], int(found["schema"]))
+
+
+def file_order(files: Iterable[tuple[str, int]]) -> list[str]:
+    """Paths of data files in the order in which they were written.
+
+    Names sort by time, and within a time and a writer by what was written first. A writer that
+    died before its progress was saved has files of the times that the next one writes again, with
+    nothing in the names to say which came first: there the time that a file came decides.
+
+    Args:
+        files: path, and when the file came to its place (ns).
+    """
+    found = []
+    for path, modified in files:
+        name = path.rpartition("/")[2]
+        if said := _DATA.fullmatch(name):
+            found.append(((said["stamp"], said["session"]), modified, name, path))
+    began: dict[tuple[str, str], int] = {}
+    for writer, modified, _, _ in found:
+        began[writer] = min(modified, began.get(writer, modified))
+    found.sort(key=lambda f: (f[0][0], began[f[0]], f[0][1], f[2]))
+    return [path for *_, path in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,22 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
+from changefeed.core.schema import TableSchema
 from changefeed.options import Feature
 from sinks.base import (
     Batch,
     Capabilities,
     CommitPace,
     Delivery,
+    Difference,
     Epoch,
     Receipt,
     Sink,
     SinkContext,
     Target,
 )
+from sinks.copies import CopyComparison
+from sinks.files import last_rows
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
 from sinks.files.options import PARAMETERS, FilesSettings, parse
@@ -61,6 +65,7 @@ class FilesSink(Sink):
         key_in_value=True,
         compressions=COMPRESSIONS,
         shared_topics=True,
+        compares=True,
         features=frozenset({Feature.TRANSACTIONS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
@@ -250,6 +255,27 @@ class FilesSink(Sink):
                     (folder / temporary).unlink()
         else:
             self._place.remove([name for r in receipts for _, name in _named(r)])
+
+    # -------------------------------------------------------------- compares
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """See :meth:`sinks.base.Sink.compare`."""
+        envelope = str(context.options.get("envelope") or "wrapped")
+        shown = self.settings.place.shown
+        place = last_rows.require_comparable(
+            self._place, shown, envelope, self.settings.files.marks
+        )
+        with CopyComparison(context.scratch, schema) as copy, self._explained():
+            last_rows.expect(copy, rows, envelope)
+            last_rows.hold(copy, place, context.job_id, target.topic, envelope)
+            return copy.differences(limit)
 
     # ----------------------------------------------------------------- marks
 

@@ -113,28 +113,12 @@ def hold(
     partition: int,
     reader: Reader,
 ) -> None:
-    """Take the messages of a partition, in its order. One without a key is a resolved timestamp,
-    or tells of a TRUNCATE: what came before it is gone."""
-    waiting: list[tuple[str, Row | None]] = []
-    for key, value in messages:
-        if key is not None:
-            row = None if value is None else row_of(envelope, reader.value(value))
-            waiting.append((reader.key(key), row))
-        elif value is not None and _truncates(reader.value(value)):
-            waiting.clear()
-            copy.clear(partition)
-        if len(waiting) >= _MANY:
-            copy.hold(waiting, partition)
-            waiting.clear()
-    copy.hold(waiting, partition)
-
-
-_MANY = 10_000
-
-
-def _truncates(found: object) -> bool:
-    if not isinstance(found, dict):
-        return False
-    # Where it stands depends on the envelope. Avro's records have all their members, some empty.
-    places = (found, found.get("payload"), found.get("__crdb__"))
-    return any(isinstance(place, dict) and place.get("truncate") is not None for place in places)
+    """Take the messages of a partition, in its order."""
+    read = (
+        (
+            None if key is None else reader.key(key),
+            None if value is None else reader.value(value),
+        )
+        for key, value in messages
+    )
+    copy.replay(read, envelope, partition)

@@ -27,7 +27,9 @@ from pyarrow import fs
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import Action, ChangefeedError
 from sinks.base import Sink
+from sinks.files.last_rows import data_files
 from sinks.files.places import objects
+from sinks.files.places.base import CanRead
 from sinks.files.sink import FilesSink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
@@ -145,6 +147,29 @@ def test_nothing_is_there_before_commit_nor_after_a_crash(store: ObjectStore, bu
     assert store.objects(bucket) == []
     sink.close()
     assert store.objects(bucket) == []
+
+
+@STORES
+@pytest.mark.parametrize("query", ["", "&partition_format=minute", "&partition_format=flat"])
+def test_files_are_found_and_read_again(store: ObjectStore, bucket: str, query: str) -> None:
+    sink, feed = opened(store.uri(f"{bucket}/found/deep", more=f"&file_size=100{query}"))
+    wrote = []
+    for number in range(3):
+        feed.deliver(sink, [put(number, "x" * 60, 1), put(number, "y", 2), put(1, "z", 2, "u")])
+        wrote += [("x" * 60, 1), ("y", 2)]
+    feed.resolve(sink)
+    assert isinstance(sink, FilesSink)
+    place = sink._place
+    assert isinstance(place, CanRead)
+    paths = data_files(place.every(), sink._job, "t")
+    assert paths == sorted(paths) and len(paths) > 3
+    lines = []
+    for path in paths:
+        with place.open(path) as stream:
+            lines += stream.read().splitlines()
+    assert len(lines) == len(wrote)
+    assert data_files(place.every(), sink._job + 1, "t") == []
+    sink.close()
 
 
 @STORES

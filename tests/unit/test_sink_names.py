@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.clock import Timestamp
-from sinks.files.names import PARTITION_FORMATS, Namer, parse_name
+from sinks.files.names import PARTITION_FORMATS, Namer, file_order, parse_name
 from sinks.naming import MAX_TOPIC, kafka_topic_name
 
 
@@ -106,3 +106,18 @@ def test_a_topic_is_escaped_once_in_a_file_name() -> None:
 def test_long_topics_leave_room_for_the_rest() -> None:
     namer = Namer(PARTITION_FORMATS["flat"], "ndjson.zst", "56087568dba1e6b8")
     assert len(data_name(namer, Timestamp(1), topic="x" * 249)) <= 255
+
+
+def test_files_are_in_the_order_in_which_they_were_written() -> None:
+    """A writer died before its progress was saved; the next one writes the same time again."""
+    first = Namer(PARTITION_FORMATS["daily"], "ndjson", "f" * 16)
+    second = Namer(PARTITION_FORMATS["daily"], "ndjson", "0" * 16)
+    early, late = Timestamp(10**18), Timestamp(10**18 + 5)
+    written = [
+        (data_name(first, early, number=0), 100),
+        (data_name(first, early, number=1), 130),
+        (data_name(second, early, number=0), 110),  # the first file of an earlier round
+        (data_name(second, late, number=1), 105),
+    ]
+    assert file_order(reversed(written)) == [path for path, _ in written]
+    assert file_order([("2020-01-01/notes.txt", 1), *written[:1]]) == [written[0][0]]

@@ -43,6 +43,28 @@ class CanLook(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A file somewhere below the root: its whole path there, when it came (ns), and its bytes."""
+
+    path: str
+    modified: int
+    bytes: int
+
+
+@runtime_checkable
+class CanRead(Protocol):
+    """Optional: a place whose files can be found and read again."""
+
+    def every(self) -> list[PublishedFile]:
+        """All files below the root but hidden ones, in no order."""
+        ...
+
+    def open(self, path: str) -> pa.NativeFile:
+        """The bytes of a file, from its beginning on."""
+        ...
+
+
 class FilePlace(Protocol):
     """Where the files of a sink are. Methods raise OSError or ChangefeedError.
 

@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
-from sinks.files.places.base import ListedFile, Move
+from sinks.files.places.base import ListedFile, Move, PublishedFile
 from sinks.files.staged import sync
 
 TEMPORARY = ".tmp"
@@ -97,6 +99,20 @@ class LocalPlace:
             return list(os.scandir(self._root / folder))
         except FileNotFoundError:
             return []
+
+    def every(self) -> list[PublishedFile]:
+        found = []
+        for folder, folders, names in os.walk(self._root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                path = Path(folder, name)
+                about = path.stat()
+                known = path.relative_to(self._root).as_posix()
+                found.append(PublishedFile(known, about.st_mtime_ns, about.st_size))
+        return found
+
+    def open(self, path: str) -> pa.NativeFile:
+        return pa.OSFile(str(self._root / path), "rb")
 
     def url(self, name: str) -> str:
         return (self._root / name).absolute().as_uri()

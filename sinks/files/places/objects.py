@@ -26,7 +26,7 @@ from pyarrow import fs
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
 from sinks.files.places import remote
-from sinks.files.places.base import ListedFile, Move
+from sinks.files.places.base import ListedFile, Move, PublishedFile
 from sinks.files.places.spec import PlaceSpec
 
 PROBE = ".probe"
@@ -225,6 +225,21 @@ class ObjectPlace:
             fs.FileSelector(path, allow_not_found=True)
         )
         return found
+
+    def every(self) -> list[PublishedFile]:
+        infos = self._system.get_file_info(
+            fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        )
+        return [
+            PublishedFile(path, info.mtime_ns or 0, int(info.size))
+            for info in infos
+            if info.type == fs.FileType.File
+            # HDFS says the address, too.
+            and not (path := info.path.partition(f"{self._root}/")[2]).startswith(".")
+        ]
+
+    def open(self, path: str) -> pa.NativeFile:
+        return self._system.open_input_stream(f"{self._root}/{path}", compression=None)
 
     def url(self, name: str) -> str:
         return f"{self._address}/{name}"
