@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol, cast
 
@@ -37,6 +37,7 @@ class Entry:
         packages: import names the sink needs when it opens.
         extra: the extra of our distribution that brings them; empty when all installs have them.
         hidden: not offered to users (sinkless feeds).
+        lists: what is behind the scheme can be listed, so what was written can be read again.
     """
 
     location: str
@@ -45,6 +46,7 @@ class Entry:
     packages: tuple[str, ...] = ()
     extra: str = ""
     hidden: bool = False
+    lists: bool = True
 
 
 _FILES = "sinks.files.sink:FilesSink"
@@ -116,6 +118,7 @@ BUILT_IN: dict[str, Entry] = {
         "https://user:password@example.com/feeds",
         ("httpx",),
         "webhook",
+        lists=False,
     ),
     "http": Entry(
         _FILES,
@@ -123,9 +126,14 @@ BUILT_IN: dict[str, Entry] = {
         "http://localhost:8080/feeds",
         ("httpx",),
         "webhook",
+        lists=False,
     ),
-    "file-https": Entry(_FILES, "the same as https", "", ("httpx",), "webhook", hidden=True),
-    "file-http": Entry(_FILES, "the same as http", "", ("httpx",), "webhook", hidden=True),
+    "file-https": Entry(
+        _FILES, "the same as https", "", ("httpx",), "webhook", hidden=True, lists=False
+    ),
+    "file-http": Entry(
+        _FILES, "the same as http", "", ("httpx",), "webhook", hidden=True, lists=False
+    ),
     "webhook-https": Entry(
         _WEBHOOK,
         "batches of messages to an HTTPS endpoint",
@@ -282,7 +290,8 @@ def scheme_of(uri: str) -> str:
 
 def capabilities(scheme: str) -> Capabilities:
     """What the sink of a scheme can do; imports its module, not the client it uses."""
-    return _load(scheme).capabilities
+    able = _load(scheme).capabilities
+    return able if entry(scheme).lists else replace(able, compares=False)
 
 
 def appends(scheme: str) -> bool:
