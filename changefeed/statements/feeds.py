@@ -462,7 +462,7 @@ def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
         jobs = [job for job in jobs if job.status in (Status.PAUSED, Status.FAILED)]
     for job in jobs:
         if not _can_resume(job, context):
-            raise _not_paused(job, statement.feeds)
+            raise _not_paused(job, statement.feeds, context)
     for job in jobs:
         _resume_one(job, context)
     context.host.wake()
@@ -518,10 +518,11 @@ def _after(job: Job) -> str:
     return ""
 
 
-def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
+def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...], context: Context) -> ChangefeedError:
     return ChangefeedError(
         "CF1301",
-        f'changefeed "{job.name}" is not paused: it is {job.status}',
+        # As SHOW CHANGEFEEDS calls it: a feed that no node runs is stopped.
+        f'changefeed "{job.name}" is not paused: it is {context.health(job).status}',
         hint=f"SHOW CHANGEFEED {job.name} says more.",
         span=to_span(_span_of(job, refs)),
     )
