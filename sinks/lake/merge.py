@@ -98,7 +98,8 @@ def source(schema: TableSchema, view: str, *, also: Sequence[str] = ()) -> str:
 
 def folded_source(schema: TableSchema, view: str) -> str:
     """The same where values are missing: the last row of each key, and of each column the last
-    value that is known, with ``k<i>`` saying whether there is one."""
+    value that is known, with ``k<i>`` saying whether there is one. A delete ends what was known of
+    its key: a row that comes after it, by a changed key, has nothing to do with the one before."""
     keys = [f"c{i}" for i in schema.key]
     place = f"struct({VERSION}, {ORDER})"
     picked = [f"max_by({OPERATION}, {place}) AS {OPERATION}", f"max({VERSION}) AS {VERSION}"]
@@ -106,8 +107,8 @@ def folded_source(schema: TableSchema, view: str) -> str:
         if f"c{i}" in keys:
             continue
         known = (
-            f"{OPERATION} <> 'd' AND NOT coalesce(array_contains("
-            f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false)"
+            f"({OPERATION} = 'd' OR NOT coalesce(array_contains("
+            f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false))"
         )
         picked.append(f"max_by(c{i}, {place}) FILTER (WHERE {known}) AS c{i}")
         picked.append(f"bool_or({known}) AS k{i}")
@@ -201,7 +202,7 @@ def merge(
     """
     sequence = f"t.{quote(policy.sequence)}"
     newer = f"(s.{VERSION} >= {sequence} OR {sequence} IS NULL)"
-    values = {c.name: _value(schema, i, c, folded) for i, c in enumerate(schema.columns)}
+    values = {c.name: _value(schema, i, policy, folded) for i, c in enumerate(schema.columns)}
     own = {policy.sequence: f"s.{VERSION}"}
     if policy.soft:
         own[policy.deleted] = "false"
@@ -219,10 +220,13 @@ def merge(
     )
 
 
-def _value(schema: TableSchema, number: int, column: Column, folded: bool) -> str:
+def _value(schema: TableSchema, number: int, policy: TablePolicy, folded: bool) -> str:
     if not folded or number in schema.key:
         return f"s.c{number}"
-    return f"if(s.k{number}, s.c{number}, t.{quote(column.name)})"
+    there = f"t.{quote(schema.columns[number].name)}"
+    if policy.soft:  # of a row that is deleted nothing stays: another has its key now
+        there = f"if(coalesce(t.{quote(policy.deleted)}, false), NULL, {there})"
+    return f"if(s.k{number}, s.c{number}, {there})"
 
 
 def _matching(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> str:

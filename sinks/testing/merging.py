@@ -495,6 +495,39 @@ def keeps_unsent_values(harness: MergeHarness) -> None:
     sink.close()
 
 
+def forgets_values_of_reused_keys(harness: MergeHarness) -> None:
+    """A row that got the key of a deleted one, with a value that the source did not send, does not
+    get that one's: in the round of the delete, in its transaction, and in a later round."""
+    schema = table_of("t", key=("a",), a="int32", b="text", c="text")
+    for name, options in (("hard", {}), ("soft", {"deletes": "soft"})):
+        source = Source(replace(schema, table=replace(schema.table, name=name)))
+        feed = feed_of(harness, source, options)
+        sink = feed.open(harness.sink(options))
+        source.commit(*(insert(name, a=a, b="x", c=f"of {a}") for a in range(1, 9)))
+        feed.deliver(sink)
+        source.commit(delete(name, a=5))
+        feed.deliver(sink)
+        source.commit(update(name, {"a": 1}, ["c"], a=5))  # its row went in the round before
+        source.commit(update(name, {"a": 6}, c="last words"))
+        source.commit(delete(name, a=6))
+        source.commit(update(name, {"a": 2}, ["c"], a=6))  # in the same round
+        source.commit(update(name, {"a": 6}, ["c"], b="y"))
+        source.commit(delete(name, a=7), update(name, {"a": 3}, ["c"], a=7))  # in one transaction
+        source.commit(insert(name, a=9, b="x", c="own"), update(name, {"a": 9}, ["c"], b="z"))
+        feed.deliver(sink)
+        rows = [r for r in harness.rows(harness.topic(name)) if not r.get("_deleted")]
+        sink.close()
+        found = {row["a"]: (row["b"], row["c"]) for row in rows}
+        assert found == {
+            4: ("x", "of 4"),
+            5: ("x", None),
+            6: ("y", None),
+            7: ("x", None),
+            8: ("x", "of 8"),
+            9: ("z", "own"),
+        }
+
+
 # ------------------------------------------------------------------------------- shape
 
 
@@ -891,6 +924,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         scans_over_leftovers,
         counts_duplicates,
         keeps_unsent_values,
+        forgets_values_of_reused_keys,
         evolves,
         keeps_dropped_columns,
         refuses_other_shapes,

@@ -285,7 +285,8 @@ class Merge:
     * left alone where ``guard`` says that the target's is newer,
     * deleted by a DELETE, or with ``gone`` gets these values instead,
     * else updated or inserted. A column in ``keep`` is updated only where the row's column
-      ``keep[column]`` is 0: the source did not send it.
+      ``keep[column]`` is 0: the source did not send it. Of a row that was deleted softly nothing
+      is kept (``deleted``): another row has its key now.
 
     Attributes:
         table: the target, finished.
@@ -296,6 +297,7 @@ class Merge:
         gone: column -> expression over ``d`` of a soft delete; None deletes.
         back: column -> expression that an update or insert sets beside its values.
         keep: column -> name of the source column that is 1 where the value is unknown.
+        deleted: the target's column that marks a row as deleted; empty where none is marked.
         name: for temporary tables.
     """
 
@@ -307,12 +309,24 @@ class Merge:
     gone: Mapping[str, str] | None
     back: Mapping[str, str]
     keep: Mapping[str, str]
+    deleted: str
     name: str
 
     @property
     def changed(self) -> tuple[str, ...]:
         """The columns an update sets."""
         return tuple(c for c in self.values if c not in self.key)
+
+    def kept(self, d: Dialect, column: str) -> str:
+        """SQL over ``d`` and ``t``: what a column of the row is."""
+        name = d.quote(column)
+        if column not in self.keep:
+            return f"d.{name}"
+        there = f"t.{name}"
+        if self.deleted:
+            gone = f"coalesce(t.{d.quote(self.deleted)}, {d.false})"
+            there = f"CASE WHEN {gone} THEN NULL ELSE {there} END"
+        return f"CASE WHEN d.{d.quote(self.keep[column])} = 1 THEN {there} ELSE d.{name} END"
 
 
 def merge_statement(d: Dialect, m: Merge) -> str:
@@ -321,7 +335,7 @@ def merge_statement(d: Dialect, m: Merge) -> str:
     newer = f" AND coalesce(t.{q(m.guard)}, 0) <= d.{q('_sequence_num')}" if m.guard else ""
     is_delete = f"d.{q('_operation')} = 'DELETE'"
     is_row = f"d.{q('_operation')} <> 'DELETE'"
-    update = [f"{q(c)} = {_kept(d, m, c)}" for c in m.changed]
+    update = [f"{q(c)} = {m.kept(d, c)}" for c in m.changed]
     update += [f"{q(c)} = {value}" for c, value in m.back.items()]
     names = [*m.key, *m.changed, *m.back]
     inserted = [f"d.{q(c)}" for c in (*m.key, *m.changed)] + list(m.back.values())
@@ -340,13 +354,6 @@ def merge_statement(d: Dialect, m: Merge) -> str:
         f"VALUES ({', '.join(inserted)})"
     )
     return " ".join(clauses)
-
-
-def _kept(d: Dialect, m: Merge, column: str) -> str:
-    name = d.quote(column)
-    if column not in m.keep:
-        return f"d.{name}"
-    return f"CASE WHEN d.{d.quote(m.keep[column])} = 1 THEN t.{name} ELSE d.{name} END"
 
 
 class Warehouse(ABC):

@@ -33,6 +33,7 @@ def merge(table: Table, staged: StagedRows) -> list[str]:
         gone=gone if policy.soft else None,
         back={DELETED: d.false} if policy.soft else {},
         keep={shape.names[i]: f"{_KEEP}{i}" for i in _missing(staged)},
+        deleted=DELETED if policy.soft else "",
         name=f"_diff_{staged.batch}",
     )
     statements = d.merge(main)
@@ -45,6 +46,7 @@ def merge(table: Table, staged: StagedRows) -> list[str]:
             back={},
             keep={},
             gone={SEQUENCE: number} if policy.soft else None,
+            deleted="",
             name=f"_side_{staged.batch}",
         )
         statements += d.merge(numbers)
@@ -119,11 +121,12 @@ def unsent(d: Dialect, staged: StagedRows) -> dict[int, str]:
 
 def _latest_known(d: Dialect, staged: StagedRows, place: int) -> list[str]:
     """The last value of a column that the source did send in this batch, and whether there is
-    none, so that the target's value stays."""
+    none, so that the target's value stays. A delete ends what was known of its key: a row that
+    comes after it, by a changed key, has nothing to do with the one before."""
     q, shape = d.quote, staged.shape
     name = q(shape.names[place])
     unknown = (
-        f"CASE WHEN {q(OPERATION)} = 'DELETE' OR coalesce({q(MISSING)}, '') LIKE '%,{place},%' "
+        f"CASE WHEN {q(OPERATION)} <> 'DELETE' AND coalesce({q(MISSING)}, '') LIKE '%,{place},%' "
         "THEN 1 ELSE 0 END"
     )
     key = ", ".join(map(q, shape.key))

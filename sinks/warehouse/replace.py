@@ -42,10 +42,7 @@ def _filled(d: Dialect, m: Merge) -> str:
         return m.query
     q = d.quote
     columns = [f"d.{q(c)}" for c in (*m.key, *m.changed) if c not in m.keep]
-    columns += [
-        f"CASE WHEN d.{q(unknown)} = 1 THEN t.{q(c)} ELSE d.{q(c)} END AS {q(c)}"
-        for c, unknown in m.keep.items()
-    ]
+    columns += [f"{m.kept(d, c)} AS {q(c)}" for c in m.keep]
     extra = [OPERATION] + ([] if SEQUENCE in m.values else [SEQUENCE])
     columns += [f"d.{q(c)}" for c in extra]
     return (

@@ -40,7 +40,9 @@ def upsert(table: Table, staged: StagedRows) -> str:
             values.append(f"d.{q(column.name)}")
             continue
         value, there = d.rule(column).of(f"d.{q(column.name)}"), f"t.{q(column.name)}"
-        value = f"if(d.{q(_keep(i))}, {there}, {value})" if i in unsent else value
+        if i in unsent:  # of a row that is deleted nothing stays: another has its key now
+            live = f"if(t.{q(DELETED)}, NULL, {there})" if soft else there
+            value = f"if(d.{q(_keep(i))}, {live}, {value})"
         values.append(f"if({gone}, {there}, {value})" if soft else value)
     names = [*shape.names, SEQUENCE, IS_DELETED]
     values += [f"d.{q(SEQUENCE)}", "0" if soft else gone]
@@ -53,7 +55,7 @@ def upsert(table: Table, staged: StagedRows) -> str:
     )
     if not soft and not unsent:
         return sql
-    wanted = shape.names if soft else [*shape.key, *(shape.names[i] for i in unsent)]
+    wanted = [*shape.names, DELETED] if soft else [*shape.key, *(shape.names[i] for i in unsent)]
     sql += f" LEFT JOIN ({_present(table, staged, wanted)}) AS t ON {d.same(shape.key, 'd', 't')}"
     return f"{sql} WHERE NOT ({gone} AND t.{q(SEQUENCE)} = 0)" if soft else sql
 
@@ -71,7 +73,8 @@ def _latest(table: Table, staged: StagedRows, unsent: Sequence[int]) -> str:
         # In a tuple, because argMax skips what is NULL.
         value = f"argMax(tuple(s.{q(name)}), {when})"
         if i in unsent:
-            sent = f"s.{q(OPERATION)} <> 'DELETE' AND ifNull(s.{q(MISSING)}, '') NOT LIKE '%,{i},%'"
+            # A delete ends what was known of its key.
+            sent = f"(s.{q(OPERATION)} = 'DELETE' OR ifNull(s.{q(MISSING)}, '') NOT LIKE '%,{i},%')"
             value = f"argMaxIf(tuple(s.{q(name)}), {when}, {sent})"
             listed.append(f"countIf({sent}) = 0 AS {q(_keep(i))}")
         listed.append(f"tupleElement({value}, 1) AS {q(name)}")

@@ -12,6 +12,7 @@ the end, or the last ones go. A scan writes its copies from 0 on, and what it di
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -294,6 +295,7 @@ def _merge(transaction: Transaction, batch: TransactionRows) -> None:
             chains[key].append(i)
     asked = list(chains)
     stored = _stored(transaction, batch, asked)
+    fresh = _begun(transaction, batch, chains, gone, unsent)
     there = set(stored) if not table.has_side(shape.schema) else None
     if policy.soft and there is None:
         there = {wire.canonical(k) for k in transaction.read(table.topic, shape.key, asked)}
@@ -319,7 +321,7 @@ def _merge(transaction: Transaction, batch: TransactionRows) -> None:
             if gone[i]:
                 deleted.append(i)
             else:
-                written.setdefault(unsent[i], []).append(i)
+                written.setdefault(None if i in fresh else unsent[i], []).append(i)
         for missing, found in written.items():
             _upsert(transaction, batch, names, missing, [made[i] for i in found])
         if policy.soft and there is not None:
@@ -336,6 +338,32 @@ def _merge(transaction: Transaction, batch: TransactionRows) -> None:
             side = [(*keys[i], str(numbers[i])) for i in kept]
             transaction.upsert(side_of(table.topic), (*shape.key, SEQUENCE), side)
         wave = following
+
+
+def _begun(
+    transaction: Transaction,
+    batch: TransactionRows,
+    chains: Mapping[Key, list[int]],
+    gone: Sequence[bool],
+    unsent: Sequence[str | None],
+) -> set[int]:
+    """The rows with unsent values, by a changed key, whose key was deleted right before: nothing
+    of the row that is marked as deleted is theirs."""
+    if not batch.table.policy.soft:
+        return set()
+    found = {
+        i
+        for chain in chains.values()
+        for before, i in itertools.pairwise(chain)
+        if gone[before] and unsent[i] is not None
+    }
+    first = {key: chain[0] for key, chain in chains.items() if unsent[chain[0]] is not None}
+    if first:
+        shape = batch.wire.shape
+        rows = transaction.read(batch.table.topic, (*shape.key, DELETED), list(first))
+        deleted = {batch.wire.canonical(row[:-1]) for row in rows if row[-1]}
+        found |= {i for key, i in first.items() if key in deleted}
+    return found
 
 
 def _stored(
