@@ -359,3 +359,18 @@ def test_closing_ends_a_command_that_waits(postgres: Database) -> None:
         connection.close()
         thread.join(10)
         assert not thread.is_alive() and errors == ["CF2101"]
+
+
+def test_what_a_stream_asks_of_a_connection_that_was_closed(postgres: Database) -> None:
+    """A stream that is closed while it begins ends with our error, which it expects then."""
+    with ReplicationConnection(postgres.uri) as connection:
+        version = connection.server_version
+        connection.close()
+        assert connection.server_version == version >= 140_000
+        for ask in (
+            lambda: connection.query("select 1"),
+            lambda: connection.start_replication("s", 0, {}),
+        ):
+            with pytest.raises(ChangefeedError) as caught:
+                ask()
+            assert caught.value.code.number == "CF2101"

@@ -148,6 +148,7 @@ class ReplicationConnection:
 
     Attributes:
         plain: nothing encrypts the connection.
+        server_version: as libpq counts: 160015 for 16.15.
 
     Closing from another thread ends whatever waits here with CF2101.
 
@@ -161,6 +162,8 @@ class ReplicationConnection:
             with source_errors("open a replication connection"):
                 apply_settings(self._session, **_WAITING)
                 self.plain = is_plain(self._session)
+                # Read now: psycopg answers nothing about a session that was closed meanwhile.
+                self.server_version = self._session.pgconn.server_version
             sock = socket.socket(fileno=os.dup(self._session.pgconn.socket))
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
@@ -175,11 +178,6 @@ class ReplicationConnection:
         self._command = threading.Lock()
 
     # -------------------------------------------------------------------------- facts
-
-    @property
-    def server_version(self) -> int:
-        """As libpq counts: 160015 for 16.15."""
-        return self._session.pgconn.server_version
 
     @property
     def may_nap(self) -> bool:
