@@ -127,8 +127,8 @@ def carried_source(
     """The staged rows of a table that keeps its past, where values are missing: one that the source
     did not send is that of the version before, of the round, else of the target.
 
-    A key that has changed is an insert: what was there before has another key, and the value is
-    not known.
+    A key that has changed is an insert that begins what its transaction did to the key: what was
+    there before has another key, and the value is not known.
     """
     keys = [f"c{i}" for i in schema.key]
     window = (
@@ -141,7 +141,7 @@ def carried_source(
             values.append(f"s.c{i}")
             continue
         lacks = (
-            f"{OPERATION} = 'u' AND coalesce(array_contains("
+            f"({OPERATION} = 'u' OR {OPERATION} <> 'd' AND _nth > 1) AND coalesce(array_contains("
             f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false)"
         )
         # In a struct, because a value that is known may be NULL.
@@ -150,10 +150,12 @@ def carried_source(
     rows = source(schema, view, also=(SEQ, ORDER, MISSING))
     asked = f"SELECT {', '.join(keys)} FROM ({rows}) WHERE {MISSING} IS NOT NULL"
     same = " AND ".join(f"s.{key} = t.{key}" for key in keys)
+    nth = f"row_number() OVER (PARTITION BY {', '.join(keys)}, {VERSION} ORDER BY {SEQ}) AS _nth"
+    numbered = f"SELECT *, {nth} FROM ({rows})"
+    before = _before(target, schema, policy, asked, bounds or {})
     return (
         f"SELECT s.{OPERATION}, s.{VERSION}, s.{SEQ}, s.{ORDER}, {', '.join(values)} "
-        f"FROM ({rows}) AS s LEFT JOIN ({_before(target, schema, policy, asked, bounds or {})}) "
-        f"AS t ON {same}"
+        f"FROM ({numbered}) AS s LEFT JOIN ({before}) AS t ON {same}"
     )
 
 

@@ -745,6 +745,7 @@ def carries_unsent_values(harness: MergeHarness) -> None:
         source.commit(update(name, {"a": 2}, ["c", "d"], b="z"), delete(name, a=3))
         source.commit(insert(name, a=3, b="back", c="second", d=None))
         source.commit(update(name, {"a": 3}, ["c", "d"], b="y"), update(name, {"a": 1}, ["c"], d=8))
+        # The log calls the second one an insert, too: that is what the transaction did.
         source.commit(insert(name, a=4, b="x", c="own"), update(name, {"a": 4}, ["c"], b="y"))
         feed.deliver(sink)
         source.commit(update(name, {"a": 3}, ["d"], c="third"), update(name, {"a": 4}, ["c"], d=4))

@@ -17,6 +17,7 @@ of the source are the truth to compare with.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,7 @@ Row = dict[str, object]
 """A row of a table: column name -> value in log form."""
 
 _PHYSICAL = {"bool": "bool", "int16": "int16", "int32": "int32", "int64": "int64"}
+_BEFORE = re.compile(r"b\d+")
 _RAW = ("decimal", "float", "json", "array")
 _SQL = {"int16": "smallint", "int32": "integer", "int64": "bigint", "bool": "boolean"}
 
@@ -228,15 +230,23 @@ class Source:
         self.log.append(Entry(self.now(), schema, row=row))
 
     def _supersede(self, began: int) -> None:
-        """Of several changes of a key in a transaction the final one is ``last``."""
-        seen: set[tuple[object, ...]] = set()
-        for entry in reversed(self.log[began:]):
+        """Of several changes of a key in a transaction the final one is ``last`` and says what the
+        transaction did, as :mod:`changefeed.sources.decoded.superseded` has it."""
+        writes: dict[tuple[object, ...], list[Row]] = {}
+        for entry in self.log[began:]:
             if entry.row is None or entry.schema.keyless:
                 continue
             side = "b" if entry.row["op"] == "d" else "a"
             key = (entry.schema.table, *(entry.row[f"{side}{i}"] for i in entry.schema.key))
-            entry.row["last"] = key not in seen
-            seen.add(key)
+            writes.setdefault(key, []).append(entry.row)
+        for rows in writes.values():
+            existed, final = rows[0]["op"] != "c", rows[-1]
+            images = {name: cell for name, cell in rows[0].items() if _BEFORE.fullmatch(name)}
+            for row in rows:
+                row["last"] = row is final and (existed or row["op"] != "d")
+            if final["last"]:
+                final.update(images)
+                final["op"] = "d" if final["op"] == "d" else "u" if existed else "c"
 
 
 def _key(schema: TableSchema, row: Row) -> list[object]:

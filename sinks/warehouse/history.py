@@ -19,7 +19,7 @@ from sinks.merged.history import (
 )
 from sinks.merged.policy import DELETED
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.merge import typed, unapplied, unsent
+from sinks.warehouse.merge import numbered, typed, unapplied, unsent
 from sinks.warehouse.staging import MISSING, SEQUENCE, before_name
 from sinks.warehouse.tables import StagedRows, Table
 
@@ -77,7 +77,8 @@ def carried(table: Table, staged: StagedRows) -> str:
         first = f"first_value({name}) OVER (PARTITION BY {key}, {group} {order} {frame})"
         values.append(f"{first} AS {name}, {group}")
         listed.append(f"CASE WHEN g.{group} = 0 THEN t.{name} ELSE g.{name} END AS {name}")
-    grouped = f"SELECT {rest}, {', '.join(groups)} FROM ({typed(table, staged)}) AS c"
+    rows = numbered(table, staged, typed(table, staged))
+    grouped = f"SELECT {rest}, {', '.join(groups)} FROM ({rows}) AS c"
     return (
         f"SELECT {', '.join(listed)} FROM "
         f"(SELECT {rest}, {', '.join(values)} FROM ({grouped}) AS f) AS g "

@@ -16,6 +16,7 @@ from sinks.warehouse.staging import MISSING, SEQUENCE
 from sinks.warehouse.tables import StagedRows, Table
 
 _KEEP = "_keep_"
+_NTH = "_keep_nth"
 
 
 def merge(table: Table, staged: StagedRows) -> list[str]:
@@ -110,13 +111,21 @@ def _missing(staged: StagedRows) -> list[int]:
 
 
 def unsent(d: Dialect, staged: StagedRows) -> dict[int, str]:
-    """Places of the columns that an update lacks, and SQL: this row is such an update. An insert
-    lacks values where it is a changed key; what was there before has another key."""
+    """Places of the columns that a row of :func:`numbered` may lack, and SQL: its value is that of
+    the row before. An insert that begins what a transaction did to its key lacks values where it
+    is a changed key; what was there before has another key."""
     q = d.quote
-    return {
-        i: f"{q(OPERATION)} = 'UPDATE' AND coalesce({q(MISSING)}, '') LIKE '%,{i},%'"
-        for i in _missing(staged)
-    }
+    goes_on = f"({q(OPERATION)} = 'UPDATE' OR ({q(OPERATION)} = 'INSERT' AND {q(_NTH)} > 1))"
+    return {i: f"{goes_on} AND coalesce({q(MISSING)}, '') LIKE '%,{i},%'" for i in _missing(staged)}
+
+
+def numbered(table: Table, staged: StagedRows, rows: str) -> str:
+    """SELECT of ``rows`` (as of :func:`typed`), those of a key and transaction counted from 1. The
+    last one of them has the operation of the whole transaction."""
+    q = table.d.quote
+    key = ", ".join(map(q, staged.shape.key))
+    nth = f"row_number() OVER (PARTITION BY {key}, {q(SEQUENCE)} ORDER BY {q(ORDER)})"
+    return f"SELECT n.*, {nth} AS {q(_NTH)} FROM ({rows}) AS n"
 
 
 def _latest_known(d: Dialect, staged: StagedRows, place: int) -> list[str]:

@@ -298,3 +298,36 @@ def test_without_deletes_an_appended_table_keeps_its_whole_scans(bench: Bench) -
         "group by _sequence_num order by _sequence_num"
     )
     assert scans == [(10,), (11,)]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("postgres", [16], indirect=True)
+@pytest.mark.parametrize("history", ["append", "scd2"])
+def test_a_history_keeps_a_value_that_its_own_transaction_inserted(
+    postgres: Database, spark_engine: SparkEngine, tmp_path: Path, history: str
+) -> None:
+    """The second change of the transaction does not send it, and a later transaction has changed
+    the row before it could be read."""
+    postgres.execute("CREATE TABLE t (id int PRIMARY KEY, b text, c text)")
+    postgres.execute("ALTER TABLE t ALTER c SET STORAGE EXTERNAL")
+    target = tmp_path / "out.duckdb"
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        feeds.execute(
+            f"CREATE CHANGEFEED f FOR shop.public.t INTO 'duckdb:///{target}' "
+            f"WITH history = '{history}'"
+        )
+        feeds.sync("f")
+        feeds.close()
+        postgres.execute(
+            "BEGIN; INSERT INTO t VALUES (1, 'x', repeat('A', 4000));"
+            "UPDATE t SET b = 'y' WHERE id = 1; COMMIT"
+        )
+        postgres.execute("UPDATE t SET b = 'z' WHERE id = 1")
+        postgres.execute("UPDATE t SET c = 'new' WHERE id = 1")
+        feeds.open()
+        feeds.sync("f")
+    with opened(target) as there:
+        rows = there.execute("SELECT b, left(c, 3) FROM t ORDER BY _sequence_num").fetchall()
+    within = [("x", "AAA")] if history == "append" else []
+    assert rows == [*within, ("y", "AAA"), ("z", "AAA"), ("z", "new")]

@@ -13,7 +13,7 @@ from sinks.merged.history import COMMITTED_AT, OPERATION, ORDER, READ
 from sinks.merged.policy import DELETED
 from sinks.warehouse.applied import LAST
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.merge import unapplied, unsent
+from sinks.warehouse.merge import numbered, unapplied, unsent
 from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE, TargetShape, staged_name
 from sinks.warehouse.tables import StagedRows, Table
 
@@ -275,7 +275,7 @@ def _carried(table: Table, staged: StagedRows) -> str:
         f"SELECT {', '.join(typed)}, {staged_own}, {_digest(d, shape.key)} AS {q(ROW)} "
         f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
     )
-    grouped = f"SELECT {others}, {own}, {', '.join(groups)} FROM ({rows})"
+    grouped = f"SELECT {others}, {own}, {', '.join(groups)} FROM ({numbered(table, staged, rows)})"
     listed = ", ".join(
         f"g.{q(n)} AS {q(n)}"
         for n in (
