@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
+
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Difference
@@ -134,6 +136,18 @@ class CopyComparison:
                 [(name, _text(row, self._names)) for name, row in many],
             )
 
+    def expect_messages(
+        self,
+        messages: pa.Table,
+        envelope: str,
+        key: Callable[[bytes], str],
+        value: Callable[[bytes], object],
+    ) -> None:
+        """The messages of rows of the source: ``key`` and ``value`` read what the feed writes."""
+        for batch in messages.to_batches():
+            pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
+            self.expect((key(k), _whole(row_of(envelope, value(v)))) for k, v in pairs)
+
     def hold(self, rows: Iterable[tuple[str, Row | None]], part: int = 0) -> None:
         """What the target holds, in its order: a later row replaces one of the same id, None
         deletes it."""
@@ -205,6 +219,12 @@ class CopyComparison:
 
     def _key_text(self, row: Mapping[str, object]) -> str:
         return _plain_json([row.get(name) for name in self._key])
+
+
+def _whole(row: Row | None) -> Row:
+    if row is None:
+        raise AssertionError("a row of the source is no delete")
+    return row
 
 
 def _truncates(found: object) -> bool:

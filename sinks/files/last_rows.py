@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.copies import CopyComparison, Row, exact, row_of
+from sinks.copies import CopyComparison, exact
 from sinks.files.names import MAX_LABEL, file_order, parse_name
 from sinks.files.places.base import CanRead, FilePlace, PublishedFile
 from sinks.naming import shortened
@@ -52,17 +52,7 @@ def require_comparable(place: FilePlace, shown: str, envelope: str, json_lines: 
 def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str) -> None:
     """Take the messages of the rows that the source has."""
     for table in messages:
-        for batch in table.to_batches():
-            copy.expect(_expected(batch, envelope))
-
-
-def _expected(batch: pa.RecordBatch, envelope: str) -> Iterator[tuple[str, Row]]:
-    pairs = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
-    for key, value in pairs:
-        row = row_of(envelope, exact(value))
-        if row is None:
-            raise AssertionError("a row of the source is no delete")
-        yield _key(exact(key)), row
+        copy.expect_messages(table, envelope, lambda key: _key(exact(key)), exact)
 
 
 def hold(copy: CopyComparison, place: CanRead, job: int, topic: str, envelope: str) -> None:

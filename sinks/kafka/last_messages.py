@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.avro.reading import Read, reader_by_id, reader_of
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.registry import SchemaRegistry
-from sinks.copies import CopyComparison, Row, exact, plain, row_of
+from sinks.copies import CopyComparison, exact, plain
 
 #: Envelopes of whole rows in which a delete can be told from a row.
 ENVELOPES = ("wrapped", "row", "enriched", "debezium")
@@ -93,17 +93,7 @@ def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str, av
     """Take the messages of the rows that the source has."""
     for table in messages:
         reader = AvroReader.of_source(table.schema) if avro else JsonReader()
-        for batch in table.to_batches():
-            copy.expect(_rows(batch, envelope, reader))
-
-
-def _rows(batch: pa.RecordBatch, envelope: str, reader: Reader) -> Iterator[tuple[str, Row]]:
-    pairs = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
-    for key, value in pairs:
-        row = row_of(envelope, reader.value(value))
-        if row is None:
-            raise AssertionError("a row of the source is no delete")
-        yield reader.key(key), row
+        copy.expect_messages(table, envelope, reader.key, reader.value)
 
 
 def hold(

@@ -285,8 +285,8 @@ class Merge:
     * left alone where ``guard`` says that the target's is newer,
     * deleted by a DELETE, or with ``gone`` gets these values instead,
     * else updated or inserted. A column in ``keep`` is updated only where the row's column
-      ``keep[column]`` is 0: the source did not send it. Of a row that was deleted softly nothing
-      is kept (``deleted``): another row has its key now.
+      ``keep[column]`` is 0: the source did not send it. Of a row that is marked as deleted
+      nothing is kept: another row has its key now.
 
     Attributes:
         table: the target, finished.
@@ -295,9 +295,9 @@ class Merge:
         guard: the target's column of the sequence number, a row with a larger one than the
             query's ``_sequence_num`` is left alone; empty where it has none.
         gone: column -> expression over ``d`` of a soft delete; None deletes.
-        back: column -> expression that an update or insert sets beside its values.
+        back: the column that marks a row as deleted -> the expression that an update or insert
+            sets beside its values; empty where no row is marked.
         keep: column -> name of the source column that is 1 where the value is unknown.
-        deleted: the target's column that marks a row as deleted; empty where none is marked.
         name: for temporary tables.
     """
 
@@ -309,7 +309,6 @@ class Merge:
     gone: Mapping[str, str] | None
     back: Mapping[str, str]
     keep: Mapping[str, str]
-    deleted: str
     name: str
 
     @property
@@ -323,8 +322,8 @@ class Merge:
         if column not in self.keep:
             return f"d.{name}"
         there = f"t.{name}"
-        if self.deleted:
-            gone = f"coalesce(t.{d.quote(self.deleted)}, {d.false})"
+        for mark in self.back:
+            gone = f"coalesce(t.{d.quote(mark)}, {d.false})"
             there = f"CASE WHEN {gone} THEN NULL ELSE {there} END"
         return f"CASE WHEN d.{d.quote(self.keep[column])} = 1 THEN {there} ELSE d.{name} END"
 

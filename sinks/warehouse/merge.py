@@ -34,7 +34,6 @@ def merge(table: Table, staged: StagedRows) -> list[str]:
         gone=gone if policy.soft else None,
         back={DELETED: d.false} if policy.soft else {},
         keep={shape.names[i]: f"{_KEEP}{i}" for i in _missing(staged)},
-        deleted=DELETED if policy.soft else "",
         name=f"_diff_{staged.batch}",
     )
     statements = d.merge(main)
@@ -47,7 +46,6 @@ def merge(table: Table, staged: StagedRows) -> list[str]:
             back={},
             keep={},
             gone={SEQUENCE: number} if policy.soft else None,
-            deleted="",
             name=f"_side_{staged.batch}",
         )
         statements += d.merge(numbers)

@@ -45,11 +45,10 @@ class CanLook(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A file somewhere below the root: its whole path there, when it came (ns), and its bytes."""
+    """A file somewhere below the root: its whole path there, and when it came (ns)."""
 
     path: str
     modified: int
-    bytes: int
 
 
 @runtime_checkable

@@ -106,9 +106,8 @@ class LocalPlace:
             folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names:
                 path = Path(folder, name)
-                about = path.stat()
                 known = path.relative_to(self._root).as_posix()
-                found.append(PublishedFile(known, about.st_mtime_ns, about.st_size))
+                found.append(PublishedFile(known, path.stat().st_mtime_ns))
         return found
 
     def open(self, path: str) -> pa.NativeFile:

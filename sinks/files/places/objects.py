@@ -231,7 +231,7 @@ class ObjectPlace:
             fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         )
         return [
-            PublishedFile(path, info.mtime_ns or 0, int(info.size))
+            PublishedFile(path, info.mtime_ns or 0)
             for info in infos
             if info.type == fs.FileType.File
             # HDFS says the address, too.
