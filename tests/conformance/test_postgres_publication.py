@@ -9,7 +9,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
-from changefeed.sources.postgres import PostgresSource, setup
+from changefeed.sources.postgres import PostgresSource, publications
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
@@ -176,11 +176,11 @@ def test_it_is_gone(publication: Publication) -> None:
     ],
 )
 def test_numbers_of_transactions_wrap(row: int, last: int | None, younger: bool) -> None:
-    assert setup._younger(row, last) is younger
+    assert publications._younger(row, last) is younger
 
 
 def test_our_last_change_is_kept(publication: Publication) -> None:
     with closing(connect(publication.database.uri)) as session:
-        last = setup._last_change(session, publication.name)
+        last = publications._last_change(session, publication.name)
         [number] = session.execute("select txid_current()").fetchone() or (0,)
     assert last is not None and last < number

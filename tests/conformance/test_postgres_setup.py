@@ -13,7 +13,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from changefeed.sources.base import CaptureResult
-from changefeed.sources.postgres import PostgresSource, setup
+from changefeed.sources.postgres import PostgresSource, publications, slots
 from changefeed.sources.postgres.attachment import PostgresAttachment, object_name
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL
@@ -145,10 +145,10 @@ def test_a_published_table_that_loses_its_identity_is_taken_out(
 def test_an_identity_that_goes_while_the_table_is_added_is_seen(
     postgres: Database, source: PostgresSource, name: str
 ) -> None:
-    member = setup.Member(source.describe(None, "a").table_id, "public", "a")
+    member = publications.Member(source.describe(None, "a").table_id, "public", "a")
     with connect(postgres.uri) as ours:
         # Somebody drops the key after our checks, before our lock: only the last look sees it.
-        change = setup.set_tables(ours, name, [member], lambda oids: list(oids))
+        change = publications.set_tables(ours, name, [member], lambda oids: list(oids))
     assert (change.added, change.refused) == ((), (member,))
     assert published(postgres, name) == []
 
@@ -199,7 +199,7 @@ def test_prepare_waits_for_those_who_were_writing(
         writer.commit()
         assert waiting.result(20) == CaptureResult()
     with connect(postgres.uri) as connection:
-        assert setup.settling(connection, name) == set()
+        assert publications.settling(connection, name) == set()
 
 
 def test_who_gave_up_waiting_is_not_forgotten(
@@ -208,18 +208,18 @@ def test_who_gave_up_waiting_is_not_forgotten(
     oid = source.describe(None, "a").table_id
     with postgres.connect(autocommit=False) as writer, connect(postgres.uri) as ours:
         writer.execute("insert into a values (1, 'before')")
-        setup.set_tables(ours, name, [setup.Member(oid, "public", "a")])
+        publications.set_tables(ours, name, [publications.Member(oid, "public", "a")])
         with pytest.raises(ChangefeedError) as caught:
-            setup.settle(ours, name, seconds=0.2)
+            publications.settle(ours, name, seconds=0.2)
         assert caught.value.code.number == "CF2005"
         assert f"pid {writer.info.backend_pid}" in caught.value.message
-        assert setup.settling(ours, name) == {oid}
+        assert publications.settling(ours, name) == {oid}
         # A second attempt has nothing to add, and waits all the same.
-        setup.set_tables(ours, name, [setup.Member(oid, "public", "a")])
-        assert setup.settling(ours, name) == {oid}
+        publications.set_tables(ours, name, [publications.Member(oid, "public", "a")])
+        assert publications.settling(ours, name) == {oid}
         writer.rollback()
-        setup.settle(ours, name, seconds=20)
-        assert setup.settling(ours, name) == set()
+        publications.settle(ours, name, seconds=20)
+        assert publications.settling(ours, name) == set()
 
 
 @ALL
@@ -344,8 +344,8 @@ def test_a_dead_reader_is_ended_before_the_slot_is_dropped(
         )
         until(lambda: held.state().active_pid is not None)
         with connect(postgres.uri) as connection:
-            assert setup.drop_slot(connection, name, seconds=0.2)
-            assert not setup.drop_slot(connection, name)
+            assert slots.drop_slot(connection, name, seconds=0.2)
+            assert not slots.drop_slot(connection, name)
 
 
 @ALL

@@ -14,7 +14,7 @@ from changefeed.catalog import Catalog
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.options import Options
 from changefeed.plan.sink_resolution import find_sink, probe_of
-from changefeed.sources.postgres.setup import system_id
+from changefeed.sources.postgres.server import system_id
 from sinks.base import Sink, SinkContext, Target
 from sinks.registry import open_sink
 from sinks.testing.merge_harness import MergeHarness

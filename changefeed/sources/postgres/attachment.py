@@ -12,11 +12,11 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
-from changefeed.sources.postgres import checks, introspect, setup
+from changefeed.sources.postgres import checks, introspect, publications, slots
 from changefeed.sources.postgres.connect import Connection, Sessions
 from changefeed.sources.postgres.handover import Predecessor, take_over
 from changefeed.sources.postgres.lookup import Lookup
-from changefeed.sources.postgres.setup import SlotState
+from changefeed.sources.postgres.slots import SlotState
 from changefeed.sources.postgres.stream import ReplicationStream
 from changefeed.sources.postgres.types import TableDetails
 
@@ -52,8 +52,8 @@ class Patience:
         longest_slot: for the slot, at most.
     """
 
-    settle: float = setup.SETTLE_SECONDS
-    lock: float = setup.LOCK_SECONDS
+    settle: float = publications.SETTLE_SECONDS
+    lock: float = publications.LOCK_SECONDS
     slot: float = 2.0
     longest_slot: float = 60.0
     _attempt: float = field(default=0.0, init=False)
@@ -62,11 +62,11 @@ class Patience:
         """Make the slot unless it is there.
 
         Raises:
-            ChangefeedError: see :func:`changefeed.sources.postgres.setup.create_slot`.
+            ChangefeedError: see :func:`changefeed.sources.postgres.slots.create_slot`.
         """
         seconds = min(self._attempt or self.slot, self.longest_slot)
         try:
-            setup.create_slot(connection, slot, seconds)
+            slots.create_slot(connection, slot, seconds)
         except ChangefeedError:
             self._attempt = 2 * seconds
             raise
@@ -144,11 +144,11 @@ class PostgresAttachment(Attachment):
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
         with self._sessions.session("prepare the database for changefeeds") as connection:
             if resume:
-                _demand_slot(setup.slot_state(connection, slot), slot)
-                if setup.members(connection, publication) is None:
+                _demand_slot(slots.slot_state(connection, slot), slot)
+                if publications.members(connection, publication) is None:
                     raise _publication_gone(publication)
             relations = introspect.look_up(connection, watches)
-            wanted: dict[int, setup.Member] = {}
+            wanted: dict[int, publications.Member] = {}
             names: dict[int, TableName] = {}
             problems: dict[TableName, ChangefeedError] = {}
             for table, watch, relation in zip(tables, watches, relations, strict=True):
@@ -163,7 +163,9 @@ class PostgresAttachment(Attachment):
                     wanted[relation.oid] = relation.member()
                     names[relation.oid] = table
             # One table that is not ours to add must not keep the others out.
-            for oid, (name, owner) in setup.of_others(connection, publication, wanted).items():
+            for oid, (name, owner) in publications.of_others(
+                connection, publication, wanted
+            ).items():
                 del wanted[oid]
                 problems[names[oid]] = _not_ours(name, owner)
             # Nor must one that cannot be published without breaking its users' statements.
@@ -171,7 +173,7 @@ class PostgresAttachment(Attachment):
             for oid, problem in checks.unpublishable(connection, chosen).items():
                 del wanted[oid]
                 problems[names[oid]] = problem
-            change = setup.set_tables(
+            change = publications.set_tables(
                 connection,
                 publication,
                 wanted.values(),
@@ -185,7 +187,7 @@ class PostgresAttachment(Attachment):
                 self._source.patience.create_slot(connection, slot)
             elif not before.until:
                 self._predecessor = take_over(connection, before, slot, publication)
-            setup.settle(connection, publication, self._source.patience.settle)
+            publications.settle(connection, publication, self._source.patience.settle)
         return CaptureResult(
             problems=problems,
             altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
@@ -194,7 +196,7 @@ class PostgresAttachment(Attachment):
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
         """See :class:`changefeed.sources.base.Attachment`."""
         with self._sessions.session("look at the publication") as connection:
-            found = setup.changed_by_others(connection, self.publication, tables)
+            found = publications.changed_by_others(connection, self.publication, tables)
         if found is None:
             raise _publication_gone(self.publication)
         return found
@@ -202,7 +204,7 @@ class PostgresAttachment(Attachment):
     def state(self) -> SlotState:
         """What the server says of our slot."""
         with self._sessions.session("look at the replication slot") as connection:
-            return setup.slot_state(connection, self.slot)
+            return slots.slot_state(connection, self.slot)
 
     def start(self) -> tuple[Position, str]:
         """See :class:`changefeed.sources.base.Attachment`: what the slot has confirmed."""
@@ -247,8 +249,8 @@ class PostgresAttachment(Attachment):
     def release(self) -> None:
         """See :class:`changefeed.sources.base.Attachment`."""
         with self._sessions.session("remove what changefeeds made in the database") as connection:
-            setup.drop_slot(connection, self.slot)
-            setup.drop_publication(connection, self.publication)
+            slots.drop_slot(connection, self.slot)
+            publications.drop_publication(connection, self.publication)
 
 
 def _not_ours(name: str, owner: str) -> ChangefeedError:
@@ -259,7 +261,7 @@ def _not_ours(name: str, owner: str) -> ChangefeedError:
     )
 
 
-def _unsafe_now(member: setup.Member) -> ChangefeedError:
+def _unsafe_now(member: publications.Member) -> ChangefeedError:
     return ChangefeedError(
         "CF2003",
         f"table {introspect.quoted(member.schema)}.{introspect.quoted(member.name)} "

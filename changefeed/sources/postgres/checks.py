@@ -16,7 +16,7 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange, Watch
-from changefeed.sources.postgres import introspect, setup
+from changefeed.sources.postgres import introspect, publications, server, slots
 from changefeed.sources.postgres.connect import (
     Connection,
     connect,
@@ -88,7 +88,7 @@ def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError
             "the server is a standby: a publication can only be made on the primary",
             hint="use the primary's address in the connection (target_session_attrs=read-write).",
         )
-    known = setup.settings(connection, ["wal_level", "max_replication_slots", "max_wal_senders"])
+    known = server.settings(connection, ["wal_level", "max_replication_slots", "max_wal_senders"])
     if known.get("wal_level") != "logical":
         yield ChangefeedError(
             "CF2003",
@@ -102,7 +102,7 @@ def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError
 def _check_free(
     connection: Connection, plan: Plan, known: Mapping[str, Any]
 ) -> Iterator[ChangefeedError]:
-    present = plan.slot is not None and setup.slot_state(connection, plan.slot).exists
+    present = plan.slot is not None and slots.slot_state(connection, plan.slot).exists
     # One slot and sender stay; an initial scan takes one more for a moment.
     needed = 1 if present else 2
     used = {
@@ -133,7 +133,7 @@ def check_replication(connection: Connection, uri: str) -> list[ChangefeedError]
     except psycopg.Error as error:
         reason = ChangefeedError("CF2003", f"no replication commands: {error.diag.message_primary}")
         return [_explain_refusal(connection, reason)]
-    mine = setup.system_id(connection).partition("/")[0]
+    mine = server.system_id(connection).partition("/")[0]
     if row is None or str(row[0]) != mine:
         return [
             ChangefeedError(
@@ -201,7 +201,11 @@ def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
             f"role {name} may not open replication connections",
             hint=f"GRANT rds_replication TO {name};" if rds else f"ALTER ROLE {name} REPLICATION;",
         )
-    present = setup.members(connection, plan.publication) is not None if plan.publication else False
+    present = (
+        publications.members(connection, plan.publication) is not None
+        if plan.publication
+        else False
+    )
     if not present and not creates:
         yield ChangefeedError(
             "CF2004",
@@ -324,7 +328,7 @@ def table_problems(
     found: list[list[ChangefeedError]] = []
     relations = introspect.look_up(connection, watches)
     facts = _facts(connection, [r for r in relations if r is not None])
-    members = setup.members(connection, publication) if publication else None
+    members = publications.members(connection, publication) if publication else None
     for watch, relation in zip(watches, relations, strict=True):
         if relation is None:
             found.append([introspect.unknown_table(connection, watch)])
@@ -572,7 +576,7 @@ def _ordered(column: Column) -> sql.Composable:
 def warnings(connection: Connection, watches: Sequence[Watch]) -> list[str]:
     """What works but deserves a word."""
     notes: list[str] = []
-    known = setup.settings(connection, ["max_slot_wal_keep_size", "idle_replication_slot_timeout"])
+    known = server.settings(connection, ["max_slot_wal_keep_size", "idle_replication_slot_timeout"])
     keep = known.get("max_slot_wal_keep_size")
     if keep is not None and int(keep) < 0:
         notes.append(

@@ -19,7 +19,7 @@ from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Handover, Memo
 from changefeed.sources.connector_offset import demand_streaming
-from changefeed.sources.postgres import setup
+from changefeed.sources.postgres import publications, server, slots
 from changefeed.sources.postgres.connect import Connection
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, position_of
 
@@ -109,7 +109,7 @@ def _delivered(offset: Mapping[str, Any]) -> int:
 def _slot_problems(
     connection: Connection, before: Predecessor, position: Position
 ) -> list[ChangefeedError]:
-    state = setup.slot_state(connection, before.slot)
+    state = slots.slot_state(connection, before.slot)
     if not state.exists:
         rows = connection.execute(
             "SELECT slot_name::text FROM pg_catalog.pg_replication_slots"
@@ -227,16 +227,16 @@ def take_over(
     Raises:
         ChangefeedError: CF2005 a transaction has not ended, CF2102 the slot is gone.
     """
-    if not setup.slot_state(connection, slot).exists:
-        if not setup.slot_state(connection, before.slot).exists:
+    if not slots.slot_state(connection, slot).exists:
+        if not slots.slot_state(connection, before.slot).exists:
             raise ChangefeedError(
                 "CF2102", f"replication slot {before.slot!r} was dropped before it was taken over"
             )
         connection.execute(
             "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", [before.slot, slot]
         )
-    setup.await_elders(connection, publication)
-    return replace(before, until=setup.current_position(connection))
+    publications.await_elders(connection, publication)
+    return replace(before, until=server.current_position(connection))
 
 
 def _identifier(connection: Connection, name: str) -> str:

@@ -16,7 +16,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import TableInfo, TableLocations, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
 from changefeed.sources.postgres.details import identity_of, read_details
-from changefeed.sources.postgres.setup import Member
+from changefeed.sources.postgres.publications import Member
 from changefeed.sources.postgres.types import ReplicaIdentity, schema_of
 
 

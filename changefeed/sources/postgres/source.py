@@ -21,7 +21,7 @@ from changefeed.sources.base import (
     TableLocations,
     Watch,
 )
-from changefeed.sources.postgres import checks, introspect, partitions, setup
+from changefeed.sources.postgres import checks, introspect, partitions, server
 from changefeed.sources.postgres.attachment import Patience, PostgresAttachment
 from changefeed.sources.postgres.connect import Sessions, connection_info, read_uri
 from changefeed.sources.postgres.details import read_details
@@ -136,12 +136,12 @@ class PostgresSource(Source):
     def identity(self) -> str:
         """``<system identifier>/<database oid>``; see :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("identify the database") as connection:
-            return setup.system_id(connection)
+            return server.system_id(connection)
 
     def current_position(self) -> Position:
         """See :class:`changefeed.sources.base.Source`. A position is an LSN as 16 hex digits."""
         with self.sessions.session("ask for the current position") as connection:
-            return setup.current_position(connection)
+            return server.current_position(connection)
 
     def handover(
         self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool

@@ -1,6 +1,6 @@
-"""What we make in the database: one publication and one replication slot per source.
+"""The publication that we make in a database, one per source (its slot: :mod:`.slots`).
 
-    CREATE PUBLICATION p FOR TABLE ... ;  slot p with plugin pgoutput
+    CREATE PUBLICATION p FOR TABLE ...
 
 Everything here may be run again at any time and by several nodes at once: changes to a
 publication are made under an advisory lock, and what is already right is left alone.
@@ -23,15 +23,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from psycopg import errors, sql
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Position
-from changefeed.sources.postgres.connect import BEHAVIOUR, Connection
-from changefeed.sources.postgres.lsn import parse_lsn, position_of
+from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.server import (
+    POLL_SECONDS,
+    look_at_sessions,
+    name_sessions,
+    slot_waits,
+)
 
 #: What a publication of ours carries.
 PUBLISH = "insert, update, delete, truncate"
@@ -44,10 +47,6 @@ SETTLE_SECONDS = 2.0
 #: it waits it holds up no reader and no writer, only other changes of the table's definition.
 LOCK_SECONDS = 3.0
 
-#: How long a dead reader may hold the slot before its server process is ended.
-RELEASE_SECONDS = 10.0
-
-_POLL_SECONDS = 0.05
 _COMMENT = "made by changefeed"
 _SETTLING = re.compile(r"settling ([\d ]+)")
 _CHANGED = re.compile(r"changed (\d+)")
@@ -325,11 +324,11 @@ def _locked(connection: Connection, tables: Sequence[int]) -> ChangefeedError:
         [list(tables)],
     )
     pids = sorted(pid for (pid,) in rows)
-    who = _pids(pids) if pids else "another session"
+    who = name_sessions(pids) if pids else "another session"
     return ChangefeedError(
         "CF2005",
         f"a table cannot be added to the publication while it is locked by {who}",
-        hint=_look_at(pids) if pids else "it is tried again.",
+        hint=look_at_sessions(pids) if pids else "it is tried again.",
     )
 
 
@@ -441,7 +440,7 @@ def settle(
     while writers:
         if clock.monotonic() > deadline:
             raise _still_writing(connection, writers)
-        clock.sleep(_POLL_SECONDS)
+        clock.sleep(POLL_SECONDS)
         writers &= _writers(connection, waiting)
     with _publication_change(connection, publication, waiting):
         connection.execute(
@@ -473,8 +472,8 @@ def await_elders(
         if row is None or changed is None or row[0] > changed:
             return
         if clock.monotonic() > deadline:
-            raise _slot_waits(connection)
-        clock.sleep(_POLL_SECONDS)
+            raise slot_waits(connection)
+        clock.sleep(POLL_SECONDS)
 
 
 def _writers(connection: Connection, tables: Iterable[int]) -> set[tuple[str, int | None]]:
@@ -506,247 +505,10 @@ def _still_writing(
 ) -> ChangefeedError:
     pids = sorted(pid for _, pid in writers if pid is not None)
     prepared = any(pid is None for _, pid in writers)
-    who = [_pids(pids)] * bool(pids) + ["a prepared transaction"] * prepared
+    who = [name_sessions(pids)] * bool(pids) + ["a prepared transaction"] * prepared
     return ChangefeedError(
         "CF2005",
         f"a transaction that wrote to the table before it was watched has not ended: "
         f"{', '.join(who)}",
-        hint=_look_at(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
+        hint=look_at_sessions(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
     )
-
-
-def _pids(pids: Sequence[int]) -> str:
-    return ", ".join(f"pid {pid}" for pid in pids)
-
-
-def _look_at(pids: Sequence[int]) -> str:
-    return (
-        "SELECT pid, xact_start, usename, state FROM pg_stat_activity WHERE pid = ANY("
-        f"'{{{','.join(map(str, pids))}}}'); -- and COMMIT, ROLLBACK or pg_terminate_backend(pid)"
-    )
-
-
-# ------------------------------------------------------------------------- slot
-
-
-@dataclass(frozen=True, slots=True)
-class SlotState:
-    """What the server says of a replication slot.
-
-    Attributes:
-        exists: False if there is no such slot; the other fields then have their defaults.
-        confirmed: everything up to here was acknowledged by us.
-        lost: the server removed log that the slot still needs.
-        active_pid: the server process that serves the slot now.
-        reason: why it was invalidated, in the server's words.
-    """
-
-    exists: bool
-    plugin: str = ""
-    database: str = ""
-    confirmed: Position = ""
-    lost: bool = False
-    active_pid: int | None = None
-    reason: str = ""
-
-
-def slot_state(connection: Connection, slot: str) -> SlotState:
-    """What ``pg_replication_slots`` says, with the columns this server version has."""
-    version = connection.info.server_version
-    status = "coalesce(s.wal_status, '')" if version >= 130_000 else "''"
-    if version >= 170_000:
-        reason = "coalesce(s.invalidation_reason, '')"
-    elif version >= 160_000:
-        reason = "CASE WHEN s.conflicting THEN 'conflict with recovery' ELSE '' END"
-    else:
-        reason = "''"
-    row = connection.execute(
-        sql.SQL(
-            """
-            SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, s.restart_lsn IS NULL,
-                   s.active_pid, {status}, {reason}
-            FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
-            """
-        ).format(status=sql.SQL(status), reason=sql.SQL(reason)),
-        [slot],
-    ).fetchone()
-    if row is None:
-        return SlotState(exists=False)
-    plugin, database, confirmed, no_restart, pid, status, why = row
-    return SlotState(
-        exists=True,
-        plugin=plugin or "",
-        database=database or "",
-        confirmed=_position(confirmed),
-        # An invalidated slot keeps a status like "reserved" on servers before 14.
-        lost=bool(why) or no_restart or status == "lost",
-        active_pid=pid,
-        reason=why,
-    )
-
-
-def _position(lsn: str | None) -> Position:
-    return position_of(parse_lsn(lsn)) if lsn else ""
-
-
-def create_slot(connection: Connection, slot: str, seconds: float = 2.0) -> bool:
-    """Make the slot unless it is there; True when it was made.
-
-    Waits until the transactions that are writing now have ended (so does the server), but not
-    for ever.
-
-    Raises:
-        psycopg.Error: no free slot, right missing.
-        ChangefeedError: CF2003 when another kind of slot has the name; CF2005 when a
-            transaction outlasts ``seconds``.
-    """
-    state = slot_state(connection, slot)
-    if not state.exists:
-        # A failover slot is copied to standbys that ask for it, so that the feeds go on
-        # after a promotion; without such a standby it behaves like any other.
-        failover = ", false, false, true" if connection.info.server_version >= 170_000 else ""
-        try:
-            # Waiting for a transaction is waiting for a lock of its own.
-            connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
-            connection.execute(
-                sql.SQL(
-                    "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
-                ).format(sql.SQL(failover)),
-                [slot],
-            )
-            _usual_limits(connection)
-            return True
-        except errors.DuplicateObject:
-            _usual_limits(connection)
-            state = slot_state(connection, slot)
-        except errors.QueryCanceled as error:
-            _usual_limits(connection)
-            raise _slot_waits(connection) from error
-    _check_slot(connection, slot, state)
-    return False
-
-
-def _usual_limits(connection: Connection) -> None:
-    for name in ("statement_timeout", "lock_timeout"):
-        connection.execute(f"SET {name} = '{BEHAVIOUR[name]}'")
-
-
-def _slot_waits(connection: Connection) -> ChangefeedError:
-    """Who has written something and not ended, in any database of the server."""
-    rows = connection.execute(
-        "SELECT pid FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL "
-        "AND pid <> pg_catalog.pg_backend_pid() ORDER BY xact_start LIMIT 10"
-    )
-    pids = [pid for (pid,) in rows]
-    row = connection.execute("SELECT count(*) FROM pg_catalog.pg_prepared_xacts").fetchone()
-    prepared = bool(row and row[0])
-    who = [_pids(pids)] * bool(pids)
-    who += ["a prepared transaction"] * prepared
-    return ChangefeedError(
-        "CF2005",
-        "the replication slot waits for transactions that have not ended: "
-        + (", ".join(who) or "they ended just now"),
-        hint=_look_at(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),
-    )
-
-
-def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
-    database = connection.info.dbname
-    if state.plugin == "pgoutput" and state.database == database:
-        return
-    kind = f"plugin {state.plugin}" if state.plugin else "physical"
-    raise ChangefeedError(
-        "CF2003",
-        f"replication slot {slot!r} exists but is not ours",
-        detail=f"{kind}, database {state.database or '-'}; wanted pgoutput on {database}",
-        hint=f"SELECT pg_drop_replication_slot('{slot}'); -- if nobody else uses it",
-    )
-
-
-def drop_slot(
-    connection: Connection,
-    slot: str,
-    seconds: float = RELEASE_SECONDS,
-    clock: Clock = SYSTEM_CLOCK,
-) -> bool:
-    """Remove the slot; False when there was none.
-
-    A server process that still serves it (its reader died without a word) is ended after
-    ``seconds``: that one process, and only while it holds this very slot.
-
-    Raises:
-        ChangefeedError: CF2005 when the slot stays in use.
-    """
-    ask_at = clock.monotonic() + seconds
-    give_up = ask_at + 30
-    while True:
-        state = slot_state(connection, slot)
-        if not state.exists:
-            return False
-        try:
-            connection.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", [slot])
-            return True
-        except errors.UndefinedObject:
-            return False
-        except errors.ObjectInUse as error:
-            now = clock.monotonic()
-            if now > give_up:
-                raise ChangefeedError(
-                    "CF2005",
-                    f"replication slot {slot!r} stays in use",
-                    detail=f"by the server process {state.active_pid}",
-                    hint=f"SELECT pg_terminate_backend({state.active_pid}); "
-                    f"SELECT pg_drop_replication_slot('{slot}');",
-                ) from error
-            if now > ask_at:
-                _end_reader(connection, slot)
-        clock.sleep(_POLL_SECONDS)
-
-
-def _end_reader(connection: Connection, slot: str) -> None:
-    connection.execute(
-        "SELECT pg_catalog.pg_terminate_backend(active_pid)"
-        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL",
-        [slot],
-    )
-
-
-# ------------------------------------------------------------------------- the server
-
-
-def system_id(connection: Connection) -> str:
-    """``<system identifier>/<database oid>``: differs after a restore into a new cluster."""
-    row = connection.execute(
-        "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()),"
-        " (SELECT oid::text FROM pg_catalog.pg_database"
-        "  WHERE datname = pg_catalog.current_database())"
-    ).fetchone()
-    assert row is not None
-    return f"{row[0]}/{row[1]}"
-
-
-def current_position(connection: Connection) -> Position:
-    """A place above every commit that was visible before the call, which the log will reach.
-
-    The insert position would not do: it may point into the header of a page that nothing is
-    ever written to while the server is idle. Nor would the flush position alone: commits with
-    ``synchronous_commit = off`` are visible before they are flushed. So we commit a message
-    of our own (no table is touched), which flushes all before it and gives the stream
-    something to carry.
-    """
-    with connection.transaction():
-        connection.execute("SET LOCAL synchronous_commit = local")
-        connection.execute(
-            "SELECT pg_catalog.pg_logical_emit_message(true, 'changefeed', 'position')"
-        )
-    row = connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
-    assert row is not None
-    return position_of(parse_lsn(row[0]))
-
-
-def settings(connection: Connection, names: Sequence[str]) -> Mapping[str, Any]:
-    """Server settings by name in their base unit as text; unknown ones are absent."""
-    rows = connection.execute(
-        "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY(%s)", [list(names)]
-    )
-    return dict(rows.fetchall())

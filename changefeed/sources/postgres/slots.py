@@ -1,0 +1,180 @@
+"""The replication slot that we hold in a database: made, looked at and removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import errors, sql
+
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.sources.postgres.connect import BEHAVIOUR, Connection
+from changefeed.sources.postgres.lsn import parse_lsn, position_of
+from changefeed.sources.postgres.server import POLL_SECONDS, slot_waits
+
+#: How long a dead reader may hold the slot before its server process is ended.
+RELEASE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What the server says of a replication slot.
+
+    Attributes:
+        exists: False if there is no such slot; the other fields then have their defaults.
+        confirmed: everything up to here was acknowledged by us.
+        lost: the server removed log that the slot still needs.
+        active_pid: the server process that serves the slot now.
+        reason: why it was invalidated, in the server's words.
+    """
+
+    exists: bool
+    plugin: str = ""
+    database: str = ""
+    confirmed: Position = ""
+    lost: bool = False
+    active_pid: int | None = None
+    reason: str = ""
+
+
+def slot_state(connection: Connection, slot: str) -> SlotState:
+    """What ``pg_replication_slots`` says, with the columns this server version has."""
+    version = connection.info.server_version
+    status = "coalesce(s.wal_status, '')" if version >= 130_000 else "''"
+    if version >= 170_000:
+        reason = "coalesce(s.invalidation_reason, '')"
+    elif version >= 160_000:
+        reason = "CASE WHEN s.conflicting THEN 'conflict with recovery' ELSE '' END"
+    else:
+        reason = "''"
+    row = connection.execute(
+        sql.SQL(
+            """
+            SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, s.restart_lsn IS NULL,
+                   s.active_pid, {status}, {reason}
+            FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
+            """
+        ).format(status=sql.SQL(status), reason=sql.SQL(reason)),
+        [slot],
+    ).fetchone()
+    if row is None:
+        return SlotState(exists=False)
+    plugin, database, confirmed, no_restart, pid, status, why = row
+    return SlotState(
+        exists=True,
+        plugin=plugin or "",
+        database=database or "",
+        confirmed=_position(confirmed),
+        # An invalidated slot keeps a status like "reserved" on servers before 14.
+        lost=bool(why) or no_restart or status == "lost",
+        active_pid=pid,
+        reason=why,
+    )
+
+
+def _position(lsn: str | None) -> Position:
+    return position_of(parse_lsn(lsn)) if lsn else ""
+
+
+def create_slot(connection: Connection, slot: str, seconds: float = 2.0) -> bool:
+    """Make the slot unless it is there; True when it was made.
+
+    Waits until the transactions that are writing now have ended (so does the server), but not
+    for ever.
+
+    Raises:
+        psycopg.Error: no free slot, right missing.
+        ChangefeedError: CF2003 when another kind of slot has the name; CF2005 when a
+            transaction outlasts ``seconds``.
+    """
+    state = slot_state(connection, slot)
+    if not state.exists:
+        # A failover slot is copied to standbys that ask for it, so that the feeds go on
+        # after a promotion; without such a standby it behaves like any other.
+        failover = ", false, false, true" if connection.info.server_version >= 170_000 else ""
+        try:
+            # Waiting for a transaction is waiting for a lock of its own.
+            connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
+            connection.execute(
+                sql.SQL(
+                    "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
+                ).format(sql.SQL(failover)),
+                [slot],
+            )
+            _usual_limits(connection)
+            return True
+        except errors.DuplicateObject:
+            _usual_limits(connection)
+            state = slot_state(connection, slot)
+        except errors.QueryCanceled as error:
+            _usual_limits(connection)
+            raise slot_waits(connection) from error
+    _check_slot(connection, slot, state)
+    return False
+
+
+def _usual_limits(connection: Connection) -> None:
+    for name in ("statement_timeout", "lock_timeout"):
+        connection.execute(f"SET {name} = '{BEHAVIOUR[name]}'")
+
+
+def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
+    database = connection.info.dbname
+    if state.plugin == "pgoutput" and state.database == database:
+        return
+    kind = f"plugin {state.plugin}" if state.plugin else "physical"
+    raise ChangefeedError(
+        "CF2003",
+        f"replication slot {slot!r} exists but is not ours",
+        detail=f"{kind}, database {state.database or '-'}; wanted pgoutput on {database}",
+        hint=f"SELECT pg_drop_replication_slot('{slot}'); -- if nobody else uses it",
+    )
+
+
+def drop_slot(
+    connection: Connection,
+    slot: str,
+    seconds: float = RELEASE_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> bool:
+    """Remove the slot; False when there was none.
+
+    A server process that still serves it (its reader died without a word) is ended after
+    ``seconds``: that one process, and only while it holds this very slot.
+
+    Raises:
+        ChangefeedError: CF2005 when the slot stays in use.
+    """
+    ask_at = clock.monotonic() + seconds
+    give_up = ask_at + 30
+    while True:
+        state = slot_state(connection, slot)
+        if not state.exists:
+            return False
+        try:
+            connection.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", [slot])
+            return True
+        except errors.UndefinedObject:
+            return False
+        except errors.ObjectInUse as error:
+            now = clock.monotonic()
+            if now > give_up:
+                raise ChangefeedError(
+                    "CF2005",
+                    f"replication slot {slot!r} stays in use",
+                    detail=f"by the server process {state.active_pid}",
+                    hint=f"SELECT pg_terminate_backend({state.active_pid}); "
+                    f"SELECT pg_drop_replication_slot('{slot}');",
+                ) from error
+            if now > ask_at:
+                _end_reader(connection, slot)
+        clock.sleep(POLL_SECONDS)
+
+
+def _end_reader(connection: Connection, slot: str) -> None:
+    connection.execute(
+        "SELECT pg_catalog.pg_terminate_backend(active_pid)"
+        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL",
+        [slot],
+    )
