@@ -14,9 +14,9 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import threading
-from pathlib import Path
+
+from changefeed.core.child_path import own_path
 
 #: Names the state of a capture: a directory, or a URL that may have a password.
 STATE_VARIABLE = "CHANGEFEED_CAPTURE_STATE"
@@ -116,13 +116,6 @@ def _close_pipes(child: subprocess.Popen[bytes]) -> None:
 def _environment(state: str) -> dict[str, str]:
     """The capture's environment: where the state is, which may have a password in it.
 
-    Every user may read the arguments of a process, and only its owner the environment. A
-    checkout that is not installed is put on the path, and relative entries of the path are left
-    out, because they would mean the current directory.
+    Every user may read the arguments of a process, and only its owner the environment.
     """
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    path = [entry for entry in path if Path(entry).is_absolute()]
-    root = str(Path(__file__).resolve().parents[2])
-    if root not in {*path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        path.insert(0, root)
-    return {**os.environ, STATE_VARIABLE: state, "PYTHONPATH": os.pathsep.join(path)}
+    return {**os.environ, STATE_VARIABLE: state, "PYTHONPATH": own_path()}

@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine, default_heap, worker_path
+from changefeed.spark.properties import default_heap
+from changefeed.spark.session import SparkEngine
 
 
 def child(scenario: str) -> subprocess.Popen[str]:
@@ -132,6 +134,6 @@ def test_default_heap_is_bounded() -> None:
 
 
 def test_workers_import_what_we_import_but_no_archives() -> None:
-    entries = worker_path().split(os.pathsep)
+    entries = import_path().split(os.pathsep)
     assert str(Path(__file__).parents[2]) in entries
     assert not [entry for entry in entries if entry.endswith((".zip", ".jar"))]

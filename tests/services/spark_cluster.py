@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
+from changefeed.core.child_path import import_path
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
-from changefeed.spark.session import worker_path
 
 #: Small processes that start fast.
 _FLAGS = (
@@ -57,7 +57,7 @@ class SparkCluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "768m",
-            "spark.executorEnv.PYTHONPATH": worker_path(),
+            "spark.executorEnv.PYTHONPATH": import_path(),
             "spark.pyspark.python": sys.executable,
         }
 

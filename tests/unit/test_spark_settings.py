@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import choose_properties
+from changefeed.spark.properties import choose_properties
 from changefeed.spark.settings import SparkSettings, parse_property
 
 

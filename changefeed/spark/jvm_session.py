@@ -1,0 +1,247 @@
+"""One JVM and its Spark session, from start to end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from changefeed.core.child_path import import_path
+from changefeed.core.errors import ChangefeedError
+from changefeed.spark.failure import translate
+from changefeed.spark.java import find_java
+from changefeed.spark.jvm import Jvm, Launch, launch_jvm, spark_jars
+from changefeed.spark.packs import Pack, cached, pack, paths
+from changefeed.spark.properties import (
+    STORE_PROPERTIES,
+    choose_properties,
+    is_local,
+    our_properties,
+    site_properties,
+    with_attempts,
+)
+from changefeed.spark.pyspark_globals import (
+    PYSPARK,
+    broken_connection,
+    connect,
+    launch_for_cluster,
+    quiet_py4j,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """What a session is to be.
+
+    Attributes:
+        master: Spark's master URL.
+        cores: tasks at the same time where this machine runs them.
+        heap: ``-Xmx`` of the driver.
+        properties: a person's, on top of ours.
+        flags: further JVM flags.
+        packs: jar packs on its class path, downloaded where they are missing.
+        log: file for what the JVM and the workers print; None: one in the scratch directory.
+        scratch: where its directory for temporary files is made; None: the system's.
+    """
+
+    master: str
+    cores: int
+    heap: str
+    properties: Mapping[str, str]
+    flags: tuple[str, ...]
+    packs: frozenset[str]
+    log: Path | None
+    scratch: Path | None
+
+
+class JvmSession:
+    """One JVM and its session, from start to end."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self.session: Future[SparkSession] = Future()
+        self.jvm: Jvm | None = None
+        self.packs = spec.packs | cached()
+        self._spec = spec
+        self._extended: SparkSession | None = None
+        self._extending = threading.Lock()
+        self._started = threading.Event()
+        given = spec.scratch
+        if given is not None:
+            given.mkdir(parents=True, exist_ok=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix="changefeed-spark-", dir=given)).resolve()
+        self._log = spec.log or self.scratch / "spark.log"
+
+    @functools.cached_property
+    def cores(self) -> int:
+        """Tasks that its session runs at the same time."""
+        if not is_local(self._spec.master):
+            # A session that dies meanwhile fails the job, which says so.
+            with contextlib.suppress(Exception):
+                return int(self.session.result().sparkContext.defaultParallelism)
+        return self._spec.cores
+
+    @property
+    def usable(self) -> bool:
+        return self.session.done() and not self.over
+
+    @property
+    def over(self) -> bool:
+        """It failed to start, or its JVM has ended."""
+        if self.session.done() and self.session.exception() is not None:
+            return True
+        return self.jvm is not None and self.session.done() and not self.jvm.alive
+
+    def begin(self, after: JvmSession | None) -> None:
+        threading.Thread(target=self._run, args=(after,), name="spark-start", daemon=True).start()
+
+    def _run(self, after: JvmSession | None) -> None:
+        try:
+            if after is not None:
+                after.end()
+            session = self._start()
+        except ChangefeedError as error:
+            self._abandon(error)
+        except Exception as failure:
+            self._abandon(translate(failure, jvm_died=self.died(failure)))
+        else:
+            self.session.set_result(session)
+        finally:
+            self._started.set()
+
+    def _abandon(self, error: ChangefeedError) -> None:
+        if self.jvm is not None:
+            self.jvm.stop(grace=0)
+        PYSPARK.release(self)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.session.set_exception(error)
+
+    def _start(self) -> SparkSession:
+        spark_jars()  # the errors that name what is missing come first
+        spec = self._spec
+        java = find_java() if is_local(spec.master) else None
+        PYSPARK.take(self)
+        from pyspark import SparkConf, SparkContext
+        from pyspark.sql import SparkSession
+
+        quiet_py4j()
+        jars = paths(sorted(self.packs))
+        if java is not None:
+            self.jvm, gateway = launch_jvm(
+                Launch(
+                    java=java,
+                    heap=spec.heap,
+                    master=with_attempts(spec.master),
+                    scratch=self.scratch,
+                    log=self._log,
+                    flags=spec.flags,
+                    environment={"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": import_path()},
+                    jars=jars,
+                )
+            )
+            client = connect(gateway)
+        else:
+            self.jvm, client = launch_for_cluster(
+                spec.master, spec.heap, spec.properties, self._log, jars
+            )
+        settings = our_properties(spec.master, spec.cores, self.scratch)
+        if "hadoop-aws" in self.packs:
+            settings |= STORE_PROPERTIES
+        site: dict[str, str] = {}
+        person = dict(spec.properties)
+        if java is None:
+            site = site_properties(client)
+            # The launcher was given these together with ours.
+            person.pop("spark.jars", None)
+        settings = choose_properties(settings, site, person)
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        context = SparkContext(conf=conf, gateway=client)
+        # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
+        context.pythonExec = os.environ.get(
+            "PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable)
+        )
+        for module in _LATER:
+            importlib.import_module(module)
+        return SparkSession(context)
+
+    def died(self, failure: BaseException) -> bool:
+        """Whether the JVM is gone, asked after ``failure``.
+
+        The socket breaks a moment before the process is known to have ended, so an error of
+        the connection is given a second.
+        """
+        if self.jvm is None:
+            return False
+        return self.jvm.wait(1.0 if broken_connection(failure) else 0.0)
+
+    def extended(self) -> SparkSession:
+        """The session whose planner knows the table formats; made when first asked for."""
+        with self._extending:
+            if self._extended is None:
+                formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]
+                self._extended = _extend(self.session.result(), formats)
+            return self._extended
+
+    def end(self) -> None:
+        while not self._started.wait(0.05):
+            if self.jvm is not None:
+                self.jvm.stop(grace=0)  # nobody waits for a start that is not wanted any more
+        if self.jvm is not None:
+            if self.jvm.alive:
+                self._stop_context()
+            self.jvm.stop()
+        PYSPARK.release(self)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _stop_context(self) -> None:
+        if self.session.exception() is None:
+            # A JVM that breaks while it stops is killed right after.
+            with contextlib.suppress(Exception):
+                self.session.result().stop()
+
+
+#: What our modules import of pyspark where they use it: here once, before several threads want
+#: it at the same time.
+_LATER = ("pyspark.sql.functions", "pyspark.sql.pandas.types")
+
+
+def _extend(plain: SparkSession, formats: Sequence[Pack]) -> SparkSession:
+    """A session beside ``plain`` that has the formats' extensions.
+
+    They are injected into the object both sessions take them from, after ``plain`` has built
+    its planner and before the new one does; so ``plain`` stays as it is, and both share one
+    context, cache and listener (``spark.sql.extensions`` would hold for every session).
+    """
+    from pyspark.sql import SparkSession
+
+    gateway: Any = plain.sparkContext._gateway
+    jvm = gateway.jvm
+
+    def none(kind: str) -> Any:
+        return gateway.new_array(getattr(jvm.java.lang, kind), 0)
+
+    plain._jsparkSession.sessionState()  # built now, if it was not
+    extensions = plain._jsparkSession.extensions()
+    # The loader of Spark's jars: py4j's own does not have those that a cluster's driver is given.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for its in formats:
+        kind = loader.loadClass(its.extension)
+        kind.getConstructor(none("Class")).newInstance(none("Object")).apply(extensions)
+    session = SparkSession(plain.sparkContext, plain._jsparkSession.newSession())
+    for its in formats:
+        for name, value in its.settings:
+            session.conf.set(name, value)
+    return session

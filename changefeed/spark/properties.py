@@ -1,0 +1,127 @@
+"""The properties of a Spark session: ours, the site's and a person's."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from changefeed.core.telemetry import log
+
+#: How often Spark tries a task (one part of a scan) before the job fails.
+TASK_ATTEMPTS = 4
+
+_LOCAL = re.compile(r"local(\[.*\])?\Z")
+
+
+def is_local(master: str) -> bool:
+    """Spark runs in a JVM of our own, on this machine."""
+    return _LOCAL.match(master) is not None
+
+
+def default_heap() -> str:
+    """A quarter of the machine's memory, at least 1 GiB and at most 4."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return "1g"
+    return f"{min(4096, max(1024, total // 4 // 2**20))}m"
+
+
+def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
+    """What a session is started with, unless the site or a person says otherwise."""
+    local = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+    }
+    return {
+        "spark.app.name": "changefeed",
+        "spark.master": with_attempts(master),
+        **(local if is_local(master) else {}),
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        **_PROPERTIES,
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+    }
+
+
+_PROPERTIES = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.scheduler.mode": "FAIR",
+    # Checksum files next to every local file cost more than the file does.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.python.daemon.module": "changefeed.spark.daemon",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    # Wide tables keep whole-stage code generation.
+    "spark.sql.codegen.maxFields": "2000",
+    # Nobody looks at old jobs: the listener's memory stays small over days.
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "5",
+}
+
+
+#: Properties that the results depend on: neither a site's defaults nor ``--conf`` change them.
+_FIXED = frozenset(
+    {
+        "spark.sql.session.timeZone",
+        "spark.python.daemon.module",
+        "spark.sql.execution.arrow.pyspark.enabled",
+    }
+)
+
+
+def choose_properties(
+    ours: Mapping[str, str], site: Mapping[str, str], person: Mapping[str, str]
+) -> dict[str, str]:
+    """The properties of a session: a person's before the site's before ours, save the fixed."""
+    chosen = {**ours, **site, **person}
+    for name in _FIXED & (site.keys() | person.keys()):
+        if chosen[name] != ours[name]:
+            log.warning("Spark property %s stays %s: results depend on it", name, ours[name])
+            chosen[name] = ours[name]
+    return chosen
+
+
+#: Beginnings of properties that Spark's launcher sets by itself, or that we gave it.
+_SET_BY_LAUNCH = (
+    "spark.app.",
+    "spark.submit.",
+    "spark.master",
+    "spark.jars",
+    "spark.driver.memory",
+    "spark.ui.showConsoleProgress",
+)
+
+
+def site_properties(gateway: Any) -> dict[str, str]:
+    """The properties that Spark's launcher found: spark-defaults.conf of the site."""
+    pairs = gateway.jvm.org.apache.spark.SparkConf().getAll()
+    found = {pair._1(): pair._2() for pair in pairs}
+    return {k: v for k, v in found.items() if not k.startswith(_SET_BY_LAUNCH)}
+
+
+#: Of a session that writes to an object store: what goes there is gathered in local files, by a
+#: class that takes no other filesystem than Hadoop's own for the local one.
+STORE_PROPERTIES = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+
+
+def count_cores(master: str | None) -> int:
+    """Tasks that run at the same time where this machine runs them."""
+    match = re.match(r"local\[(\d+)", master or "")
+    return int(match[1]) if match else (os.cpu_count() or 1)
+
+
+def with_attempts(master: str) -> str:
+    """The master, with as many attempts of a task as a cluster makes."""
+    # local[N] never tries a task again; local[N,F] does.
+    match = re.match(r"local(?:\[([^,\]]+)\])?\Z", master)
+    return f"local[{match[1] or 1},{TASK_ATTEMPTS}]" if match else master
