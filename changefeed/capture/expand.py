@@ -10,8 +10,8 @@ from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.options import INITIAL_SCAN, InitialScan, Options
-from changefeed.plan.build import check_table, table_stages
 from changefeed.plan.sink_resolution import ResolvedSink, job_options
+from changefeed.plan.tables import check_table, table_stages
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import ResolvedTarget, matching, parse_targets
 from changefeed.sources.base import Attachment, Source, Watch

@@ -27,23 +27,20 @@ from changefeed.options import (
     parse_add_options,
     to_span,
 )
-from changefeed.plan.build import (
-    PlanContext,
-    check_range,
-    check_table,
-    definite,
-    distinct,
-    feed_sql,
-    find_tables,
-    look_at_targets,
-    sharing_notices,
-    shown,
-    table_notices,
-    table_stages,
-)
+from changefeed.plan.build import distinct, feed_sql, look_at_targets
+from changefeed.plan.context import PlanContext
+from changefeed.plan.notices import sharing_notices, table_notices
 from changefeed.plan.queries import lookup_problems
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
+from changefeed.plan.tables import (
+    check_range,
+    check_table,
+    definite,
+    find_tables,
+    shown,
+    table_stages,
+)
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import ResolvedTarget, matching, parse_targets, target_text
 from changefeed.sources.base import Source, Watch

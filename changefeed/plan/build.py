@@ -7,15 +7,13 @@ a problem as far as it can, so that all of them are told at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from changefeed.attachments import attachment
-from changefeed.catalog import Catalog, Connection
-from changefeed.catalog.model import TableProgress
-from changefeed.core.clock import Clock, Timestamp
+from changefeed.catalog import Connection
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
-from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.uri import sink_location
 from changefeed.encoding.compile import (
@@ -27,16 +25,16 @@ from changefeed.encoding.compile import (
 )
 from changefeed.options import (
     CURSOR,
-    HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
-    KEY_COLUMN,
     DebeziumOffset,
     InitialScan,
     Options,
     parse_options,
     to_span,
 )
+from changefeed.plan.context import PlanContext
 from changefeed.plan.names import choose_source
+from changefeed.plan.notices import sharing_notices, table_notices
 from changefeed.plan.queries import (
     key_problems,
     lookup_problems,
@@ -44,57 +42,29 @@ from changefeed.plan.queries import (
     query_options,
     query_problems,
 )
-from changefeed.plan.sink_resolution import Probe, ResolvedSink, check_sink, find_sink
-from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage, TableStage
-from changefeed.plan.target_names import clashes, sharing, topics_of
+from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
+from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage
+from changefeed.plan.tables import (
+    check_range,
+    check_table,
+    definite,
+    find_tables,
+    named_topic,
+    table_stages,
+)
+from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import (
     ResolvedTarget,
-    look_up,
     parse_targets,
-    qualified,
     target_text,
-    wishes,
 )
-from changefeed.query.model import CompiledQuery
-from changefeed.sources.base import Attachment, Handover, KeyRange, Source, TableInfo, Watch
-from changefeed.sources.registry import open_source as open_registered
+from changefeed.sources.base import Attachment, Handover, Source, Watch
 from grammar import nodes
 from grammar.printer import to_sql
-from grammar.spelling import did_you_mean
 from sinks.base import Target
 from sinks.registry import takers
 
 T = TypeVar("T")
-
-OpenSource = Callable[[str, str], Source]
-#: Source name -> what the change log goes back to; None where there is no log.
-LogOldest = Callable[[str], Timestamp | None]
-#: Whether the change log of a source has every change of a table, which it has since the
-#: timestamp (None: it has none), that committed after the position.
-LogHas = Callable[[str, Position, Timestamp | None], bool]
-#: A query over a table of this shape, checked by Spark.
-CompileQuery = Callable[[TableSchema, nodes.Query], CompiledQuery]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanContext:
-    """What planning looks at: the state, the session's USE, the clock, how to open a source,
-    and how to look at the target: for VALIDATE in every respect (``probe``), for CREATE and ALTER
-    only whose the targets are (``guard``), as far as the target answers. ``compile_query`` checks
-    CDC queries; None where there is no Spark. ``given`` is the connection to read, which need not
-    be in the state yet."""
-
-    catalog: Catalog
-    clock: Clock
-    text: str = ""
-    session_source: str | None = None
-    open_source: OpenSource = open_registered
-    log_oldest: LogOldest = lambda source: None
-    log_has: LogHas = lambda source, position, since: False
-    probe: Probe | None = None
-    guard: Probe | None = None
-    compile_query: CompileQuery | None = None
-    given: Connection | None = None
 
 
 def plan_create(statement: nodes.CreateChangefeed, around: PlanContext) -> FeedPlan:
@@ -462,192 +432,6 @@ def _shape(place: ResolvedTarget) -> TableSchema:
         columns=tuple(whole.columns[i] for i in kept),
         key=tuple(kept.index(i) for i in whole.key),
     )
-
-
-# ------------------------------------------------------------------- parts ALTER uses too
-
-
-def find_tables(
-    targets: Sequence[nodes.Target], source: Source, *, diff: bool
-) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
-    """The tables that targets mean now, and what is wrong with the targets."""
-    asked, problems = wishes(targets, source, diff=diff)
-    found, missing = look_up(asked, source)
-    return found, [*problems, *missing]
-
-
-def table_stages(
-    found: Sequence[ResolvedTarget],
-    source: Source,
-    sink: ResolvedSink,
-    options: Options,
-    *,
-    scan: InitialScan,
-    start: Position | None,
-) -> list[TableStage]:
-    """The stages of the tables, with topics and estimates."""
-    sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
-    stages = []
-    named = {f.schema.table: named_topic(f.target) for f in found}
-    topics = topics_of(named, sink, options, source.database)
-    for place in found:
-        table = place.schema.table
-        target = place.target
-        own = target if isinstance(target, nodes.TableTarget) else None
-        info = place.partition or sizes.get(table)
-        progress = TableProgress(
-            table,
-            topic=topics[table],
-            scan_wanted=scan is not InitialScan.NO,
-            start=start,
-            scan_total=info.rows_estimate if info else 0,
-            columns=own.columns if own else (),
-            values_from=tuple(v.text for v in own.values_from) if own else (),
-            values_to=tuple(v.text for v in own.values_to) if own else (),
-            partition=place.partition.partition if place.partition else None,
-            joined=place.joined,
-            table_id=place.schema.table_id,
-        )
-        stages.append(
-            TableStage(
-                place.schema,
-                progress,
-                rows_estimate=info.rows_estimate if info else 0,
-                bytes_estimate=info.bytes if info else 0,
-                target=target_text(target),
-                query=place.query,
-            )
-        )
-    return stages
-
-
-def named_topic(target: nodes.Target) -> str | None:
-    """The name that ``AS`` gives the target of a table."""
-    return target.topic if isinstance(target, nodes.TableTarget) else None
-
-
-def check_table(
-    schema: TableSchema, target: nodes.Target, options: Options | None
-) -> list[ChangefeedError]:
-    """What the target's columns and range, and the options, need of the table."""
-    problems = []
-    known = {column.name: column for column in schema.columns}
-    span = to_span(target.span)
-    own = target if isinstance(target, nodes.TableTarget) else None
-    named = list(own.columns if own else ())
-    if options is not None:
-        named += filter(None, (options[KEY_COLUMN], options[HEADERS_JSON_COLUMN_NAME]))
-    problems += [_no_column(name, schema, span) for name in named if name not in known]
-    headers = known.get((options[HEADERS_JSON_COLUMN_NAME] if options else None) or "")
-    if headers is not None and headers.logical != "json":
-        problems.append(
-            ChangefeedError(
-                "CF1302",
-                f"column {headers.name} of {shown(schema.table)} is {headers.type_name}, "
-                "not json: it cannot hold headers",
-                span=span,
-            )
-        )
-    width = max(len(own.values_from), len(own.values_to)) if own else 0
-    if width and schema.keyless:
-        message = f"{shown(schema.table)} has no key, so VALUES has no meaning"
-        problems.append(ChangefeedError("CF1302", message, span=span))
-    elif width > len(schema.key):
-        key = ", ".join(column.name for column in schema.key_columns)
-        problems.append(
-            ChangefeedError(
-                "CF1302",
-                f"VALUES has more columns than the key of {shown(schema.table)}",
-                detail=f"the key is ({key})",
-                span=span,
-            )
-        )
-    return problems
-
-
-def check_range(place: ResolvedTarget, source: Source) -> list[ChangefeedError]:
-    """Whether a row can be in the range of keys that the target names."""
-    own = place.target
-    if not isinstance(own, nodes.TableTarget):
-        return []
-    low, high = (tuple(v.text for v in bound) for bound in (own.values_from, own.values_to))
-    if not (low or high) or place.schema.keyless:
-        return []
-    if max(len(low), len(high)) > len(place.schema.key):
-        return []  # said by check_table
-    problem = source.range_problem(place.schema, KeyRange(low or None, high or None))
-    if problem is None:
-        return []
-    problem.span = to_span(own.span)
-    return [problem]
-
-
-def shown(table: TableName) -> str:
-    """``schema.table``: how a table is named inside its source."""
-    return f"{table.schema}.{table.name}"
-
-
-def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedError:
-    columns = [column.name for column in schema.columns]
-    near = did_you_mean(name, columns)
-    listed = f"its columns are: {', '.join(columns[:20])}."
-    return ChangefeedError(
-        "CF1101",
-        f"required column {name} not present on table {schema.table.name}",
-        hint=f'did you mean "{near}"?' if near else listed,
-        span=span,
-    )
-
-
-def definite(
-    targets: Sequence[nodes.Target], found: Sequence[ResolvedTarget], source: Source
-) -> list[nodes.Target]:
-    """The targets with names that mean the same in every session."""
-    tables = {id(f.target): f.schema.table for f in found if not f.joined}
-    return [qualified(target, source.name, tables.get(id(target))) for target in targets]
-
-
-def table_notices(tables: Sequence[TableStage], sink: ResolvedSink) -> list[str]:
-    """What is allowed but deserves a word."""
-    notices = [
-        f"table {t.shown} has no primary key: all its columns are the key of its messages"
-        for t in tables
-        if t.schema.keyless
-    ]
-    if sink.written is not None and "topic_name=" not in sink.real:
-        by_topic: dict[str, list[str]] = {}
-        for table in tables:
-            by_topic.setdefault(table.progress.topic, []).append(table.shown)
-        notices += [
-            f"{' and '.join(names)} share the topic {topic}; full_table_name keeps them apart"
-            for topic, names in by_topic.items()
-            if len(names) > 1
-        ]
-    return notices
-
-
-def sharing_notices(
-    tables: Sequence[TableStage], sink: ResolvedSink, catalog: Catalog, job: int = 0
-) -> list[str]:
-    """Other feeds that write to the same topics or into the same folder."""
-    if not sink.capabilities.shared_topics:
-        return []
-    topics = {table.progress.topic for table in tables}
-    notices = []
-    for other in sharing(sink, catalog, job):
-        common = sorted(topics & {progress.topic for progress in catalog.tables(other.id)})
-        if common:
-            listed = ", ".join(common[:5]) + (", .." if len(common) > 5 else "")
-            notices.append(
-                f'changefeed "{other.name}" writes to {listed} at the same place: readers get the '
-                "messages of both, and a resolved timestamp of one says nothing of the other"
-            )
-        elif not sink.capabilities.resolved_by_topic:
-            notices.append(
-                f'changefeed "{other.name}" writes to the same place: a resolved timestamp there '
-                "says nothing of the tables of the other changefeed"
-            )
-    return notices
 
 
 def feed_sql(

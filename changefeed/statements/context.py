@@ -17,7 +17,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
 from changefeed.options import to_span
-from changefeed.plan.build import LogHas, LogOldest, OpenSource, PlanContext
+from changefeed.plan.context import LogHas, LogOldest, OpenSource, PlanContext
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.query.model import CompiledQuery

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from changefeed.core.partition import Interval, Partition
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.plan.build import CompileQuery
+from changefeed.plan.context import CompileQuery
 from changefeed.sources.base import PartitionInfo
 from grammar import nodes
 from grammar.parser import parse

@@ -1,0 +1,46 @@
+"""What planning asks: the catalog, the sources, the change log and the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from changefeed.catalog import Catalog, Connection
+from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.events import Position
+from changefeed.core.schema import TableSchema
+from changefeed.plan.sink_resolution import Probe
+from changefeed.query.model import CompiledQuery
+from changefeed.sources.base import Source
+from changefeed.sources.registry import open_source as open_registered
+from grammar import nodes
+
+OpenSource = Callable[[str, str], Source]
+#: Source name -> what the change log goes back to; None where there is no log.
+LogOldest = Callable[[str], Timestamp | None]
+#: Whether the change log of a source has every change of a table, which it has since the
+#: timestamp (None: it has none), that committed after the position.
+LogHas = Callable[[str, Position, Timestamp | None], bool]
+#: A query over a table of this shape, checked by Spark.
+CompileQuery = Callable[[TableSchema, nodes.Query], CompiledQuery]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContext:
+    """What planning looks at: the state, the session's USE, the clock, how to open a source,
+    and how to look at the target: for VALIDATE in every respect (``probe``), for CREATE and ALTER
+    only whose the targets are (``guard``), as far as the target answers. ``compile_query`` checks
+    CDC queries; None where there is no Spark. ``given`` is the connection to read, which need not
+    be in the state yet."""
+
+    catalog: Catalog
+    clock: Clock
+    text: str = ""
+    session_source: str | None = None
+    open_source: OpenSource = open_registered
+    log_oldest: LogOldest = lambda source: None
+    log_has: LogHas = lambda source, position, since: False
+    probe: Probe | None = None
+    guard: Probe | None = None
+    compile_query: CompileQuery | None = None
+    given: Connection | None = None

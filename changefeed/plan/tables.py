@@ -1,0 +1,170 @@
+"""The tables of a feed: found, checked and made stages of a plan, for CREATE and for ALTER."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from changefeed.catalog.model import TableProgress
+from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.options import (
+    HEADERS_JSON_COLUMN_NAME,
+    KEY_COLUMN,
+    InitialScan,
+    Options,
+    to_span,
+)
+from changefeed.plan.sink_resolution import ResolvedSink
+from changefeed.plan.stages import TableStage
+from changefeed.plan.target_names import topics_of
+from changefeed.plan.targets import (
+    ResolvedTarget,
+    look_up,
+    qualified,
+    target_text,
+    wishes,
+)
+from changefeed.sources.base import KeyRange, Source, TableInfo
+from grammar import nodes
+from grammar.spelling import did_you_mean
+
+
+def find_tables(
+    targets: Sequence[nodes.Target], source: Source, *, diff: bool
+) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
+    """The tables that targets mean now, and what is wrong with the targets."""
+    asked, problems = wishes(targets, source, diff=diff)
+    found, missing = look_up(asked, source)
+    return found, [*problems, *missing]
+
+
+def table_stages(
+    found: Sequence[ResolvedTarget],
+    source: Source,
+    sink: ResolvedSink,
+    options: Options,
+    *,
+    scan: InitialScan,
+    start: Position | None,
+) -> list[TableStage]:
+    """The stages of the tables, with topics and estimates."""
+    sizes: dict[TableName, TableInfo] = {info.name: info for info in source.tables()}
+    stages = []
+    named = {f.schema.table: named_topic(f.target) for f in found}
+    topics = topics_of(named, sink, options, source.database)
+    for place in found:
+        table = place.schema.table
+        target = place.target
+        own = target if isinstance(target, nodes.TableTarget) else None
+        info = place.partition or sizes.get(table)
+        progress = TableProgress(
+            table,
+            topic=topics[table],
+            scan_wanted=scan is not InitialScan.NO,
+            start=start,
+            scan_total=info.rows_estimate if info else 0,
+            columns=own.columns if own else (),
+            values_from=tuple(v.text for v in own.values_from) if own else (),
+            values_to=tuple(v.text for v in own.values_to) if own else (),
+            partition=place.partition.partition if place.partition else None,
+            joined=place.joined,
+            table_id=place.schema.table_id,
+        )
+        stages.append(
+            TableStage(
+                place.schema,
+                progress,
+                rows_estimate=info.rows_estimate if info else 0,
+                bytes_estimate=info.bytes if info else 0,
+                target=target_text(target),
+                query=place.query,
+            )
+        )
+    return stages
+
+
+def named_topic(target: nodes.Target) -> str | None:
+    """The name that ``AS`` gives the target of a table."""
+    return target.topic if isinstance(target, nodes.TableTarget) else None
+
+
+def check_table(
+    schema: TableSchema, target: nodes.Target, options: Options | None
+) -> list[ChangefeedError]:
+    """What the target's columns and range, and the options, need of the table."""
+    problems = []
+    known = {column.name: column for column in schema.columns}
+    span = to_span(target.span)
+    own = target if isinstance(target, nodes.TableTarget) else None
+    named = list(own.columns if own else ())
+    if options is not None:
+        named += filter(None, (options[KEY_COLUMN], options[HEADERS_JSON_COLUMN_NAME]))
+    problems += [_no_column(name, schema, span) for name in named if name not in known]
+    headers = known.get((options[HEADERS_JSON_COLUMN_NAME] if options else None) or "")
+    if headers is not None and headers.logical != "json":
+        problems.append(
+            ChangefeedError(
+                "CF1302",
+                f"column {headers.name} of {shown(schema.table)} is {headers.type_name}, "
+                "not json: it cannot hold headers",
+                span=span,
+            )
+        )
+    width = max(len(own.values_from), len(own.values_to)) if own else 0
+    if width and schema.keyless:
+        message = f"{shown(schema.table)} has no key, so VALUES has no meaning"
+        problems.append(ChangefeedError("CF1302", message, span=span))
+    elif width > len(schema.key):
+        key = ", ".join(column.name for column in schema.key_columns)
+        problems.append(
+            ChangefeedError(
+                "CF1302",
+                f"VALUES has more columns than the key of {shown(schema.table)}",
+                detail=f"the key is ({key})",
+                span=span,
+            )
+        )
+    return problems
+
+
+def check_range(place: ResolvedTarget, source: Source) -> list[ChangefeedError]:
+    """Whether a row can be in the range of keys that the target names."""
+    own = place.target
+    if not isinstance(own, nodes.TableTarget):
+        return []
+    low, high = (tuple(v.text for v in bound) for bound in (own.values_from, own.values_to))
+    if not (low or high) or place.schema.keyless:
+        return []
+    if max(len(low), len(high)) > len(place.schema.key):
+        return []  # said by check_table
+    problem = source.range_problem(place.schema, KeyRange(low or None, high or None))
+    if problem is None:
+        return []
+    problem.span = to_span(own.span)
+    return [problem]
+
+
+def shown(table: TableName) -> str:
+    """``schema.table``: how a table is named inside its source."""
+    return f"{table.schema}.{table.name}"
+
+
+def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedError:
+    columns = [column.name for column in schema.columns]
+    near = did_you_mean(name, columns)
+    listed = f"its columns are: {', '.join(columns[:20])}."
+    return ChangefeedError(
+        "CF1101",
+        f"required column {name} not present on table {schema.table.name}",
+        hint=f'did you mean "{near}"?' if near else listed,
+        span=span,
+    )
+
+
+def definite(
+    targets: Sequence[nodes.Target], found: Sequence[ResolvedTarget], source: Source
+) -> list[nodes.Target]:
+    """The targets with names that mean the same in every session."""
+    tables = {id(f.target): f.schema.table for f in found if not f.joined}
+    return [qualified(target, source.name, tables.get(id(target))) for target in targets]
