@@ -34,7 +34,18 @@ from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
-from changefeed.statements import connections, feeds, functions, listing, show, sync, verify
+from changefeed.statements import (
+    alter,
+    connections,
+    control,
+    create,
+    explain,
+    functions,
+    listing,
+    show,
+    sync,
+    verify,
+)
 from changefeed.statements.brief import Brief, Section
 from changefeed.statements.context import (
     Context,
@@ -100,20 +111,20 @@ HANDLERS: dict[type[nodes.Statement], Handler] = {
     nodes.ShowConnections: connections.show_connections,
     nodes.Use: connections.use,
     nodes.ShowTables: connections.show_tables,
-    nodes.CreateChangefeed: feeds.create,
+    nodes.CreateChangefeed: create.create,
     nodes.CreateFunction: functions.create_function,
     nodes.DropFunction: functions.drop_function,
     nodes.ShowFunctions: functions.show_functions,
-    nodes.CreateDataset: feeds.create_dataset,
-    nodes.CreateCdc: feeds.create_cdc,
-    nodes.DropCdc: feeds.drop_cdc,
-    nodes.Explain: feeds.explain,
-    nodes.Validate: feeds.validate,
-    nodes.AlterChangefeed: feeds.alter,
-    nodes.RenameChangefeed: feeds.rename,
-    nodes.PauseChangefeed: feeds.pause,
-    nodes.ResumeChangefeed: feeds.resume,
-    nodes.DropChangefeed: feeds.drop,
+    nodes.CreateDataset: create.create_dataset,
+    nodes.CreateCdc: create.create_cdc,
+    nodes.DropCdc: control.drop_cdc,
+    nodes.Explain: explain.explain,
+    nodes.Validate: explain.validate,
+    nodes.AlterChangefeed: alter.alter,
+    nodes.RenameChangefeed: alter.rename,
+    nodes.PauseChangefeed: control.pause,
+    nodes.ResumeChangefeed: control.resume,
+    nodes.DropChangefeed: control.drop,
     nodes.ShowChangefeeds: listing.show_changefeeds,
     nodes.ShowChangefeed: show.show_changefeed,
     nodes.ShowCreateChangefeed: show.show_create,

@@ -12,7 +12,7 @@ from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import brief
 from changefeed.statements.context import Context, Result
-from changefeed.statements.feeds import forget_source
+from changefeed.statements.release import forget_source
 from changefeed.statements.times import date
 from changefeed.statements.values import Estimate, Names, Size
 from grammar import nodes

@@ -1,0 +1,97 @@
+"""ALTER CHANGEFEED and RENAME."""
+
+from __future__ import annotations
+
+from changefeed.catalog import DesiredStatus, Job, Status
+from changefeed.core.errors import LOG_LOST, ChangefeedError
+from changefeed.options import to_span
+from changefeed.plan.alter import plan_alter
+from changefeed.statements.context import Context, Result
+from changefeed.statements.create import FEED_COLUMNS, is_captured, source_waits
+from changefeed.statements.notices import no_node, source_warnings, topic_notices
+from grammar import nodes
+
+
+def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
+    """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
+    job = context.job(statement.feed)
+    plan = plan_alter(statement, job, context.surroundings(making=True))
+    warnings = source_warnings(job.source, plan.add, context, server=False)
+    log_is_lost = bool(plan.rescan) and _log_is_lost(job, context)
+    altered = context.catalog.alter_job(
+        job.id,
+        sink_uri=plan.sink_uri,
+        targets=plan.targets,
+        options=plan.options.to_dict(),
+        statement=plan.statement,
+        add=[stage.progress for stage in plan.add],
+        drop=plan.drop,
+        topics=plan.topics,
+        rescan=plan.rescan,
+        renew_log=log_is_lost,
+        generation=job.generation,
+    )
+    rescans = _others_of_the_log(job, context) if log_is_lost else []
+    if plan.rescan:
+        # A feed that failed goes on with its RESCAN.
+        rescans += _go_on(job, context)
+    context.host.wake()
+    late: list[str] = []
+    if plan.add and altered.status.active and context.host.node_running():
+        added = {stage.schema.table: stage.schema.table_id for stage in plan.add}
+
+        def settled() -> bool:
+            return is_captured(job, added, context) or source_waits(job, context)
+
+        context.wait(settled, context.timings.answer)
+        if not is_captured(job, added, context):
+            error = context.catalog.source_state(job.source).error
+            why = f": {error}" if error else ""
+            late.append(f"the source does not send the added tables yet{why}")
+    topics = tuple(dict.fromkeys([*(s.progress.topic for s in plan.add), *plan.topics.values()]))
+    return Result(
+        "rows",
+        ("job_id", "job_description"),
+        [(altered.id, altered.statement)],
+        [*plan.notices, *rescans, *warnings, *topic_notices(topics), *late],
+        job_id=altered.id,
+        name=altered.name,
+        tag="ALTER CHANGEFEED",
+    )
+
+
+def _log_is_lost(job: Job, context: Context) -> bool:
+    """``job`` as it was before the statement, or its source, has met a log that cannot go on."""
+    codes = {job.error_code, context.catalog.source_state(job.source).error_code}
+    return bool(codes & LOG_LOST)
+
+
+def _others_of_the_log(job: Job, context: Context) -> list[str]:
+    """Who else needs to know of a new change log."""
+    others = [j.name for j in context.catalog.source_jobs(job.source) if j.id != job.id]
+    if not others:
+        return []
+    return [
+        f"a new change log of source {job.source} begins unless the old one can go on; its other "
+        f"feeds then need a RESCAN, too: {', '.join(others)}"
+    ]
+
+
+def _go_on(job: Job, context: Context) -> list[str]:
+    """Let a feed that failed go on; say where one that stands still does not."""
+    if job.status is Status.FAILED and job.wanted is DesiredStatus.RUNNING:
+        context.catalog.transition(job.id, Status.PENDING, reason="is to be rescanned")
+    elif job.status is Status.PAUSED or job.wanted is DesiredStatus.PAUSED:
+        return [f'changefeed "{job.name}" is paused: the rescan begins with RESUME']
+    return no_node(context)
+
+
+def rename(statement: nodes.RenameChangefeed, context: Context) -> Result:
+    """ALTER CHANGEFEED f RENAME TO g."""
+    job = context.job(statement.feed)
+    try:
+        renamed = context.catalog.rename_job(job.id, statement.new_name)
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    return Result("rows", FEED_COLUMNS, [(renamed.id, renamed.name)], tag="ALTER CHANGEFEED")

@@ -1,0 +1,212 @@
+"""PAUSE, RESUME and DROP.
+
+A statement changes the job table; the node does the rest. Where a node runs, the statement
+waits (not forever) until what it asked for is so; where none runs, it does what can be done
+without one, and says what waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from changefeed.catalog import DesiredStatus, Job, Status
+from changefeed.core.errors import ChangefeedError
+from changefeed.options import to_span
+from changefeed.plan import cdc
+from changefeed.statements.context import Context, Result
+from changefeed.statements.notices import no_node
+from changefeed.statements.release import leave_source
+from changefeed.statements.values import Cell
+from grammar import nodes
+
+STATUS_COLUMNS = ("job_id", "name", "status")
+
+
+def pause(statement: nodes.PauseChangefeed, context: Context) -> Result:
+    """PAUSE: stop delivery, keep the place. ALL means those that are under way."""
+    jobs = context.jobs(statement.feeds)
+    if not statement.feeds:
+        jobs = [job for job in jobs if job.status.active]
+    notices = []
+    for job in jobs:
+        if job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
+            raise _wrong_state(job, "paused", statement.feeds)
+    for job in jobs:
+        if job.status is Status.PAUSED and job.wanted is DesiredStatus.PAUSED:
+            notices.append(f'changefeed "{job.name}" is paused already')
+        context.catalog.request(job.id, DesiredStatus.PAUSED)
+    context.host.wake()
+    for job in jobs:
+        notices += _until(job, context, _pause_here, "pause", lambda now: not now.status.active)
+    return _statuses(jobs, notices, context, "PAUSE")
+
+
+def _pause_here(job: Job, context: Context) -> None:
+    now = context.catalog.job(job.id)
+    if now.status.active:
+        context.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+
+
+def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
+    """RESUME: go on from where it stopped; failed tables of a running feed try again."""
+    jobs = context.jobs(statement.feeds)
+    if not statement.feeds:
+        jobs = [job for job in jobs if job.status in (Status.PAUSED, Status.FAILED)]
+    for job in jobs:
+        if not _can_resume(job, context):
+            raise _not_paused(job, statement.feeds, context)
+    for job in jobs:
+        _resume_one(job, context)
+    context.host.wake()
+    notices: list[str] = []
+    if context.host.node_running():
+        for job in jobs:
+            # A feed that only retries tables is under way already.
+            context.wait(partial(_taken_up, job, context), context.timings.resume)
+    elif jobs:
+        notices += no_node(context)
+    return _statuses(jobs, notices, context, "RESUME")
+
+
+def _can_resume(job: Job, context: Context) -> bool:
+    """It stands still, is about to, or has a table that does."""
+    if job.status.finished:
+        return False
+    if not job.status.active or job.wanted is not DesiredStatus.RUNNING:
+        return True
+    return any(table.error is not None for table in context.catalog.tables(job.id))
+
+
+def _taken_up(job: Job, context: Context) -> bool:
+    return context.catalog.job(job.id).status is not Status.PENDING
+
+
+def _resume_one(job: Job, context: Context) -> None:
+    catalog = context.catalog
+    catalog.retry_tables(job.id)
+    # First what is wanted: a node that saw the job pending would pause it again.
+    catalog.request(job.id, DesiredStatus.RUNNING)
+    if job.status in (Status.PAUSED, Status.FAILED):
+        catalog.transition(job.id, Status.PENDING, reason="resumed, waits for a node")
+
+
+def _span_of(job: Job, refs: tuple[nodes.FeedRef, ...]) -> nodes.Span | None:
+    return next((r.span for r in refs if r.name == job.name or r.job_id == job.id), None)
+
+
+def _wrong_state(job: Job, what: str, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1301",
+        f'changefeed "{job.name}" is {job.status} and cannot be {what}',
+        hint=_after(job),
+        span=to_span(_span_of(job, refs)),
+    )
+
+
+def _after(job: Job) -> str:
+    """What can be done with a feed that is over, or has failed."""
+    if job.status is Status.FAILED:
+        return f"RESUME CHANGEFEED {job.name} tries again; DROP CHANGEFEED {job.name} ends it."
+    return ""
+
+
+def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...], context: Context) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1301",
+        # As SHOW CHANGEFEEDS calls it: a feed that no node runs is stopped.
+        f'changefeed "{job.name}" is not paused: it is {context.health(job).status}',
+        hint=f"SHOW CHANGEFEED {job.name} says more.",
+        span=to_span(_span_of(job, refs)),
+    )
+
+
+def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
+    """DROP: end feeds for good; with its last feed, what we hold at a source goes too."""
+    refs = statement.feeds
+    notices = []
+    if statement.if_exists:
+        known = [ref for ref in refs if context.catalog.find_job(_key(ref)) is not None]
+        notices += [
+            f'changefeed "{_key(ref)}" does not exist, skipping' for ref in refs if ref not in known
+        ]
+        refs = tuple(known)
+        if not refs:
+            return Result("done", notices=notices, tag="DROP CHANGEFEED")
+    jobs = context.jobs(refs)
+    for job in jobs:
+        if job.status is Status.DROPPED:
+            raise _wrong_state(job, "dropped again", refs)
+    for job in jobs:
+        context.catalog.request(job.id, DesiredStatus.DROPPED)
+    context.host.wake()
+    for job in jobs:
+        notices += _until(
+            job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED
+        )
+    for source in sorted({job.source for job in jobs}):
+        notices += leave_source(source, context)
+    return _statuses(jobs, notices, context, "DROP")
+
+
+def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
+    """YugabyteDB's DROP CDC."""
+    ref = nodes.FeedRef(name=cdc.feed_name(statement.table), span=statement.table.span)
+    if context.catalog.find_job(ref.name or "") is None:
+        table = ".".join(statement.table.parts)
+        raise ChangefeedError(
+            "CF1101",
+            f"there is no CDC for {table}",
+            hint="SHOW CHANGEFEEDS lists the feeds; DROP CHANGEFEED drops those of other names.",
+            span=to_span(statement.table.span),
+        )
+    return drop(nodes.DropChangefeed((ref,)), context)
+
+
+def _key(ref: nodes.FeedRef) -> str | int:
+    if ref.name is not None:
+        return ref.name
+    return -1 if ref.job_id is None else ref.job_id
+
+
+def _drop_here(job: Job, context: Context) -> None:
+    context.catalog.delete_job(job.id)
+
+
+def undo(job: Job, context: Context) -> None:
+    """A statement that failed leaves no job; the node stops what it began."""
+    context.catalog.request(job.id, DesiredStatus.DROPPED)
+    context.host.wake()
+    for _ in _until(job, context, _drop_here, "drop", lambda now: now.status is Status.DROPPED):
+        context.catalog.delete_job(job.id)
+
+
+def _until(
+    job: Job,
+    context: Context,
+    alone: Callable[[Job, Context], None],
+    verb: str,
+    reached: Callable[[Job], bool],
+) -> list[str]:
+    """Wait for the node to do it, or do it here where none runs; what to say if neither."""
+    if not context.host.node_running():
+        alone(job, context)
+        return []
+
+    def done() -> bool:
+        now = context.catalog.find_job(job.id)
+        return now is None or reached(now)
+
+    if context.wait(done, context.timings.answer):
+        return []
+    return [f'the node was asked to {verb} "{job.name}" and has not done it yet']
+
+
+def _statuses(jobs: list[Job], notices: list[str], context: Context, verb: str) -> Result:
+    rows: list[tuple[Cell, ...]] = []
+    node = context.host.node_running()
+    for job in jobs:
+        now = context.catalog.find_job(job.id)
+        status = context.health(now, node=node).status if now else str(Status.DROPPED)
+        rows.append((job.id, job.name, status))
+    return Result("rows", STATUS_COLUMNS, rows, notices, tag=f"{verb} CHANGEFEED")

@@ -1,0 +1,208 @@
+"""CREATE CHANGEFEED, FOR DATASET and CREATE CDC.
+
+A statement changes the job table; the node does the rest (:mod:`.control`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from changefeed.attachments import capture_tables
+from changefeed.catalog import Job, Status
+from changefeed.core.errors import ChangefeedError, Code, raise_all
+from changefeed.core.schema import TableName
+from changefeed.options import to_span
+from changefeed.plan import cdc
+from changefeed.plan.build import plan_create
+from changefeed.plan.stages import FeedPlan
+from changefeed.statements import datasets
+from changefeed.statements.context import Context, Result
+from changefeed.statements.control import undo
+from changefeed.statements.notices import no_node, source_warnings, topic_notices
+from changefeed.statements.release import forget_source, leave_source
+from grammar import nodes
+
+FEED_COLUMNS = ("job_id", "name")
+
+
+def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
+    """CREATE CHANGEFEED: plan, store, and wait until the source sends the tables."""
+    existing = context.catalog.find_job(statement.name) if statement.name else None
+    if existing is not None and statement.if_not_exists:
+        notice = f'changefeed "{existing.name}" already exists, skipping'
+        return Result(
+            "rows",
+            FEED_COLUMNS,
+            [(existing.id, existing.name)],
+            [notice],
+            job_id=existing.id,
+            name=existing.name,
+            tag="CREATE CHANGEFEED",
+        )
+    plan = plan_create(statement, context.surroundings(making=True))
+    warnings = source_warnings(plan.source.source, plan.tables, context, server=plan.source.fresh)
+    if plan.sinkless:
+        rows = context.host.start_sinkless(plan)
+        return Result(
+            "stream",
+            ("table", "key", "value"),
+            notices=[*plan.notices, *warnings],
+            stream=_texts(rows, lambda: leave_source(plan.source.source, context)),
+            tag="CREATE CHANGEFEED",
+        )
+    job, late = _store(plan, statement, context)
+    return Result(
+        "rows",
+        FEED_COLUMNS,
+        [(job.id, job.name)],
+        [
+            *plan.notices,
+            *warnings,
+            *topic_notices(plan.sink.topics),
+            *late,
+            *no_node(context),
+        ],
+        job_id=job.id,
+        name=job.name,
+        tag="CREATE CHANGEFEED",
+    )
+
+
+def _store(
+    plan: FeedPlan, statement: nodes.CreateChangefeed, context: Context
+) -> tuple[Job, list[str]]:
+    catalog = context.catalog
+    try:
+        # Before anything is made at the source: a node would remove what no job needs.
+        job = catalog.create_job(plan.spec())
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    if not context.host.node_running() and plan.start is not None:
+        # Nobody will make the source send them soon, and this feed owes every change from now on.
+        try:
+            _prepare_here(plan, context)
+        except BaseException:
+            undo(job, context)
+            forget_source(job.source, context)
+            raise
+    context.host.wake()
+    notices = _await_capture(job, plan, context) if context.host.node_running() else []
+    return job, notices
+
+
+def _prepare_here(plan: FeedPlan, context: Context) -> None:
+    """Make the source send the tables without a node.
+
+    Raises:
+        ChangefeedError: the source refuses, be it one of the tables.
+    """
+    catalog, source = context.catalog, context.source(plan.source.source)
+    mine = {table.schema.table for table in plan.tables}
+    watched = set(catalog.watched(source.name)) | mine
+    prepared = capture_tables(catalog, source, sorted(watched))
+    catalog.add_gaps(
+        {
+            t: f'changes to table "{t.schema}.{t.name}" may be missing: {why}'
+            for t, why in prepared.altered.items()
+        }
+    )
+    raise_all([prepared.problems[t] for t in sorted(prepared.problems) if t in mine])
+
+
+def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
+    """Wait until every later change of the tables reaches the log; what to say if it is late.
+
+    Raises:
+        ChangefeedError: the source refused, or is late with a feed that scans nothing and so
+            would miss changes; the job is gone again.
+    """
+    catalog = context.catalog
+    tables = {table.schema.table: table.schema.table_id for table in plan.tables}
+
+    def settled() -> bool:
+        captured = is_captured(job, tables, context)
+        return captured or source_waits(job, context) or not catalog.job(job.id).status.active
+
+    if context.wait(settled, context.timings.answer) and is_captured(job, tables, context):
+        return []
+    now = catalog.job(job.id)
+    if now.status is Status.FAILED and now.started is None:
+        undo(job, context)
+        code = Code.stored(now.error_code) or Code.SOURCE_NOT_SET_UP
+        raise ChangefeedError(code, now.error or now.reason, hint=now.hint or "")
+    if not now.status.active:
+        return []
+    error = catalog.source_state(job.source).error
+    why = f": {error}" if error else ""
+    late = f"the source does not send the tables yet{why}"
+    if plan.start is not None:
+        undo(job, context)
+        raise ChangefeedError(
+            "CF1304",
+            late,
+            detail="without an initial scan the feed would miss changes",
+            hint="look at the source and try again.",
+        )
+    return [f"{late}; the feed begins when it does"]
+
+
+def source_waits(job: Job, context: Context) -> bool:
+    """The source waits for a transaction or a lock of somebody else: that may take long."""
+    return context.catalog.source_state(job.source).error_code == Code.SOURCE_BUSY
+
+
+def is_captured(job: Job, tables: Mapping[TableName, int], context: Context) -> bool:
+    """The source sends the tables: these, not others of their names."""
+    captured = context.catalog.captured_table_ids(job.source)
+    return all(
+        table in captured and (0 in (table_id, captured[table]) or captured[table] == table_id)
+        for table, table_id in tables.items()
+    )
+
+
+def _texts(
+    rows: Iterator[tuple[str | None, bytes | None, bytes | None]], afterwards: Callable[[], object]
+) -> Iterator[tuple[str | None, str | None, str | None]]:
+    """The rows of a sinkless feed as text.
+
+    Closing this closes the feed, then calls ``afterwards``: where it was the last feed of its
+    source, nothing of ours may stay behind and hold the source's log.
+    """
+    try:
+        for table, key, value in rows:
+            yield table, _decoded(key), _decoded(value)
+    finally:
+        close: Callable[[], None] | None = getattr(rows, "close", None)
+        if close is not None:
+            close()
+        afterwards()
+
+
+def _decoded(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="backslashreplace")
+
+
+def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
+    """CREATE CHANGEFEED FOR DATASET."""
+    known = context.catalog.find_job(statement.name) if statement.name else None
+    if known is not None and statement.if_not_exists:
+        return create(nodes.CreateChangefeed((), known.name, if_not_exists=True), context)
+    if known is not None:
+        raise ChangefeedError(
+            "CF1102",
+            f'changefeed "{known.name}" already exists',
+            span=to_span(statement.name_span),
+        )
+    made = datasets.translate(statement, context)
+    before = datasets.keep_connection(made, context)
+    try:
+        return create(made.statement, context)
+    except BaseException:
+        datasets.restore_connection(made, before, context)
+        raise
+
+
+def create_cdc(statement: nodes.CreateCdc, context: Context) -> Result:
+    """YugabyteDB's CREATE CDC."""
+    return create(cdc.translate(statement, context.text), context)
