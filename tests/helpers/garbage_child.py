@@ -33,6 +33,7 @@ from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.connect import source_errors
 from changefeed.sources.postgres.copyout import Block, _Raw
 from changefeed.sources.postgres.csv import parse_csv
+from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
@@ -206,7 +207,7 @@ def read_messages(data: bytes, rng: random.Random, folder: Path) -> None:
     while inbox.fill(receive):
         inbox.scan()
         cut = inbox.cut(everything=inbox.full)
-        for flush in assembler.take(inbox, cut):
+        for flush in take(assembler, inbox, cut):
             check(flush)
         inbox.drop(cut)
 

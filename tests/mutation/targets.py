@@ -66,6 +66,7 @@ TARGETS = {
     "decoded/repeats": Target("changefeed.sources.decoded.repeats", _REPEATS_TESTS),
     "postgres/pgoutput": Target("changefeed.sources.postgres.pgoutput", _POSTGRES_TESTS),
     "postgres/assemble": Target("changefeed.sources.postgres.assemble", _POSTGRES_TESTS),
+    "postgres/inbox_pass": Target("changefeed.sources.postgres.inbox_pass", _POSTGRES_TESTS),
     "postgres/rows": Target("changefeed.sources.postgres.rows", _POSTGRES_TESTS),
     "mysql/decode": Target("changefeed.sources.mysql.decode", _MYSQL_TESTS),
     "mysql/rows": Target("changefeed.sources.mysql.rows", _MYSQL_TESTS),

@@ -20,6 +20,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import Block, decode_columns
+from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.rows import decode_rows
@@ -359,7 +360,7 @@ def assemble(
         inbox.fill(receive)
         inbox.scan()
         cut = inbox.cut(everything=inbox.full)
-        flushes += assembler.take(inbox, cut)
+        flushes += take(assembler, inbox, cut)
         inbox.drop(cut)
         assert inbox.filled < before or position <= len(data)
     if not flushes or flushes[-1].frontier != assembler.frontier:

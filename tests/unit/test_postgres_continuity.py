@@ -20,6 +20,7 @@ from changefeed.sources.postgres.continuity import (
     check_end,
     check_timeline,
 )
+from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.lsn import position_of
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
@@ -134,7 +135,7 @@ class Session:
         inbox.data[: len(data)] = data
         inbox.filled = len(data)
         inbox.scan()
-        return list(self.assembler.take(inbox, inbox.cut()))
+        return list(take(self.assembler, inbox, inbox.cut()))
 
 
 def transaction(lsn: int, xid: int, *rows: bytes, us: int = WITNESS.commit_us) -> bytes:

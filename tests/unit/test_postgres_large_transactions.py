@@ -19,6 +19,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, KeyHashes, Repeats
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED
 from changefeed.sources.postgres.assemble import Assembler
+from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
@@ -97,7 +98,7 @@ class Run:
             left = left[inbox.fill(partial(_receive, left[:limit])) :]
             inbox.scan()
             cut = inbox.cut(everything=inbox.full)
-            for flush in assembler.take(inbox, cut):
+            for flush in take(assembler, inbox, cut):
                 self.events += flush.events
             inbox.drop(cut)
 

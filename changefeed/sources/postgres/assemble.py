@@ -7,12 +7,14 @@ crash between receiving and making durable changes nothing.
 * Its position is the end of its commit record; a restart goes on from there.
 * A transaction too large for one buffer waits in the spool for its commit; its rows then go out
   in flushes without a frontier (:mod:`.replay`).
+
+What comes in which order is read by :mod:`.inbox_pass`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,9 +43,8 @@ from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import History, Redelivery, Witness
 from changefeed.sources.postgres.lsn import lsn_of, position_of
-from changefeed.sources.postgres.pgoutput import Cut, Inbox, StreamMark
 from changefeed.sources.postgres.relations import Relations, ShapeChange
-from changefeed.sources.postgres.replay import Collapse, has_rows, replay
+from changefeed.sources.postgres.replay import Collapse
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.transactions import (
@@ -137,15 +138,17 @@ class Assembler:
         self._last = start.at
         self._position = self._start
         self._seq = start.seq
-        self._relations = relations
-        self._spool = spool
+        self.relations = relations
+        self.spool = spool
         self._lookup = lookup
         self._visibility = visibility
         self._small = small
-        self._open: Transaction | None = None
-        self._streaming: int | None = None
+        #: The transaction that is half read.
+        self.open: Transaction | None = None
+        #: The transaction whose part the server streams now, by its number.
+        self.streaming: int | None = None
         #: The open transaction goes into the spool.
-        self._keeping = False
+        self.spooling = False
         self._events: list[Event] = []
         self._commits = _Commits()
         self._log_schemas: dict[int, tuple[TableSchema, pa.Schema]] = {}
@@ -170,7 +173,7 @@ class Assembler:
     @property
     def idle(self) -> bool:
         """No transaction is half read."""
-        return self._open is None
+        return self.open is None
 
     @property
     def settled(self) -> bool:
@@ -181,11 +184,6 @@ class Assembler:
     def last(self) -> Timestamp:
         """The newest timestamp given out."""
         return self._last
-
-    def take(self, inbox: Inbox, cut: Cut) -> Iterator[Flush]:
-        """Decode what lies before ``cut``; the caller drops it from the inbox afterwards."""
-        if cut.place:
-            yield from _Pass(self, inbox, cut).run()
 
     def caught_up(self, sent_ns: int) -> None:
         """The server had nothing more to send at that time: nothing at or below it follows."""
@@ -206,12 +204,12 @@ class Assembler:
         elif not covered:
             self._last = previous.at_least(commit_us * 1000)
         skip = covered or beyond
-        self._open = Transaction(lsn, xid, self._last, previous, commit_us, skip)
-        return self._open
+        self.open = Transaction(lsn, xid, self._last, previous, commit_us, skip)
+        return self.open
 
     def commit(self, end: int) -> None:
         """The end of the open transaction."""
-        transaction, self._open = self._open, None
+        transaction, self.open = self.open, None
         if transaction is None:
             raise ChangefeedError("CF2105", "a commit without a begin")
         if transaction.skip:
@@ -236,7 +234,7 @@ class Assembler:
         backlog sends keepalives too (also unasked, whenever it looks for newer log), and its
         clock is then far ahead of the commits to come.
         """
-        if self._open is not None or message.lsn < self._start:
+        if self.open is not None or message.lsn < self._start:
             return
         self._pass_start()
         lsn, since = self._standing
@@ -287,8 +285,8 @@ class Assembler:
     def shapes(self, oids: Iterable[int]) -> Shapes:
         """What tables look like to the rows that come now; a change is told once."""
         wanted = list(oids)
-        changes = self._relations.resolve(wanted)
-        return Shapes({oid: self._relations.schema(oid) for oid in wanted}, changes)
+        changes = self.relations.resolve(wanted)
+        return Shapes({oid: self.relations.schema(oid) for oid in wanted}, changes)
 
     def rows(
         self,
@@ -435,229 +433,6 @@ class _TableRows:
     schema: TableSchema
     rows: DecodedRows
     message: Places
-
-
-class _Pass:
-    """One pass over the marks of an inbox.
-
-    A transaction is decoded as a whole: one that goes on behind the inbox, or that a TRUNCATE or
-    a table's other shape parts, is put into the spool and read from there when it commits.
-    """
-
-    def __init__(self, assembler: Assembler, inbox: Inbox, cut: Cut) -> None:
-        self.to = assembler
-        self.inbox = inbox
-        self.cut = cut
-        self.block = Block(inbox.bytes())
-        self.from_row = 0
-        self.transactions: list[Transaction] = []
-        self.first_rows: list[int] = []
-        #: From here on the bytes belong to the transaction that goes into the spool.
-        self.region = 0
-        #: Behind the Begin of the open transaction.
-        self.begun = 0
-
-    def run(self) -> Iterator[Flush]:
-        to = self.to
-        if to._open is not None and not to._keeping:
-            self._enter(to._open, 0)
-        for mark in self.inbox.marks[: self.cut.marks]:
-            if mark.tag == pgoutput.STREAM_COMMIT:
-                self._decode(mark.rows)
-                yield from self._stream_commit(mark)
-            elif mark.tag == pgoutput.COMMIT and to._keeping:
-                yield from self._kept_commit(mark)
-            else:
-                action = _ACTIONS.get(mark.tag)
-                if action is None:
-                    raise ChangefeedError("CF2105", f"unknown message {chr(mark.tag)!r}")
-                action(self, mark)
-        yield from self._finish()
-
-    def _finish(self) -> Iterator[Flush]:
-        """The inbox ends, perhaps in the middle of a transaction because it is full."""
-        to = self.to
-        if to._streaming is not None:
-            self._spool(self.cut.place)
-        transaction = to._open
-        if transaction is None or transaction.skip:
-            self._decode(self.cut.rows)
-            flush = to.flush(to.frontier)
-        else:
-            self._keep(transaction)
-            self._spool(self.cut.place)
-            # The complete ones need not wait.
-            flush = to.flush(to.frontier_at(transaction.previous))
-        if flush is not None:
-            yield flush
-
-    def _keep(self, transaction: Transaction) -> None:
-        """Put the open transaction into the spool, from its beginning on."""
-        to = self.to
-        if to._keeping:
-            return
-        self._decode(self.first_rows[-1])
-        self.transactions, self.first_rows = [], []
-        self.region = self.begun
-        to._keeping = True
-
-    def _kept_commit(self, mark: StreamMark) -> Iterator[Flush]:
-        """The transaction in the spool is complete."""
-        to, transaction = self.to, self.to._open
-        if transaction is None:
-            raise ChangefeedError("CF2105", "a commit without a begin")
-        self._spool(mark.place - pgoutput.TAG_OFFSET)
-        to._keeping = False
-        self.from_row = mark.rows
-        before = to.frontier_at(transaction.previous)
-        yield from self._replay(transaction, before, streamed=False)
-        to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
-
-    def _replay(
-        self, transaction: Transaction, before: Frontier, *, streamed: bool
-    ) -> Iterator[Flush]:
-        flush = self.to.flush(before)
-        if flush is not None:
-            yield flush
-        to = self.to
-        yield from replay(to, to._relations, to._spool, transaction, streamed=streamed)
-        self.to._spool.discard(transaction.xid)
-
-    # -------------------------------------------------------------------------- marks
-
-    def _begin(self, mark: StreamMark) -> None:
-        message = pgoutput.read_begin(self.inbox.data, mark.place)
-        self._enter(self.to.begin(message.lsn, message.commit_us, message.xid), mark.rows)
-        self.begun = pgoutput.frame_end(self.inbox.data, mark.place)
-
-    def _enter(self, transaction: Transaction, row: int) -> None:
-        self.transactions.append(transaction)
-        self.first_rows.append(row)
-
-    def _commit(self, mark: StreamMark) -> None:
-        transaction = self.to._open
-        if transaction is not None and self.first_rows and mark.rows > self.first_rows[-1]:
-            transaction.touched = True
-        self.to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
-
-    def _relation(self, mark: StreamMark) -> None:
-        if self.to._keeping:
-            return
-        body = pgoutput.relation_body(self.inbox.data, mark.place, streamed=False)
-        if self.to._relations.changes(body):
-            if self._parts(mark):
-                return
-            self._decode(mark.rows)
-        transaction = self.to._open
-        self.to._relations.put(body, transaction.xid if transaction else 0)
-
-    def _truncate(self, mark: StreamMark) -> None:
-        if self.to._keeping or self._parts(mark):
-            return
-        self._decode(mark.rows)
-        transaction = self.to._open
-        if transaction is None:
-            return
-        transaction.touched = True
-        if not transaction.skip:
-            oids = pgoutput.read_truncate(self.inbox.data, mark.place, streamed=False)
-            self.to.truncate(oids, transaction)
-
-    def _parts(self, mark: StreamMark) -> bool:
-        """Rows of the open transaction lie before this mark: it goes into the spool."""
-        transaction = self.to._open
-        if transaction is None or transaction.skip or mark.rows == self.first_rows[-1]:
-            return False
-        self._keep(transaction)
-        return True
-
-    def _keepalive(self, mark: StreamMark) -> None:
-        message = pgoutput.read_keepalive(self.inbox.data, mark.place)
-        self.to.keepalive(message)
-
-    def _nothing(self, mark: StreamMark) -> None:
-        """Type, Origin and Message: nothing that rows need."""
-
-    # ------------------------------------------------------------------ large ones
-
-    def _stream_start(self, mark: StreamMark) -> None:
-        self.to._streaming = pgoutput.read_xid(self.inbox.data, mark.place)
-        self.region = pgoutput.frame_end(self.inbox.data, mark.place)
-
-    def _stream_stop(self, mark: StreamMark) -> None:
-        self._spool(mark.place - pgoutput.TAG_OFFSET)
-        self.to._streaming = None
-
-    def _spool(self, end: int) -> None:
-        transaction = self.to._open
-        xid = transaction.xid if transaction is not None else self.to._streaming
-        if xid is not None and end > self.region:
-            with memoryview(self.inbox.data) as view:
-                self.to._spool.append(xid, view[self.region : end])
-        self.region = end
-
-    def _stream_abort(self, mark: StreamMark) -> None:
-        self.to._spool.abort(*pgoutput.read_abort(self.inbox.data, mark.place))
-
-    def _stream_commit(self, mark: StreamMark) -> Iterator[Flush]:
-        to, data = self.to, self.inbox.data
-        xid = pgoutput.read_xid(data, mark.place)
-        message = pgoutput.read_commit(data, mark.place, streamed=True)
-        before = to.frontier
-        transaction = to.begin(message.lsn, message.commit_us, xid)
-        if transaction.skip:
-            transaction.touched = not to.settled and has_rows(to._spool, xid)
-            to._spool.discard(xid)
-        else:
-            yield from self._replay(transaction, before, streamed=True)
-        to.commit(message.end)
-
-    # --------------------------------------------------------------------------- rows
-
-    def _decode(self, upto: int) -> None:
-        """Decode the rows since the last call; the open transaction goes on."""
-        first, self.from_row = self.from_row, upto
-        transactions, starts = self.transactions, self.first_rows
-        goes_on = self.to._open is not None and bool(transactions)
-        self.transactions = [transactions[-1]] if goes_on else []
-        self.first_rows = [upto] if goes_on else []
-        if upto <= first:
-            return
-        if goes_on and upto > starts[-1]:
-            transactions[-1].touched = True
-        tags = np.array(self.inbox.rows[first:upto], np.intp)
-        ends = [*starts[1:], upto]
-        counts = np.array(ends, np.intp) - np.maximum(np.array(starts, np.intp), first)
-        if int(counts.sum()) != len(tags):
-            raise ChangefeedError("CF2105", "rows outside of a transaction")
-        of = np.repeat(np.arange(len(counts)), counts)
-        if any(transaction.skip for transaction in transactions):
-            wanted = ~np.array([t.skip for t in transactions])[of]
-            tags, of = tags[wanted], of[wanted]
-            if not len(tags):
-                return
-        self.to.rows(
-            self.inbox.data,
-            self.block,
-            RowMessages(
-                tags, of, transactions, np.array([t.xid for t in transactions], np.intp)[of]
-            ),
-        )
-
-
-_ACTIONS: dict[int, Callable[[_Pass, StreamMark], None]] = {
-    pgoutput.BEGIN: _Pass._begin,
-    pgoutput.COMMIT: _Pass._commit,
-    pgoutput.RELATION: _Pass._relation,
-    pgoutput.TRUNCATE: _Pass._truncate,
-    pgoutput.KEEPALIVE: _Pass._keepalive,
-    pgoutput.TYPE: _Pass._nothing,
-    pgoutput.ORIGIN: _Pass._nothing,
-    pgoutput.MESSAGE: _Pass._nothing,
-    pgoutput.STREAM_START: _Pass._stream_start,
-    pgoutput.STREAM_STOP: _Pass._stream_stop,
-    pgoutput.STREAM_ABORT: _Pass._stream_abort,
-}
 
 
 # ------------------------------------------------------------------------------- helpers

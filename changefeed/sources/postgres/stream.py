@@ -34,6 +34,7 @@ from changefeed.sources.postgres.continuity import (
 from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.idle_changes import IdleChanges
+from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.lsn import LOG_END, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
@@ -401,7 +402,7 @@ class ReplicationStream:
                 self._clock.sleep(pause)
             received = self._receive(connection, reporter, inbox)
             cut = inbox.cut(everything=inbox.full)
-            for flush in assembler.take(inbox, cut):
+            for flush in take(assembler, inbox, cut):
                 if flush.frontier is not None:
                     told = flush.frontier
                 yield flush
