@@ -13,19 +13,15 @@ crash between receiving and making durable changes nothing.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import (
-    ChangeBatch,
     Commits,
     Event,
     Flush,
@@ -34,13 +30,15 @@ from changefeed.core.events import (
     Truncate,
 )
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.decoded.superseded import CollapsedRows, collapse
+from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.superseded import collapse
 from changefeed.sources.mysql import binlog, statements
 from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
 from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import GtidPlace
 from changefeed.sources.mysql.position import StreamPlace as StreamPlace
+from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.stored import StoredTransaction
 from changefeed.sources.mysql.tablemap import (
@@ -49,14 +47,10 @@ from changefeed.sources.mysql.tablemap import (
     read_table_name,
 )
 from changefeed.sources.mysql.waiting import PendingRows, WatchedTable
-from changefeed.sources.mysql.walk import Places
 from changefeed.sources.mysql.wire import Place
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
-
-#: File of a prepared transaction: the tables that it changes and nobody watched then.
-_UNREAD = "unread"
 
 #: What is ready, if anything.
 Flushes = Iterator[Flush] | None
@@ -129,7 +123,7 @@ class Assembler:
         self._mariadb = isinstance(place, GtidPlace) and isinstance(place.gtids, MariaGtid)
         self._shapes = shapes
         self._spool = spool
-        self._prepared = folder / "xa"
+        self._prepared = PreparedTransactions(folder / "xa")
         self._batch_bytes = batch_bytes
         self._small = small
         self._tables: Tables = frozenset()
@@ -143,7 +137,7 @@ class Assembler:
         self._carried: list[ShapeChange] = []
         self._events: list[Event] = []
         self._commits: list[tuple[Timestamp, str, int]] = []
-        self._log_schemas: dict[int, tuple[TableSchema, pa.Schema]] = {}
+        self._batches = LogBatches()
         self._checksums: bool | None = None
         self._file = ""
         self._offset = 0
@@ -549,10 +543,15 @@ class Assembler:
         for replayed in stored.replay():
             yield from self._flushed(None)
             for part in replayed:
-                batch = self._batch(
-                    part.schema, part.rows.after, part.marked, base + part.number,
-                    part.number, np.zeros(len(part.number), np.intp), [commit],
-                )  # fmt: skip
+                batch = self._batches.make(
+                    part.schema,
+                    part.rows.after,
+                    part.marked,
+                    [commit],
+                    of=np.zeros(len(part.number), np.intp),
+                    number=base + part.number,
+                    ordinal=part.number,
+                )
                 self._events.append(batch)
         self._seq += stored.rows
         self._commits = ended
@@ -569,27 +568,22 @@ class Assembler:
         if not name:
             opened.begun = True
             return None
-        folder = self._folder_of(name)
         if opened.skip:
             return self._commit(header.seconds)
-        if not folder.exists():
+        found = self._prepared.find(name)
+        if found is None:
             if verb == "COMMIT" and self._tables:
-                raise _unread("was prepared before the binlog was read")
+                raise unknown_rows("was prepared before the binlog was read")
             return self._commit(header.seconds)
-        stored = StoredTransaction(folder, fresh=False)
+        stored, unread = found
         if verb == "COMMIT":
-            unread = {tuple(pair) for pair in json.loads((folder / _UNREAD).read_text())}
             if unread & self._tables:
-                raise _unread("was prepared before a table that it changes joined a feed")
-            stored.rows = int((folder / "rows").read_text())
+                raise unknown_rows("was prepared before a table that it changes joined a feed")
             if stored.rows:
                 return self._commit_stored(opened, stored, header.seconds, discard=False)
         self._finish(header.seconds, touched=False)
         self._decided.append((self._place.position, stored))
         return None
-
-    def _folder_of(self, name: str) -> Path:
-        return self._prepared / hashlib.sha256(name.encode()).hexdigest()[:32]
 
     def _xa_prepare(self, header: Header, place: Place) -> Flushes:
         one_phase, name = binlog.read_xa_prepare(place)
@@ -599,11 +593,11 @@ class Assembler:
         if one_phase:
             return self._commit(header.seconds)
         if not opened.skip:
-            return self._prepare(opened, self._folder_of(name), header.seconds)
+            return self._prepare(opened, name, header.seconds)
         self._finish(header.seconds, touched=False)
         return None
 
-    def _prepare(self, opened: _Open, folder: Path, seconds: int) -> Iterator[Flush]:
+    def _prepare(self, opened: _Open, name: str, seconds: int) -> Iterator[Flush]:
         """Keep the rows of a prepared transaction until it is decided."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()
@@ -613,13 +607,7 @@ class Assembler:
         stored = opened.stored
         if stored is None:
             raise misfit("an XA PREPARE without a transaction")
-        kept = StoredTransaction(folder)
-        for path in stored.folder.iterdir():
-            path.rename(folder / path.name)
-        (folder / "rows").write_text(str(stored.rows))
-        (folder / _UNREAD).write_text(json.dumps(sorted(opened.unread)))
-        kept.make_durable()
-        stored.discard()
+        self._prepared.keep(name, stored, opened.unread)
         opened.stored = None
         commit = self._finish(seconds, touched=False)
         if commit is not None:
@@ -650,66 +638,19 @@ class Assembler:
             of = np.searchsorted(firsts, part.rows.message, "right") - 1
             marked = collapse(part.schema, part.rows, of)
             self._events.append(
-                self._batch(
+                self._batches.make(
                     part.schema,
                     part.rows.after,
                     marked,
-                    part.number + self._seq + 1,
-                    part.number - first_rows[of],
-                    of,
                     commits,
+                    of=of,
+                    number=part.number + self._seq + 1,
+                    ordinal=part.number - first_rows[of],
                 )
             )
         self._seq += count
 
-    def _batch(
-        self,
-        schema: TableSchema,
-        after: list[pa.Array],
-        marked: CollapsedRows,
-        seq: Places,
-        ordinal: Places,
-        of: Places,
-        commits: list[_Commit],
-    ) -> ChangeBatch:
-        walls = np.array([commit.at.wall for commit in commits], np.int64)
-        logicals = np.array([commit.at.logical for commit in commits], np.int32)
-        xids = np.array([commit.xid for commit in commits], np.int64)
-        micros = np.array([commit.commit_us for commit in commits], np.int64)
-        arrays = [
-            _LETTERS.take(pa.array(marked.op)),
-            pa.array(walls[of]),
-            pa.array(logicals[of]),
-            pa.array(seq.astype(np.int64)),
-            pa.array(ordinal.astype(np.int32)),
-            pa.array(xids[of]),
-            pa.array(micros[of]),
-            marked.last_column(),
-            pa.nulls(len(of), pa.string()),
-            *after,
-            *marked.before,
-        ]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=self._log_schema(schema))
-        return ChangeBatch(schema, rows)
 
-    def _log_schema(self, schema: TableSchema) -> pa.Schema:
-        known = self._log_schemas.get(id(schema))
-        if known is None or known[0] is not schema:
-            known = (schema, schema.log_schema())
-            self._log_schemas[id(schema)] = known
-        return known[1]
-
-
-def _unread(what: str) -> ChangefeedError:
-    """Rows of a prepared transaction that commits now were not kept."""
-    return ChangefeedError(
-        "CF2103",
-        f"an XA transaction commits that {what}: its rows are not known",
-        hint="RESCAN the feeds of this source; the new scan has the rows.",
-    )
-
-
-_LETTERS = pa.array([chr(code) if code in b"cud" else "" for code in range(256)])
 _SKIPPED: tuple[bytes, None] = (b"skipped", None)
 _HEARTBEATS = frozenset({int(Kind.HEARTBEAT), int(Kind.HEARTBEAT_V2)})
 _COMPRESSED = frozenset(int(kind) for kind in Kind if "COMPRESSED" in kind.name)

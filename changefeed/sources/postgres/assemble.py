@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,6 +35,7 @@ from changefeed.core.events import (
     Truncate,
 )
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, collapse
@@ -151,7 +151,7 @@ class Assembler:
         self.spooling = False
         self._events: list[Event] = []
         self._commits = _Commits()
-        self._log_schemas: dict[int, tuple[TableSchema, pa.Schema]] = {}
+        self._batches = LogBatches()
         self._standing = (0, 0)
         self._samples: list[tuple[int, int]] = []
 
@@ -320,7 +320,7 @@ class Assembler:
                 marked = collapse(part.schema, part.rows, rows.of[part.message])
             else:
                 marked = collapsed(oid, part.schema, part.rows, part.message)
-            self._events.append(self._batch(oid, part, number, ordinals, rows, marked))
+            self._events.append(self._batch(part, number, ordinals, rows, marked))
         self._seq += int(width.sum())
 
     def _tell_change(self, shapes: Shapes, oid: int, transaction: Transaction) -> None:
@@ -354,41 +354,25 @@ class Assembler:
 
     def _batch(
         self,
-        oid: int,
         part: _TableRows,
         number: Places,
         ordinals: Places,
         rows: RowMessages,
         marked: CollapsedRows,
     ) -> ChangeBatch:
-        schema, found, message = part.schema, part.rows, part.message
-        of = rows.of[message]
-        missing = self._fill(schema, found, rows.writers[message], rows.transactions)
-        walls, logicals, xids, micros = _by_transaction(rows.transactions)
-        seconds = _seconds(message)
-        arrays = [
-            _letters(marked.op),
-            pa.array(walls[of]),
-            pa.array(logicals[of]),
-            pa.array(self._seq + 1 + number),
-            pa.array((ordinals[message] + seconds).astype(np.int32)),
-            pa.array(xids[of]),
-            pa.array(micros[of]),
-            marked.last_column(),
-            missing,
-            *found.after,
-            *marked.before,
-        ]
-        return ChangeBatch(
-            schema, pa.RecordBatch.from_arrays(arrays, schema=self._log_schema(oid, schema))
+        found, message = part.rows, part.message
+        # This replaces columns of the images after.
+        missing = self._fill(part.schema, found, rows.writers[message], rows.transactions)
+        return self._batches.make(
+            part.schema,
+            found.after,
+            marked,
+            rows.transactions,
+            of=rows.of[message],
+            number=self._seq + 1 + number,
+            ordinal=ordinals[message] + _seconds(message),
+            missing=missing,
         )
-
-    def _log_schema(self, oid: int, schema: TableSchema) -> pa.Schema:
-        known = self._log_schemas.get(oid)
-        if known is None or known[0] is not schema:
-            known = (schema, schema.log_schema())
-            self._log_schemas[oid] = known
-        return known[1]
 
     def _fill(
         self,
@@ -469,22 +453,6 @@ def _numbers(count: int, parts: Sequence[tuple[Places, _TableRows]]) -> tuple[li
             width[part.message[_seconds(part.message) == 1]] = 2
     starts = np.cumsum(width) - width
     return [starts[part.message] + _seconds(part.message) for _, part in parts], width
-
-
-def _by_transaction(
-    transactions: Sequence[Transaction],
-) -> tuple[Places, npt.NDArray[np.int32], Places, Places]:
-    return (
-        np.array([t.at.wall for t in transactions], np.int64),
-        np.array([t.at.logical for t in transactions], np.int32),
-        np.array([t.xid for t in transactions], np.int64),
-        np.array([t.commit_us for t in transactions], np.int64),
-    )
-
-
-def _letters(op: npt.NDArray[np.uint8]) -> pa.Array:
-    offsets = np.arange(len(op) + 1, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(op), pa.py_buffer(offsets), pa.py_buffer(op))
 
 
 def look_up(
