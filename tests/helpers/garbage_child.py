@@ -17,7 +17,6 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,14 +262,21 @@ def spoil_conversation(rng: random.Random) -> list[bytes]:
     return answers
 
 
-def read_conversation(answers: list[bytes], folder: Path, patience: float = 0.2) -> int:
+def read_conversation(
+    answers: list[bytes], folder: Path, patience: float = 0.2, linger: float = 0.03
+) -> int:
     """Login by libpq, commands, START_REPLICATION and the stream, over a socket.
+
+    Args:
+        patience: seconds that the server waits for the client's next message.
+        linger: seconds that it waits at most, after the last answer, for the client to read rows:
+            a client looks at what came when nothing more is there yet.
 
     Returns: how many rows came before the server ended it.
     """
-    rows = 0
+    rows, read = 0, threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=serve, args=(server, answers, patience))
+        thread = threading.Thread(target=serve, args=(server, answers, patience, linger, read))
         thread.start()
         port = server.getsockname()[1]
         try:
@@ -284,6 +290,8 @@ def read_conversation(answers: list[bytes], folder: Path, patience: float = 0.2)
             for flush in replication.run():
                 check(flush)
                 rows += sum(e.rows.num_rows for e in flush.events if isinstance(e, ChangeBatch))
+                if rows:
+                    read.set()
         except ChangefeedError as error:
             if not rows or error.code.number != "CF2101":
                 raise
@@ -293,7 +301,13 @@ def read_conversation(answers: list[bytes], folder: Path, patience: float = 0.2)
     return rows
 
 
-def serve(server: socket.socket, answers: list[bytes], patience: float) -> None:
+def serve(
+    server: socket.socket,
+    answers: list[bytes],
+    patience: float,
+    linger: float,
+    read: threading.Event,
+) -> None:
     """Send the next answer whenever the client has said something, then end the connection."""
     server.settimeout(5)
     with contextlib.suppress(OSError):
@@ -304,8 +318,7 @@ def serve(server: socket.socket, answers: list[bytes], patience: float) -> None:
                 if not peer.recv(65_536):
                     return
                 peer.sendall(text)
-            # The client looks at what came when nothing more is there yet.
-            time.sleep(0.03)
+            read.wait(linger)
             peer.shutdown(socket.SHUT_WR)
 
 
@@ -352,7 +365,7 @@ def main(kind: str, first: int, last: int) -> int:
         # What is sent unchanged can be read: else every mutation would be refused for nothing.
         read_messages(b"".join(messages(random.Random(0))), random.Random(0), folder)
         whole = [*CONVERSATION[:-1], CONVERSATION[-1] + b"".join(messages(random.Random(0)))]
-        if not read_conversation(whole, folder, patience=10):
+        if not read_conversation(whole, folder, patience=10, linger=10):
             raise RuntimeError("a conversation that nobody changed brings no rows")
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, taken + ROOM))
