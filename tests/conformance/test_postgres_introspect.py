@@ -251,7 +251,7 @@ def test_a_server_that_is_not_there_is_a_retry(source: PostgresSource) -> None:
     with pytest.raises(ChangefeedError) as caught:
         gone.tables()
     assert caught.value.code.number == "CF2001"
-    missing = PostgresSource("shop", source.uri.rpartition("/")[0] + "/no_such_database")
+    missing = PostgresSource("shop", source.address.reader.rpartition("/")[0] + "/no_such_database")
     with pytest.raises(ChangefeedError) as caught:
         missing.tables()
     assert caught.value.code.number == "CF2002"

@@ -15,7 +15,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.sources.postgres.connect import connection_info
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.transport import EncryptedStream, Transport
-from changefeed.sources.postgres.wire import ReplicationConnection, server_error, split_binary
+from changefeed.sources.postgres.wire import ReplicationConnection, server_error
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +23,6 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE", "PGSSLMODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def test_binary_is_our_own_parameter() -> None:
-    assert split_binary("postgresql://h/d") == ("postgresql://h/d", False)
-    assert split_binary("postgresql://h/d?binary=true") == ("postgresql://h/d", True)
-    both = "postgresql://h/d?sslmode=require&binary=false&connect_timeout=3"
-    assert split_binary(both) == ("postgresql://h/d?sslmode=require&connect_timeout=3", False)
-    with pytest.raises(ChangefeedError) as caught:
-        split_binary("postgresql://h/d?binary=maybe")
-    assert caught.value.code.number == "CF1207"
 
 
 @pytest.mark.parametrize(

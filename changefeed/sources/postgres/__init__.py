@@ -1,9 +1,9 @@
 """PostgreSQL as a source: version 12 and newer, by logical replication with ``pgoutput``.
 
-wire auth lsn          the replication protocol on a plain socket
+wire transport lsn     the replication protocol on a plain socket
 types details columns values rows pgoutput spool stream
                        the log, decoded by columns
-connect introspect checks setup
+address connect introspect checks server publications slots standby
                        sessions, names and shapes, what hinders, what we make there
 snapshot lookup        the initial scan, and single values by key
 """

@@ -12,7 +12,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
-from changefeed.sources.postgres import checks, introspect, publications, slots
+from changefeed.sources.postgres import checks, introspect, publications, slots, standby
+from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import Connection, Sessions
 from changefeed.sources.postgres.handover import Predecessor, take_over
 from changefeed.sources.postgres.lookup import Lookup
@@ -58,15 +59,17 @@ class Patience:
     longest_slot: float = 60.0
     _attempt: float = field(default=0.0, init=False)
 
-    def create_slot(self, connection: Connection, slot: str) -> None:
-        """Make the slot unless it is there.
+    def create_slot(
+        self, connection: Connection, slot: str, *, least: float = 0.0, **options: Connection
+    ) -> None:
+        """Make the slot unless it is there; wait for ``least`` seconds before giving up.
 
         Raises:
             ChangefeedError: see :func:`changefeed.sources.postgres.slots.create_slot`.
         """
-        seconds = min(self._attempt or self.slot, self.longest_slot)
+        seconds = max(least, min(self._attempt or self.slot, self.longest_slot))
         try:
-            slots.create_slot(connection, slot, seconds)
+            slots.create_slot(connection, slot, seconds, **options)
         except ChangefeedError:
             self._attempt = 2 * seconds
             raise
@@ -77,9 +80,9 @@ class Server(Protocol):
     """What an attachment needs of its source."""
 
     name: str
-    uri: str
-    binary: bool
+    address: Address
     sessions: Sessions
+    readers: Sessions
     patience: Patience
 
     def identity(self) -> str:
@@ -106,6 +109,7 @@ class PostgresAttachment(Attachment):
         self.publication = str(known.get("publication") or self.slot)
         self._source = source
         self._sessions = source.sessions
+        self._readers = source.readers
         self._streaming = True
         self._predecessor = Predecessor.of(known)
 
@@ -124,7 +128,7 @@ class PostgresAttachment(Attachment):
         """See :class:`changefeed.sources.base.Attachment`."""
         return checks.check(
             self._source.name,
-            self._source.uri,
+            self._source.address,
             watches,
             slot=self.slot,
             publication=self.publication,
@@ -143,8 +147,11 @@ class PostgresAttachment(Attachment):
         slot, publication = self.slot, self.publication
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
         with self._sessions.session("prepare the database for changefeeds") as connection:
+            if self._source.address.apart:
+                with self._readers.session("look at the standby") as reader:
+                    standby.demand(connection, reader, self._source.address.named)
             if resume:
-                _demand_slot(slots.slot_state(connection, slot), slot)
+                _demand_slot(self.state(), slot)
                 if publications.members(connection, publication) is None:
                     raise _publication_gone(publication)
             relations = introspect.look_up(connection, watches)
@@ -184,14 +191,36 @@ class PostgresAttachment(Attachment):
                 problems[names[member.oid]] = _unsafe_now(member)
             before = self._predecessor
             if before is None:
-                self._source.patience.create_slot(connection, slot)
+                self._make_slot(connection)
             elif not before.until:
                 self._predecessor = take_over(connection, before, slot, publication)
+            self._keep_through_failover()
             publications.settle(connection, publication, self._source.patience.settle)
+            if self._source.address.apart:
+                with self._readers.session("wait for the standby") as reader:
+                    standby.await_replay(connection, reader)
         return CaptureResult(
             problems=problems,
             altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
         )
+
+    def _make_slot(self, connection: Connection) -> None:
+        """The slot, where the log is read; a standby must know the publication before."""
+        address, patience = self._source.address, self._source.patience
+        if not address.apart:
+            patience.create_slot(connection, self.slot)
+            return
+        with self._readers.session("make the replication slot on the standby") as reader:
+            if slots.slot_state(reader, self.slot).exists:
+                return
+            standby.await_replay(connection, reader)
+            least = 0.0 if standby.prompts(connection) else standby.UNPROMPTED_SECONDS
+            with standby.Prompter(address.primary):
+                patience.create_slot(reader, self.slot, least=least, primary=connection)
+
+    def _keep_through_failover(self) -> None:
+        with self._readers.session("look at the replication slot") as reader:
+            slots.keep_through_failover(reader, self._source.address.reader, self.slot)
 
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
         """See :class:`changefeed.sources.base.Attachment`."""
@@ -203,7 +232,7 @@ class PostgresAttachment(Attachment):
 
     def state(self) -> SlotState:
         """What the server says of our slot."""
-        with self._sessions.session("look at the replication slot") as connection:
+        with self._readers.session("look at the replication slot") as connection:
             return slots.slot_state(connection, self.slot)
 
     def start(self) -> tuple[Position, str]:
@@ -223,8 +252,9 @@ class PostgresAttachment(Attachment):
             )
         before = self._predecessor
         theirs = before is not None and before.precedes(request.start.position)
+        address = source.address
         return ReplicationStream(
-            source.uri,
+            address.reader,
             self.slot,
             before.publication if before is not None and theirs else self.publication,
             upto=before.until if before is not None and theirs else None,
@@ -234,9 +264,10 @@ class PostgresAttachment(Attachment):
             source=source.name,
             spool_dir=request.spool,
             latest=request.latest,
-            lookup=Lookup(source.uri).fetch,
+            lookup=Lookup(address.reader).fetch,
             unseen=source.unseen,
-            binary=source.binary,
+            primary=address.primary if address.apart else None,
+            binary=address.binary,
             streaming=self._streaming,
             decoding_failed=self._stop_streaming,
             system_id=identity.partition("/")[0],
@@ -248,8 +279,10 @@ class PostgresAttachment(Attachment):
 
     def release(self) -> None:
         """See :class:`changefeed.sources.base.Attachment`."""
-        with self._sessions.session("remove what changefeeds made in the database") as connection:
+        doing = "remove what changefeeds made in the database"
+        with self._readers.session(doing) as connection:
             slots.drop_slot(connection, self.slot)
+        with self._sessions.session(doing) as connection:
             publications.drop_publication(connection, self.publication)
 
 

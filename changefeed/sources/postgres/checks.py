@@ -16,11 +16,13 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange, Watch
-from changefeed.sources.postgres import introspect, publications, server, slots
+from changefeed.sources.postgres import introspect, publications, server, slots, standby
+from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import (
     Connection,
     connect,
     connect_replication,
+    in_recovery,
     source_errors,
 )
 from changefeed.sources.postgres.details import identity_of
@@ -43,7 +45,7 @@ class Plan:
 
 def check(
     source: str,
-    uri: str,
+    address: Address,
     watches: Sequence[Watch],
     *,
     slot: str | None = None,
@@ -54,26 +56,56 @@ def check(
     A server that cannot be reached is one problem.
     """
     try:
-        connection = connect(uri)
+        connection = connect(address.primary)
     except ChangefeedError as error:
         return [error]
     plan = Plan(slot, publication)
     with connection, source_errors("check the source"):
-        problems = [*check_server(connection, plan), *check_role(connection, plan)]
-        if not any(
-            problem.code in (Code.SOURCE_REFUSED_LOGIN, Code.SOURCE_PERMISSION_MISSING)
-            for problem in problems
-        ):
-            problems += check_replication(connection, uri)
+        problems = [*check_server(connection, plan, read=not address.apart)]
+        problems += check_role(connection, plan)
+        if address.apart:
+            problems += check_standby(connection, address, plan)
+        elif not _refused(problems):
+            problems += check_replication(connection, address.reader)
         problems += check_tables(connection, source, watches, plan)
     return problems
+
+
+def _refused(problems: Iterable[ChangefeedError]) -> bool:
+    refusals = (Code.SOURCE_REFUSED_LOGIN, Code.SOURCE_PERMISSION_MISSING)
+    return any(problem.code in refusals for problem in problems)
+
+
+def check_standby(primary: Connection, address: Address, plan: Plan) -> Iterator[ChangefeedError]:
+    """The server that is read is a standby of the primary, and has all that reading needs."""
+    try:
+        connection = connect(address.reader)
+    except ChangefeedError as error:
+        yield ChangefeedError(
+            error.code.number,
+            f"the standby that read_from names: {error.message}",
+            detail=error.detail,
+            hint=error.hint,
+        )
+        return
+    with connection:
+        found = [*standby.check(primary, connection, address.named)]
+        yield from found
+        if not found:
+            yield from _check_log(connection, plan)
+            yield from check_replication(connection, address.reader)
 
 
 # ------------------------------------------------------------------------- the server
 
 
-def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
-    """Version, role of the server, settings, free slots and senders."""
+def check_server(
+    connection: Connection, plan: Plan, *, read: bool = True
+) -> Iterator[ChangefeedError]:
+    """Version, role of the server, settings, free slots and senders.
+
+    ``read``: the log is read here, and not at a standby.
+    """
     version = connection.info.server_version
     if version < OLDEST:
         yield ChangefeedError(
@@ -82,13 +114,24 @@ def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError
             hint="upgrade the server.",
         )
         return
-    if _value(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
+    if in_recovery(connection):
         yield ChangefeedError(
             "CF2003",
             "the server is a standby: a publication can only be made on the primary",
-            hint="use the primary's address in the connection (target_session_attrs=read-write).",
+            hint="use the primary's address in the connection (target_session_attrs=read-write); "
+            "from version 16 on read_from=host:port in it reads from this standby.",
         )
-    known = server.settings(connection, ["wal_level", "max_replication_slots", "max_wal_senders"])
+    yield from _check_log(connection, plan) if read else _check_level(connection)
+
+
+def _check_log(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
+    yield from _check_level(connection)
+    known = server.settings(connection, ["max_replication_slots", "max_wal_senders"])
+    yield from _check_free(connection, plan, known)
+
+
+def _check_level(connection: Connection) -> Iterator[ChangefeedError]:
+    known = server.settings(connection, ["wal_level"])
     if known.get("wal_level") != "logical":
         yield ChangefeedError(
             "CF2003",
@@ -96,7 +139,6 @@ def check_server(connection: Connection, plan: Plan) -> Iterator[ChangefeedError
             hint="ALTER SYSTEM SET wal_level = 'logical'; -- then restart the server. "
             "RDS, Aurora: rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on",
         )
-    yield from _check_free(connection, plan, known)
 
 
 def _check_free(
@@ -573,10 +615,14 @@ def _ordered(column: Column) -> sql.Composable:
 # ------------------------------------------------------------------------- notices
 
 
-def warnings(connection: Connection, watches: Sequence[Watch]) -> list[str]:
-    """What works but deserves a word."""
+def warnings(
+    connection: Connection, watches: Sequence[Watch], reader: Connection | None = None
+) -> list[str]:
+    """What works but deserves a word. ``reader``: the standby that is read, if one is."""
     notes: list[str] = []
-    known = server.settings(connection, ["max_slot_wal_keep_size", "idle_replication_slot_timeout"])
+    known = server.settings(
+        reader or connection, ["max_slot_wal_keep_size", "idle_replication_slot_timeout"]
+    )
     keep = known.get("max_slot_wal_keep_size")
     if keep is not None and int(keep) < 0:
         notes.append(
@@ -594,12 +640,33 @@ def warnings(connection: Connection, watches: Sequence[Watch]) -> list[str]:
             "idle_replication_slot_timeout is set: the server drops the slot's log when no node "
             "runs for that long"
         )
+    if reader is None:
+        notes += _unsynchronised(connection)
     for watch, relation in zip(watches, introspect.look_up(connection, watches), strict=True):
         if relation is not None and _has_children(connection, relation):
             notes.append(
                 f"table {watch} has tables that inherit from it: their rows are not part of it here"
             )
     return notes
+
+
+def _unsynchronised(connection: Connection) -> Iterator[str]:
+    """Standbys that a failover slot does not wait for."""
+    known = server.settings(connection, ["synchronized_standby_slots"])
+    if known.get("synchronized_standby_slots") != "":
+        return
+    rows = connection.execute(
+        "SELECT slot_name::text FROM pg_catalog.pg_replication_slots"
+        " WHERE slot_type = 'physical' AND active AND NOT temporary ORDER BY 1"
+    ).fetchall()
+    if rows:
+        names = ", ".join(name for (name,) in rows)
+        yield (
+            f"standbys follow this server (slot {names}) and synchronized_standby_slots is empty: "
+            "one that is promoted may lack changes that were read already, and the feeds stop "
+            f"(CF2104). ALTER SYSTEM SET synchronized_standby_slots = '{names}'; lets nobody read "
+            "what these standbys do not have."
+        )
 
 
 def _has_children(connection: Connection, relation: Relation) -> bool:

@@ -226,6 +226,12 @@ def connect_replication(uri: str) -> psycopg.Connection[tuple[Any, ...]]:
         )
 
 
+def in_recovery(connection: Connection) -> bool:
+    """Whether the server is a standby, as yet."""
+    [standby] = connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() or (False,)
+    return bool(standby)
+
+
 def is_plain(connection: Connection) -> bool:
     """The bytes on the socket are the protocol's own: neither TLS nor GSSAPI encrypts them."""
     if connection.pgconn.ssl_in_use:

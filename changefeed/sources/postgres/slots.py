@@ -9,12 +9,20 @@ from psycopg import errors, sql
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
-from changefeed.sources.postgres.connect import BEHAVIOUR, Connection
+from changefeed.sources.postgres.connect import (
+    BEHAVIOUR,
+    Connection,
+    connect_replication,
+    in_recovery,
+)
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
 from changefeed.sources.postgres.server import POLL_SECONDS, slot_waits
 
 #: How long a dead reader may hold the slot before its server process is ended.
 RELEASE_SECONDS = 10.0
+
+#: First server with failover slots.
+FAILOVER = 170_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,7 @@ class SlotState:
         lost: the server removed log that the slot still needs.
         active_pid: the server process that serves the slot now.
         reason: why it was invalidated, in the server's words.
+        failover: standbys that synchronise slots have it after a promotion (version 17 and newer).
     """
 
     exists: bool
@@ -36,6 +45,7 @@ class SlotState:
     lost: bool = False
     active_pid: int | None = None
     reason: str = ""
+    failover: bool = False
 
 
 def slot_state(connection: Connection, slot: str) -> SlotState:
@@ -52,15 +62,19 @@ def slot_state(connection: Connection, slot: str) -> SlotState:
         sql.SQL(
             """
             SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, s.restart_lsn IS NULL,
-                   s.active_pid, {status}, {reason}
+                   s.active_pid, {status}, {reason}, {failover}
             FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
             """
-        ).format(status=sql.SQL(status), reason=sql.SQL(reason)),
+        ).format(
+            status=sql.SQL(status),
+            reason=sql.SQL(reason),
+            failover=sql.SQL("s.failover" if version >= FAILOVER else "false"),
+        ),
         [slot],
     ).fetchone()
     if row is None:
         return SlotState(exists=False)
-    plugin, database, confirmed, no_restart, pid, status, why = row
+    plugin, database, confirmed, no_restart, pid, status, why, failover = row
     return SlotState(
         exists=True,
         plugin=plugin or "",
@@ -70,6 +84,7 @@ def slot_state(connection: Connection, slot: str) -> SlotState:
         lost=bool(why) or no_restart or status == "lost",
         active_pid=pid,
         reason=why,
+        failover=failover,
     )
 
 
@@ -77,11 +92,13 @@ def _position(lsn: str | None) -> Position:
     return position_of(parse_lsn(lsn)) if lsn else ""
 
 
-def create_slot(connection: Connection, slot: str, seconds: float = 2.0) -> bool:
+def create_slot(
+    connection: Connection, slot: str, seconds: float = 2.0, primary: Connection | None = None
+) -> bool:
     """Make the slot unless it is there; True when it was made.
 
     Waits until the transactions that are writing now have ended (so does the server), but not
-    for ever.
+    for ever. They are those of ``primary``, where the slot is made on a standby.
 
     Raises:
         psycopg.Error: no free slot, right missing.
@@ -92,7 +109,7 @@ def create_slot(connection: Connection, slot: str, seconds: float = 2.0) -> bool
     if not state.exists:
         # A failover slot is copied to standbys that ask for it, so that the feeds go on
         # after a promotion; without such a standby it behaves like any other.
-        failover = ", false, false, true" if connection.info.server_version >= 170_000 else ""
+        failover = ", false, false, true" if _has_failover(connection) else ""
         try:
             # Waiting for a transaction is waiting for a lock of its own.
             connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
@@ -109,9 +126,33 @@ def create_slot(connection: Connection, slot: str, seconds: float = 2.0) -> bool
             state = slot_state(connection, slot)
         except errors.QueryCanceled as error:
             _usual_limits(connection)
-            raise slot_waits(connection) from error
+            raise slot_waits(primary or connection) from error
     _check_slot(connection, slot, state)
     return False
+
+
+def _has_failover(connection: Connection) -> bool:
+    """A slot made on a standby cannot be copied to another one."""
+    return connection.info.server_version >= FAILOVER and not in_recovery(connection)
+
+
+def keep_through_failover(connection: Connection, uri: str, slot: str) -> None:
+    """Make a failover slot of one that is none: a copy of another slot, or one that an upgrade
+    of the server brought along. Left as it is while somebody reads from it.
+
+    Raises:
+        ChangefeedError: no replication connection can be had.
+    """
+    state = slot_state(connection, slot)
+    fit = state.exists and not state.lost and not state.failover and state.active_pid is None
+    if not fit or not _has_failover(connection):
+        return
+    command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(sql.Identifier(slot))
+    with connect_replication(uri) as replication:
+        try:
+            replication.execute(command)
+        except errors.ObjectInUse:
+            return  # A reader came in between; it is tried again with the next change of tables.
 
 
 def _usual_limits(connection: Connection) -> None:

@@ -18,6 +18,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -51,6 +52,7 @@ from changefeed.sources.postgres.scan import (
     snapshot_gone,
     table_changed,
 )
+from changefeed.sources.postgres.standby import Prompter, await_replay
 
 #: How long to wait for transactions that were open when the scan began.
 CONSISTENT_SECONDS = 300.0
@@ -65,9 +67,14 @@ class PostgresSnapshot:
     """A snapshot of one instant, exported by a connection of its own until closed."""
 
     def __init__(
-        self, uri: str, source: str, *, consistent_seconds: float = CONSISTENT_SECONDS
+        self,
+        uri: str,
+        source: str,
+        *,
+        primary: str | None = None,
+        consistent_seconds: float = CONSISTENT_SECONDS,
     ) -> None:
-        """Take the snapshot.
+        """Take the snapshot. ``primary``: of the standby that ``uri`` leads to.
 
         Raises:
             ChangefeedError: CF2005 when open transactions or a lack of free slots prevent it,
@@ -76,9 +83,13 @@ class PostgresSnapshot:
         self._uri = uri
         self._source = source
         self._lock = threading.Lock()
+        if primary:
+            # What had committed when the scan was asked for is in it.
+            _await_standby(primary, uri, consistent_seconds)
         replication = connect_replication(uri)
         try:
-            lsn, exported = _export(uri, replication, consistent_seconds)
+            with Prompter(primary) if primary else nullcontext():
+                lsn, exported = _export(primary or uri, replication, consistent_seconds)
             self._holder = connect(uri)
             try:
                 with source_errors("open the snapshot of the initial scan"):
@@ -210,6 +221,8 @@ class _HolderUse:
 def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> tuple[str, str]:
     """Make the temporary slot; its consistent point and the name of its snapshot.
 
+    ``uri`` leads to where the transactions are that are waited for.
+
     The server waits for all transactions that were open; the wait is bounded here, because
     one forgotten session would hold up every initial scan.
     """
@@ -238,6 +251,11 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
     if row is None or not row[2]:
         raise ChangefeedError("CF2201", "the server gave no snapshot for the initial scan")
     return row[1], row[2]
+
+
+def _await_standby(primary: str, uri: str, seconds: float) -> None:
+    with connect(primary) as written, connect(uri) as read, source_errors("wait for the standby"):
+        await_replay(written, read, seconds)
 
 
 def _import(holder: Connection, exported: str) -> None:

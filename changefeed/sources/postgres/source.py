@@ -21,30 +21,34 @@ from changefeed.sources.base import (
     TableLocations,
     Watch,
 )
-from changefeed.sources.postgres import checks, introspect, partitions, server
+from changefeed.sources.postgres import checks, introspect, partitions, server, standby
+from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.attachment import Patience, PostgresAttachment
-from changefeed.sources.postgres.connect import Sessions, connection_info, read_uri
+from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.handover import handover
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from changefeed.sources.postgres.types import TableDetails
 from changefeed.sources.postgres.visibility import read_unseen
-from changefeed.sources.postgres.wire import split_binary
 
 
 class PostgresSource(Source):
-    """One database of a PostgreSQL server. Thread-safe; connects when first needed."""
+    """One database of a PostgreSQL server, or of a primary and the standby that is read.
+
+    Thread-safe; connects when first needed. ``sessions`` are at the server that is written to,
+    ``readers`` at the one whose log is read.
+    """
 
     def __init__(self, name: str, uri: str) -> None:
-        """``uri`` is libpq's, with its parameters; ``binary=true`` asks for a binary stream.
+        """``uri`` is libpq's, with its parameters and ours (:class:`Address`).
 
         Raises:
-            ChangefeedError: CF1201, CF1202 the URI cannot be read.
+            ChangefeedError: CF1201, CF1202, CF1207 the URI cannot be read.
         """
         self.name = name
-        self.uri, self.binary = split_binary(uri)
-        read_uri(self.uri)
-        self.sessions = Sessions(self.uri)
+        self.address = Address.read(uri)
+        self.sessions = Sessions(self.address.primary)
+        self.readers = Sessions(self.address.reader) if self.address.apart else self.sessions
         self.patience = Patience()
 
     def __repr__(self) -> str:
@@ -53,7 +57,7 @@ class PostgresSource(Source):
     @property
     def database(self) -> str:
         """See :class:`changefeed.sources.base.Source`."""
-        given = conninfo.conninfo_to_dict(connection_info(self.uri))
+        given = conninfo.conninfo_to_dict(connection_info(self.address.reader))
         return str(given.get("dbname") or given.get("user") or self.name)
 
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
@@ -64,13 +68,18 @@ class PostgresSource(Source):
     def close(self) -> None:
         """Close idle sessions; the object stays usable."""
         self.sessions.close()
+        self.readers.close()
 
     # -- what is there --------------------------------------------------------------------
 
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
         """What does not hinder a feed but deserves a notice."""
         with self.sessions.session("look at the server's settings") as connection:
-            return checks.warnings(connection, watches)
+            if not self.address.apart:
+                return checks.warnings(connection, watches)
+            with self.readers.session("look at the standby's settings") as reader:
+                found = checks.warnings(connection, watches, reader)
+                return [*found, *standby.warnings(connection, reader)]
 
     def tables(self) -> list[TableInfo]:
         """See :class:`changefeed.sources.base.Source`."""
@@ -118,12 +127,12 @@ class PostgresSource(Source):
 
     def describe_oids(self, oids: Iterable[int]) -> dict[int, TableDetails]:
         """What the catalog knows now of tables in the stream; dropped ones are left out."""
-        with self.sessions.session("describe tables") as connection:
+        with self.readers.session("describe tables") as connection:
             return read_details(connection, oids)
 
     def unseen(self, xids: Collection[int]) -> set[int]:
         """Those of the transactions in the stream that a session does not see yet."""
-        with self.sessions.session("look for transactions") as connection:
+        with self.readers.session("look for transactions") as connection:
             return read_unseen(connection, xids)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
@@ -135,7 +144,7 @@ class PostgresSource(Source):
 
     def identity(self) -> str:
         """``<system identifier>/<database oid>``; see :class:`changefeed.sources.base.Source`."""
-        with self.sessions.session("identify the database") as connection:
+        with self.readers.session("identify the database") as connection:
             return server.system_id(connection)
 
     def current_position(self) -> Position:
@@ -148,12 +157,23 @@ class PostgresSource(Source):
     ) -> Handover:
         """See :class:`changefeed.sources.base.Source`. What the connector's configuration calls
         ``slot.name`` and ``publication.name`` may stand beside the offset."""
+        if self.address.apart:
+            raise ChangefeedError(
+                "CF1303",
+                "a connector's slot cannot be taken over by a connection with read_from: slots "
+                "are not copied from one server to another",
+                hint="take read_from out of the connection, or leave cursor out for an initial "
+                "scan.",
+            )
         with self.sessions.session("look at the connector's slot") as connection:
             return handover(connection, offset, tables, fresh=fresh)
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> PostgresSnapshot:
         """See :class:`changefeed.sources.base.Source`."""
-        return PostgresSnapshot(self.uri, self.name)
+        address = self.address
+        return PostgresSnapshot(
+            address.reader, self.name, primary=address.primary if address.apart else None
+        )
 
     def attach(self, owner: str, memo: Memo | None) -> PostgresAttachment:
         """See :class:`changefeed.sources.base.Source`: a replication slot and a publication."""

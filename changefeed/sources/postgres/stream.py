@@ -104,6 +104,8 @@ class ReplicationStream:
         spool_dir: folder of our own for large transactions; emptied at the start.
         latest: the last shape that all feeds of a table know, to see what changed since.
         lookup: present values by key, for large values that the server did not send.
+        primary: URI of the primary where ``uri`` leads to a standby. It is asked how far the log
+            goes at what time: what a standby has not replayed yet may have committed before.
         unseen: which transactions other sessions do not see yet; what the catalog and ``lookup``
             say is waited for until they do.
         system_id: refuse another server than this one; empty: any.
@@ -130,6 +132,7 @@ class ReplicationStream:
         latest: Latest | None = None,
         lookup: Lookup | None = None,
         unseen: Unseen | None = None,
+        primary: str | None = None,
         system_id: str = "",
         binary: bool = False,
         streaming: bool = True,
@@ -145,6 +148,7 @@ class ReplicationStream:
     ) -> None:
         self._clock = clock
         self._uri = uri
+        self._primary = primary or uri
         self._slot = slot
         self._publication = publication
         self._start = start
@@ -198,9 +202,11 @@ class ReplicationStream:
                 with (
                     _Reporter(connection, start.confirmed) as reporter,
                     LateSession(self._uri) as session,
+                    LateSession(self._primary) as timekeeper,
                 ):
                     self._reporter = reporter
-                    log_end = _LogEnd(session)
+                    apart = self._primary != self._uri
+                    log_end = _LogEnd(timekeeper if apart else session)
                     idle_changes = IdleChanges(
                         session, self._publication, self._relations, self._clock
                     )

@@ -89,38 +89,6 @@ def error_fields(body: bytes | memoryview) -> dict[str, str]:
     }
 
 
-# --------------------------------------------------------------------------- parameters
-
-
-def split_binary(uri: str) -> tuple[str, bool]:
-    """Take our own parameter ``binary`` out of a URI: the rest is libpq's.
-
-    Raises:
-        ChangefeedError: CF1207 its value is neither true nor false.
-    """
-    head, mark, query = uri.partition("?")
-    ours: list[str] = []
-    theirs: list[str] = []
-    for part in query.split("&") if mark else ():
-        (ours if part.partition("=")[0] == "binary" else theirs).append(part)
-    values = {
-        "true": True,
-        "on": True,
-        "1": True,
-        "": True,
-        "false": False,
-        "off": False,
-        "0": False,
-    }
-    chosen = False
-    for part in ours:
-        word = part.partition("=")[2].lower()
-        if word not in values:
-            raise ChangefeedError("CF1207", "parameter binary of a source is true or false")
-        chosen = values[word]
-    return head + ("?" + "&".join(theirs) if theirs else ""), chosen
-
-
 # ----------------------------------------------------------------------- the connection
 
 

@@ -1,0 +1,111 @@
+"""Where a source is: the parameters of its URI that are ours, and libpq's URIs that they lead to.
+
+``binary`` and ``read_from`` are ours, everything else is libpq's. With ``read_from=host:port`` the
+log and the tables are read from a standby; what has to be written goes to whichever of the hosts
+is the primary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.sources.postgres.connect import read_uri
+
+#: Parameters of libpq that say where the server is, beside the hosts before the path.
+_PLACES = frozenset({"host", "hostaddr", "port", "service"})
+_SWITCH = {"true": True, "on": True, "1": True, "": True, "false": False, "off": False, "0": False}
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/?#@,\s\[\]]+)(:\d{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A source's URI, read.
+
+    Attributes:
+        primary: libpq's URI of the server where the publication is made.
+        reader: libpq's URI of the server whose log and tables are read. The same, unless
+            ``read_from`` names another.
+        binary: values are asked for in binary form.
+        named: libpq's URI of the hosts that the URI has beside ``read_from``; empty without that.
+    """
+
+    primary: str
+    reader: str
+    binary: bool = False
+    named: str = ""
+
+    @property
+    def apart(self) -> bool:
+        """Two servers: a standby is read."""
+        return self.primary != self.reader
+
+    @classmethod
+    def read(cls, uri: str) -> Address:
+        """The address that a URI stands for. The URI is in no error.
+
+        Raises:
+            ChangefeedError: CF1201, CF1202, CF1207 it cannot be read.
+        """
+        head, _, query = uri.partition("?")
+        parts = [part.partition("=") for part in query.split("&")] if query else []
+        theirs = {name: name + mark + value for name, mark, value in parts}
+        binary = _switch("binary", parts)
+        theirs.pop("binary", None)
+        given = theirs.pop("read_from", None)
+        plain = _joined(head, theirs.values())
+        read_uri(plain)
+        if given is None:
+            return cls(plain, plain, binary)
+        standby = _standby(unquote(given.partition("=")[2]))
+        if placed := sorted(_PLACES & theirs.keys()):
+            raise _bad_read_from(f"it does not go with the parameter {placed[0]}")
+        scheme, _, rest = head.partition("://")
+        authority, slash, path = rest.partition("/")
+        user, at, hosts = authority.rpartition("@")
+        if not hosts:
+            raise _bad_read_from("the URI must name the primary's host before the database")
+        theirs.pop("target_session_attrs", None)
+        # The standby first: once it is promoted, it is the primary, whatever the old one does.
+        primary = f"{scheme}://{user}{at}{standby},{hosts}{slash}{path}"
+        reader = f"{scheme}://{user}{at}{standby}{slash}{path}"
+        return cls(
+            _joined(primary, [*theirs.values(), "target_session_attrs=primary"]),
+            _joined(reader, theirs.values()),
+            binary,
+            plain,
+        )
+
+
+def _joined(head: str, parameters: Iterable[str]) -> str:
+    query = "&".join(parameters)
+    return f"{head}?{query}" if query else head
+
+
+def _switch(name: str, parts: list[tuple[str, str, str]]) -> bool:
+    chosen = False
+    for key, _, value in parts:
+        if key == name:
+            if value.lower() not in _SWITCH:
+                raise ChangefeedError("CF1207", f"parameter {name} of a source is true or false")
+            chosen = _SWITCH[value.lower()]
+    return chosen
+
+
+def _standby(text: str) -> str:
+    """``host:port`` of the standby."""
+    found = _HOST.fullmatch(text)
+    if found is None:
+        raise _bad_read_from("it is one host, or host:port")
+    return text if found[2] else f"{text}:5432"
+
+
+def _bad_read_from(why: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1207",
+        f"parameter read_from of a PostgreSQL source cannot be used: {why}",
+        hint="write postgresql://user:password@primary:5432/database?read_from=standby:5432.",
+    )

@@ -1,0 +1,66 @@
+"""The parameters of a source's URI that are ours, and the servers that they lead to."""
+
+from __future__ import annotations
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.sources.postgres.address import Address
+
+
+def test_a_uri_of_libpq_stays_as_it_is() -> None:
+    for uri in (
+        "postgresql://h/d",
+        "postgresql://u:p%40@a:1,b:2/d?sslmode=require&options=-cx%3D1",
+    ):
+        assert Address.read(uri) == Address(uri, uri)
+        assert not Address.read(uri).apart
+
+
+def test_binary_is_our_own_parameter() -> None:
+    assert Address.read("postgresql://h/d?binary=true") == Address(
+        "postgresql://h/d", "postgresql://h/d", True
+    )
+    both = "postgresql://h/d?sslmode=require&binary=false&connect_timeout=3"
+    assert Address.read(both).reader == "postgresql://h/d?sslmode=require&connect_timeout=3"
+    with pytest.raises(ChangefeedError) as caught:
+        Address.read("postgresql://h/d?binary=maybe")
+    assert caught.value.code.number == "CF1207"
+
+
+def test_a_standby_is_read_and_the_primary_written_to() -> None:
+    """The standby comes first: when it was promoted, the old primary is not asked."""
+    found = Address.read(
+        "postgresql://u:s%2F@one:5433,two/d?target_session_attrs=any&sslmode=require"
+        "&read_from=three&binary=on"
+    )
+    assert found.apart and found.binary
+    assert found.reader == "postgresql://u:s%2F@three:5432/d?sslmode=require"
+    assert found.primary == (
+        "postgresql://u:s%2F@three:5432,one:5433,two/d?sslmode=require&target_session_attrs=primary"
+    )
+    assert found.named == (
+        "postgresql://u:s%2F@one:5433,two/d?target_session_attrs=any&sslmode=require"
+    )
+    six = Address.read("postgres://u@one/d?read_from=%5B::1%5D:5433")
+    assert six.reader == "postgres://u@[::1]:5433/d"
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("postgresql://u:s3cret@h/d?read_from=", "one host"),
+        ("postgresql://u:s3cret@h/d?read_from=a,b", "one host"),
+        ("postgresql://u:s3cret@h/d?read_from=u:s3cret@b", "one host"),
+        ("postgresql://u:s3cret@h/d?read_from=b:port", "one host"),
+        ("postgresql://u:s3cret@/d?read_from=b&host=a", "parameter host"),
+        ("postgresql:///d?read_from=b", "must name the primary's host"),
+        ("postgresql:///d?read_from=b&service=shop&password=s3cret", "parameter service"),
+    ],
+)
+def test_what_read_from_cannot_be(uri: str, why: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        Address.read(uri)
+    error = caught.value
+    assert error.code.number == "CF1207" and why in error.message
+    assert "s3cret" not in f"{error.message}{error.detail}{error.hint}"
