@@ -107,15 +107,17 @@ class LookupJoin(Node):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Query(Node):
-    """What a CDC query asks of its table: ``SELECT items FROM t AS alias JOIN .. WHERE where``.
+    """What a CDC query asks of its table: ``SELECT items FROM t AS alias JOIN .. WHERE where
+    GROUP BY group``.
 
-    ``items`` and ``where`` are expressions of Spark SQL on one line, ``where`` empty for none.
-    ``spans`` are the places of their tokens in the statement, those of ``items`` first.
+    ``items``, ``where`` and ``group`` are expressions of Spark SQL on one line, empty for none.
+    ``spans`` are the places of their tokens in the statement, in that order.
     """
 
     items: str
     alias: str | None = None
     where: str = ""
+    group: str = ""
     joins: tuple[LookupJoin, ...] = ()
     spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 

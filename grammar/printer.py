@@ -281,6 +281,7 @@ class _Printer:
                     None if query.alias is None else f"AS {name(query.alias)}",
                     *(self.join(target, query, join) for join in query.joins),
                     f"WHERE {query.where}" if query.where else None,
+                    f"GROUP BY {query.group}" if query.group else None,
                 )
             case nodes.TableTarget():
                 ranged = target.values_from or target.values_to

@@ -1,8 +1,8 @@
 """The SELECT of a CDC query: which table, which expressions, which condition.
 
 Only the outer shape is read here: ``SELECT items FROM table [AS alias] [[LEFT] JOIN look-up AS
-alias ON columns] [WHERE condition]``. The expressions are Spark SQL and stay text; Spark's own
-analyzer reads them when the feed is planned.
+alias ON columns] [WHERE condition] [GROUP BY window, expressions]``. The expressions are Spark SQL
+and stay text; Spark's own analyzer reads them when the feed is planned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLAUSES = {
 }
 _JOINS = frozenset({"JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL", "ANTI", "SEMI"})
 _WHY = {
-    "GROUP": "a CDC query makes one message of one change, so there is nothing to group",
+    "HAVING": "the consumer of the groups can choose among them",
     "ORDER": "changes come in commit order",
     "LIMIT": "a changefeed has no last row",
 }
@@ -113,12 +113,14 @@ class _Reader:
         alias = self._alias()
         joins = tuple(self._joins((alias or name.parts[-1], name.parts[-1])))
         where = self._where()
+        group = self._group()
         return name, Query(
             items=_canonical(self._text, items),
             alias=alias,
             where=_canonical(self._text, where),
+            group=_canonical(self._text, group),
             joins=joins,
-            spans=tuple(self._span(token) for token in (*items, *where)),
+            spans=tuple(self._span(token) for token in (*items, *where, *group)),
         )
 
     # -- parts ------------------------------------------------------------------------------
@@ -269,17 +271,35 @@ class _Reader:
 
     def _where(self) -> list[Lexeme]:
         token = self._peek()
-        if token is None:
+        if token is None or token.word == "GROUP":
             return []
         if token.word != "WHERE":
             raise self._problem(token)
-        condition = self._tokens[self._place + 1 :]
-        if not condition:
-            raise self._expected("a condition", None)
-        for each, depth in nested(condition):
-            if depth == 0 and (each.word in _CLAUSES or each.text in ("|>", ";")):
+        self._place += 1
+        return self._until("GROUP", "a condition")
+
+    def _group(self) -> list[Lexeme]:
+        if not self._skip("GROUP"):
+            return []
+        self._word("BY")
+        return self._until("", "an expression")
+
+    def _until(self, word: str, what: str) -> list[Lexeme]:
+        """The tokens up to a word outside of brackets, or to the end; ``what`` they are."""
+        found: list[Lexeme] = []
+        rest = self._tokens[self._place :]
+        for place, (each, depth) in enumerate(nested(rest), 1):
+            if depth == 0 and word and each.word == word:
+                break
+            # window(..) and window.start are no clause.
+            named = place < len(rest) and rest[place].text in ("(", ".")
+            if depth == 0 and ((each.word in _CLAUSES and not named) or each.text in ("|>", ";")):
                 raise self._problem(each)
-        return condition
+            found.append(each)
+        self._place += len(found)
+        if not found:
+            raise self._expected(what, self._peek())
+        return found
 
     # -- what it cannot have ----------------------------------------------------------------
 
@@ -341,7 +361,10 @@ class _Reader:
     def _refused(self, token: Lexeme, what: str, why: str) -> SyntaxProblem:
         verb = "are" if what[0].islower() and what.endswith("s") else "is"
         message = f"{what} {verb} not supported by CDC queries"
-        shape = "SELECT expression, ... FROM table [AS alias] [JOIN ...] [WHERE condition]"
+        shape = (
+            "SELECT expression, ... FROM table [AS alias] [JOIN ...] [WHERE condition] "
+            "[GROUP BY ...]"
+        )
         hint = f"{why}; a CDC query is {shape}" if why else f"a CDC query is {shape}"
         return SyntaxProblem(message, self._span(token), (), hint)
 

@@ -20,6 +20,8 @@ from changefeed.query.changes import changes_of_result
 from changefeed.query.evaluate import Evaluator, QuerySessions
 from changefeed.query.functions import called
 from changefeed.query.model import CompiledQuery
+from changefeed.query.window_rows import result_rows, window_batch
+from changefeed.query.windows import window_length
 from changefeed.query.written import CREATION_TIME, Constants
 from grammar import nodes
 
@@ -88,6 +90,33 @@ class FeedQuery:
         if compiled.lookups or CREATION_TIME in called(self._query):
             return replace(compiled, feed=self._job.id)
         return compiled
+
+    @property
+    def grouped(self) -> bool:
+        """It groups changes by windows of commit time: :mod:`.windows` delivers its feed."""
+        return bool(self._query.group)
+
+    @property
+    def window_length(self) -> int:
+        """Nanoseconds of its windows."""
+        length = window_length(self._query)
+        if length is None:
+            raise AssertionError("the query groups nothing")
+        return length
+
+    def window_batch(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+        """Changes with their windows, for :meth:`groups`; see :mod:`changefeed.query.window_rows`.
+
+        Of a row that one transaction changed several times this is one change.
+        """
+        if rows["missing"].null_count == rows.num_rows:
+            rows = rows.filter(rows["last"])
+        return window_batch(self.compiled(schema), rows)
+
+    def groups(self, schema: TableSchema, batch: pa.Table, last_seq: int) -> pa.Table:
+        """The groups of whole windows as rows of the log of the result."""
+        compiled = self.compiled(schema)
+        return result_rows(compiled, self._evaluator.groups(compiled, batch), last_seq)
 
     def rows(self, schema: TableSchema, rows: pa.Table, plan: MessagePlan) -> pa.Table:
         """Rows of the table's log as rows of the log of the query's result.

@@ -26,6 +26,7 @@ from changefeed.feeds.schema_policy import (
     scan_has,
 )
 from changefeed.feeds.sink_session import SinkSession
+from changefeed.feeds.windows import WindowDelivery
 from changefeed.options import INITIAL_SCAN, InitialScan
 
 
@@ -36,10 +37,12 @@ class Deliverers:
     Attributes:
         delivery: this thread.
         backlog: Spark, where a backlog is large enough.
+        windows: this thread, where the feed's query groups changes.
     """
 
     delivery: Delivery
     backlog: Backlog
+    windows: WindowDelivery
 
 
 class Rounds:
@@ -138,6 +141,15 @@ class Rounds:
     def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
         """Rows delivered of tables that go on from their bounds: a large backlog by Spark, as far
         as one job goes, else by this thread."""
+        if feed.query is not None and feed.query.grouped:
+            return self._deliverers.windows.deliver(
+                feed,
+                feed.query,
+                bounds,
+                upto,
+                after_commit=self._committed,
+                interrupted=self._interrupted,
+            )
         done = self._deliverers.backlog.deliver(feed, bounds, upto, interrupted=self._interrupted)
         if done.moved or (done.node_upto is not None and done.node_upto < upto):
             # There is more, for another job or for this thread.

@@ -37,6 +37,7 @@ from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.feeds.scan_host import FeedScanHost
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.status import FeedStatus
+from changefeed.feeds.windows import WindowDelivery
 from changefeed.options import INITIAL_SCAN, RETRY_FOR, InitialScan
 from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.thread import SnapshotScan
@@ -137,7 +138,11 @@ class FeedRunner:
             self.source_runtime,
             self.sink_session,
             self._scanning,
-            Deliverers(self._delivery, backlog),
+            Deliverers(
+                self._delivery,
+                backlog,
+                WindowDelivery(job.name, self.source_runtime, self.sink_session, services.sizes),
+            ),
             *time,
             committed=lambda: self._checkpoint.turn(self._feed, moved=True),
             interrupted=self._interrupted,

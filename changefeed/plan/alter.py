@@ -427,6 +427,15 @@ class _Alteration:
                 "DROP it and CREATE it again.",
             )
             return
+        if any(
+            isinstance(t, nodes.TableTarget) and t.query and t.query.group for t in self.targets
+        ):
+            self._problem(
+                "CF1303",
+                "a query with GROUP BY groups changes, and a scan reads none",
+                "DROP it and CREATE it again: it begins with the next whole window.",
+            )
+            return
         end = self.job.end_time
         if end is not None and end <= self.around.clock.now():
             self._problem(

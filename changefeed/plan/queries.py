@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.formats import traits_of
-from changefeed.core.schema import BeforeImage, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Envelope
-from changefeed.options import DIFF, ENVELOPE, FORMAT, KEY_COLUMN, LOOKUP_REFRESH, Options, to_span
+from changefeed.options import (
+    CURSOR,
+    DIFF,
+    ENVELOPE,
+    FORMAT,
+    INITIAL_SCAN,
+    INITIAL_SCAN_ONLY,
+    KEY_COLUMN,
+    LOOKUP_REFRESH,
+    NO_INITIAL_SCAN,
+    TRANSACTION_METADATA,
+    InitialScan,
+    Options,
+    to_span,
+)
 from changefeed.options.types import FOREVER
 from changefeed.plan.sink_resolution import ResolvedSink
+from changefeed.plan.words import duration_text
 from changefeed.query.model import CompiledQuery
 from grammar import nodes
 
@@ -33,10 +48,21 @@ class QueryTable(Protocol):
 def query_options(
     query: nodes.Query | None, written: Sequence[nodes.Option], sink: ResolvedSink | None
 ) -> list[nodes.Option]:
-    """What a query's statement means without saying it: CockroachDB's envelope ``bare``."""
-    if query is None or sink is None or sink.capabilities.takes_rows:
+    """What a query's statement means without saying it: CockroachDB's envelope ``bare``, and no
+    initial scan where it groups changes."""
+    if query is None:
         return []
     given = {option.name: option for option in written}
+    scans = (INITIAL_SCAN, INITIAL_SCAN_ONLY, NO_INITIAL_SCAN, CURSOR)
+    implied = []
+    if query.group and not any(row.name in given for row in scans):
+        implied.append(nodes.Option(INITIAL_SCAN.name, nodes.Literal(InitialScan.NO.value)))
+    return [*implied, *_envelope(given, sink)]
+
+
+def _envelope(given: Mapping[str, nodes.Option], sink: ResolvedSink | None) -> list[nodes.Option]:
+    if sink is None or sink.capabilities.takes_rows:
+        return []
     if ENVELOPE.name in given or DIFF.name in given:
         return []
     envelopes = sink.capabilities.envelopes
@@ -72,6 +98,8 @@ def query_problems(
                 span=span,
             )
         )
+    if compiled.window is not None and options is not None:
+        problems += _group_problems(options, span)
     if options is not None and options[KEY_COLUMN] in compiled.hides_key:
         problems.append(
             ChangefeedError(
@@ -82,6 +110,25 @@ def query_problems(
             )
         )
     return problems
+
+
+def _group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedError]:
+    """Groups are made of changes, and belong to no transaction."""
+    if options[INITIAL_SCAN] is not InitialScan.NO:
+        yield ChangefeedError(
+            "CF1205",
+            "a query with GROUP BY has no initial scan: it groups changes, and rows that were "
+            "there before are none",
+            hint="leave out initial_scan, or write initial_scan = 'no'.",
+            span=span,
+        )
+    if options[TRANSACTION_METADATA]:
+        yield ChangefeedError(
+            "CF1205",
+            "transaction_metadata does not go with GROUP BY: a group is of many transactions",
+            hint="leave it out.",
+            span=span,
+        )
 
 
 def lookup_problems(query: nodes.Query | None, options: Options) -> list[ChangefeedError]:
@@ -100,8 +147,16 @@ def lookup_problems(query: nodes.Query | None, options: Options) -> list[Changef
 def key_problems(
     compiled: CompiledQuery, sink: ResolvedSink, span: nodes.Span | None
 ) -> list[ChangefeedError]:
-    """A merged table needs the key of the source's table."""
-    if not sink.capabilities.takes_rows or not compiled.hides_key:
+    """A merged table needs the key of the source's table; what a query groups by has values."""
+    if not sink.capabilities.takes_rows:
+        return []
+    if compiled.window is not None:
+        return [
+            _null_group(column, sink, span)
+            for column in compiled.schema.key_columns
+            if column.nullable
+        ]
+    if not compiled.hides_key:
         return []
     names = ", ".join(compiled.hides_key)
     return [
@@ -112,6 +167,17 @@ def key_problems(
             span=to_span(span),
         )
     ]
+
+
+def _null_group(column: Column, sink: ResolvedSink, span: nodes.Span | None) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1302",
+        f"the query groups by {column.name}, which may be NULL, and {sink.scheme} tells rows apart "
+        "by it",
+        detail="of a deleted row only the key is known",
+        hint="group by an expression that is never NULL, such as coalesce(.., '').",
+        span=to_span(span),
+    )
 
 
 def no_images(compiled: CompiledQuery) -> ChangefeedError:
@@ -129,7 +195,7 @@ def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[
     """What a query does that its author may not expect."""
     for table in tables:
         query = table.query
-        if query is None or not query.filtered:
+        if query is None or not query.filtered or query.window is not None:
             continue
         name = f"{query.source.table.schema}.{query.source.table.name}"
         if query.of_changes:
@@ -159,7 +225,12 @@ def query_lines(query: CompiledQuery, options: Options) -> Iterator[str]:
     yield f"columns {columns}"
     if query.hides_key:
         yield f"message key from {', '.join(query.hides_key)}, which the SELECT leaves out"
-    if query.of_changes and query.filtered:
+    if query.window is not None:
+        yield (
+            f"groups the changes of each {duration_text(query.window / 1e9)} of commit time; a "
+            "window is delivered once, when all changes up to its end are known"
+        )
+    elif query.of_changes and query.filtered:
         yield "the WHERE selects changes: nothing is deleted because a later change is not selected"
     elif query.where_lookups:
         yield "an update that does not satisfy joins and WHERE is a delete: look-ups may change"
@@ -180,6 +251,8 @@ def query_lines(query: CompiledQuery, options: Options) -> Iterator[str]:
         yield f"{function.signature} is Python {function.reference}, called with {takes}"
     if query.functions:
         yield "evaluated by a Spark job: its Python workers call the functions"
+    elif query.window is not None:
+        yield "evaluated by a Spark job for whole windows"
     elif query.sql is None:
         yield "evaluated by Arrow in the node: the query only chooses columns"
     else:

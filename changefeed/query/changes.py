@@ -70,6 +70,15 @@ def changes_of_result(
     return _Changes(query, rows.combine_chunks(), run, before).made()
 
 
+def change_images(query: CompiledQuery, rows: pa.Table) -> tuple[pa.Table, pa.Array]:
+    """An image for each change of a query that selects changes, and the row that each is of.
+
+    Raises:
+        ChangefeedError: CF4001 a value that the query reads is missing or does not fit.
+    """
+    return _Changes(query, rows.combine_chunks(), None, False).images()
+
+
 @dataclass(frozen=True)
 class _Images:
     """Where the images of one kind stand in the batch: for each row of the log its place there,
@@ -85,7 +94,7 @@ class _Images:
 
 
 class _Changes:
-    def __init__(self, query: CompiledQuery, rows: pa.Table, run: Run, before: bool) -> None:
+    def __init__(self, query: CompiledQuery, rows: pa.Table, run: Run | None, before: bool) -> None:
         self._query = query
         self._rows = rows
         self._run = run
@@ -127,6 +136,11 @@ class _Changes:
             if f"b{i}" in self._rows.column_names:
                 known |= _one(pc.is_valid(self._rows[f"b{i}"])).to_numpy(zero_copy_only=False)
         return known
+
+    def images(self) -> tuple[pa.Table, pa.Array]:
+        """The batch, and the row of the log that each image is of."""
+        rows = np.concatenate([self._after, self._before, self._deleted])
+        return self._batch(), pa.array(rows)
 
     def _batch(self) -> pa.Table:
         """The images in the order after, before, deleted."""
@@ -224,7 +238,7 @@ class _Changes:
     def made(self) -> pa.Table:
         """The rows of the result's log."""
         query = self._query
-        if query.sql is None or not self._count:
+        if query.sql is None or not self._count or self._run is None:
             result, found = None, np.arange(0)
         else:
             result = self._run(query, self._batch())

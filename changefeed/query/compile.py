@@ -7,6 +7,7 @@ differently from call to call, expressions that make several rows of one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +41,21 @@ from grammar.spelling import did_you_mean
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EMPTY = "__cf_check"
+#: The view of a batch without rows that the analyzer is given.
+EMPTY = "__cf_check"
 #: Stands in :attr:`CompiledQuery.sql` for the name of the batch's view.
 VIEW = "__cf_view__"
 
 _GROUPS = {
-    "agg_funcs": ("aggregate functions", "each message is made of one change"),
+    "agg_funcs": ("aggregate functions without GROUP BY", "each message is made of one change"),
     "window_funcs": ("window functions", "each message is made of one change"),
     "generator_funcs": ("functions that make several rows", "one change makes one message"),
     "table_funcs": ("table functions", "a query sees one row"),
 }
+_NO_AGGREGATES = (
+    "aggregate functions without GROUP BY are not supported by CDC queries",
+    "each message is made of one change",
+)
 _CHANGES = "its result differs from call to call, and a message may be sent again after a crash"
 #: Classes of Spark's expressions that are deterministic to Spark and not to a changefeed.
 _VOLATILE = frozenset(
@@ -65,8 +71,9 @@ _VOLATILE = frozenset(
 _FORBIDDEN = {
     "CallMethodViaReflection": "it would call any Java method",
     "TryReflect": "it would call any Java method",
-    "TimeWindow": "windows are not supported by CDC queries",
-    "SessionWindow": "windows are not supported by CDC queries",
+    "TimeWindow": "GROUP BY takes window(event_timestamp(), '1 minute')",
+    "SlidingWindow": "GROUP BY takes window(event_timestamp(), '1 minute')",
+    "SessionWindow": "GROUP BY takes window(event_timestamp(), '1 minute')",
 }
 #: Words before ``(`` that are no functions there.
 _NO_FUNCTIONS = frozenset({"LIKE", "ILIKE", "IN", "ANY", "SOME", "ALL", "AND", "OR", "NOT"})
@@ -89,18 +96,25 @@ def compile_query(
             have, CF1001 Spark cannot read it, CF4004 a look-up does not fit. Places are offsets
             into the statement.
     """
-    return _Compiler(session, schema, query, constants, functions, lookups or {}).compile()
+    return QueryCompiler(session, schema, query, constants, functions, lookups or {}).compile()
 
 
 @dataclass(frozen=True)
-class _Analysis:
-    """A SELECT as Spark understood it: a name, type and expression for each column."""
+class Analysis:
+    """A SELECT as Spark understood it: a name, type and expression for each column, and what it
+    groups by."""
 
     columns: list[tuple[str, str]]
     expressions: list[Any]
+    groups: list[Any]
 
 
-class _Compiler:
+class QueryCompiler:
+    """One query on one shape of its table; :func:`compile_query` has the arguments.
+
+    What groups changes is compiled by a subclass (:mod:`.grouped`).
+    """
+
     def __init__(
         self,
         session: SparkSession,
@@ -119,26 +133,32 @@ class _Compiler:
         self._sql = BatchSql(query, schema, constants)
 
     def compile(self) -> CompiledQuery:
+        """The checked query."""
         self._refuse_names()
         self._lookups = [self._lookup(join) for join in self._query.joins]
         for tokens in (*(item.tokens for item in self._sql.items), self._sql.where):
             self._refuse_functions(tokens)
-        fields = batch_fields(self._schema, lookups=self._lookups)
-        empty = pa.schema(fields).empty_table()
-        self._session.createDataFrame(empty).createOrReplaceTempView(_EMPTY)
-        try:
+        with self._empty_batch(batch_fields(self._schema, lookups=self._lookups)):
             # The WHERE first: in the whole, errors of it name columns of our own.
             condition = self._condition()
-            return self._made(self._analysed(self._sql.select(_EMPTY)), condition)
+            return self._made(self._analysed(self._sql.select(EMPTY)), condition)
+
+    @contextmanager
+    def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
+        """The view :data:`EMPTY`, for Spark's analyzer."""
+        empty = pa.schema(fields).empty_table()
+        self._session.createDataFrame(empty).createOrReplaceTempView(EMPTY)
+        try:
+            yield
         finally:
-            self._session.catalog.dropTempView(_EMPTY)
+            self._session.catalog.dropTempView(EMPTY)
 
     # -- look-ups ---------------------------------------------------------------------------
 
     def _lookup(self, join: nodes.LookupJoin) -> LookupTable:
         """A look-up with all its columns."""
         fields = tuple(self._known[join.alias])
-        spans = [_core(span) for span in join.spans[1:]] or [None] * len(join.keys)
+        spans = [core_span(span) for span in join.spans[1:]] or [None] * len(join.keys)
         keys, types = [], []
         for (own, other), span in zip(join.keys, spans, strict=True):
             ordinal = self._own_column(own, span)
@@ -204,8 +224,8 @@ class _Compiler:
 
     # -- refusals ---------------------------------------------------------------------------
 
-    def _refuse_names(self) -> None:
-        taken = {PREV, *(name for name in (ROW, ALWAYS, OP, TIME))}
+    def _refuse_names(self, *more: str) -> None:
+        taken = {PREV, ROW, ALWAYS, OP, TIME, *more}
         for column in self._schema.columns:
             if column.name.lower() in taken:
                 raise ChangefeedError(
@@ -220,10 +240,13 @@ class _Compiler:
                     "CF1303",
                     f"{join.alias} is a column of the table and the alias of a look-up table",
                     hint="give the look-up table another alias.",
-                    span=_core(join.spans[0]) if join.spans else None,
+                    span=core_span(join.spans[0]) if join.spans else None,
                 )
 
-    def _refuse_functions(self, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
+    def _refuse_functions(
+        self, tokens: Sequence[tuple[Lexeme, nodes.Span | None]], *, allowed: str = ""
+    ) -> None:
+        """Refuse the functions that a query cannot have; ``allowed`` is a group that it can."""
         for place, (token, span) in enumerate(tokens[:-1]):
             before = tokens[place - 1][0].text if place else ""
             called = tokens[place + 1][0].text == "(" and before != "."
@@ -233,13 +256,13 @@ class _Compiler:
             if known is None:
                 continue
             group, kind = known
-            if group in _GROUPS:
+            if group in _GROUPS and group != allowed:
                 what, why = _GROUPS[group]
-                raise _refused(f"{what} are not supported by CDC queries", why, span)
+                raise refused(f"{what} are not supported by CDC queries", why, span)
             if kind in _VOLATILE:
-                raise _refused(f"{token.text}() is not supported by CDC queries", _CHANGES, span)
+                raise refused(f"{token.text}() is not supported by CDC queries", _CHANGES, span)
             if kind in _FORBIDDEN:
-                raise _refused(
+                raise refused(
                     f"{token.text}() is not supported by CDC queries", _FORBIDDEN[kind], span
                 )
 
@@ -258,7 +281,7 @@ class _Compiler:
 
     # -- Spark's analysis -------------------------------------------------------------------
 
-    def _analysed(self, written: SqlDraft) -> _Analysis:
+    def _analysed(self, written: SqlDraft) -> Analysis:
         from pyspark.errors import PySparkException
 
         try:
@@ -266,24 +289,23 @@ class _Compiler:
             columns = [(f.name, f.dataType.simpleString()) for f in frame.schema.fields]
         except PySparkException as failure:
             raise self._translated(failure, written) from failure
-        plan = frame._jdf.queryExecution().analyzed()
-        if plan.getClass().getSimpleName() != "Project":
-            raise _refused(
-                "aggregate functions are not supported by CDC queries",
-                "each message is made of one change",
-                None,
-            )
-        expressions = list(_sequence(plan.projectList()))
-        for expression in expressions:
+        expressions, groups = self._parts(frame._jdf.queryExecution().analyzed())
+        for expression in (*expressions, *groups):
             self._refuse_volatile(expression)
-            check_calls(_tree(expression), self._functions)
-        return _Analysis(columns, expressions)
+            check_calls(tree(expression), self._functions)
+        return Analysis(columns, expressions, groups)
+
+    def _parts(self, plan: Any) -> tuple[list[Any], list[Any]]:
+        """The columns of a plan, and what it groups by."""
+        if plan.getClass().getSimpleName() != "Project":
+            raise refused(*_NO_AGGREGATES, None)
+        return list(sequence(plan.projectList())), []
 
     def _condition(self) -> list[Any]:
         """The WHERE as Spark's expression; none where there is no WHERE."""
         if not self._sql.filtered:
             return []
-        found = self._analysed(self._sql.condition(_EMPTY))
+        found = self._analysed(self._sql.condition(EMPTY))
         ((_, kind),) = found.columns
         if kind != "boolean":
             spans = [span for _, span in self._sql.where if span is not None]
@@ -295,17 +317,17 @@ class _Compiler:
         return found.expressions
 
     def _refuse_volatile(self, expression: Any) -> None:
-        for each in _tree(expression):
+        for each in tree(expression):
             kind = each.getClass().getSimpleName()
             if kind in _VOLATILE or kind in _FORBIDDEN:
                 name = str(each.prettyName())
-                raise _refused(
+                raise refused(
                     f"{name} is not supported by CDC queries",
                     _FORBIDDEN.get(kind, _CHANGES),
                     self._word(name),
                 )
         if not expression.deterministic():
-            raise _refused(
+            raise refused(
                 "expressions that are not deterministic are not supported by CDC queries",
                 _CHANGES,
                 None,
@@ -332,7 +354,7 @@ class _Compiler:
             return ChangefeedError(
                 "CF1001",
                 f"Spark SQL cannot read the query near {near}" if near else "syntax error",
-                span=span or _core(self._word(near)),
+                span=span or core_span(self._word(near)),
             )
         sentence = _sentence(str(failure))
         return ChangefeedError("CF1303", f"the query is wrong: {sentence}", span=span)
@@ -361,7 +383,7 @@ class _Compiler:
 
     # -- the result -------------------------------------------------------------------------
 
-    def _made(self, found: _Analysis, condition: list[Any]) -> CompiledQuery:
+    def _made(self, found: Analysis, condition: list[Any]) -> CompiledQuery:
         columns, outputs = self._outputs(found)
         shown = len(columns)
         key = self._key(columns, outputs)
@@ -405,7 +427,7 @@ class _Compiler:
             where_lookups=bool(self._read_of(condition)),
         )
 
-    def _outputs(self, found: _Analysis) -> tuple[list[Column], list[Output]]:
+    def _outputs(self, found: Analysis) -> tuple[list[Column], list[Output]]:
         ordinals = {column.name: i for i, column in enumerate(self._schema.columns)}
         columns: list[Column] = []
         outputs: list[Output] = []
@@ -426,7 +448,7 @@ class _Compiler:
                     span=self._sql.items[i].span,
                 )
             names[name.lower()] = i
-            attribute = _plain(found.expressions[i])
+            attribute = plain_column(found.expressions[i])
             ordinal = ordinals.get(self._true_name(attribute)) if attribute is not None else None
             if ordinal is not None and ordinal not in whole:
                 column = self._schema.columns[ordinal]
@@ -477,12 +499,12 @@ class _Compiler:
         """The items of the SELECT that a batch needs: the expressions alone, unless one of them
         uses the name that another item gives to a plain column."""
         try:
-            self._analysed(self._sql.select(_EMPTY, computed))
+            self._analysed(self._sql.select(EMPTY, computed))
         except ChangefeedError:
             return list(range(items))
         return computed
 
-    def _row_sql(self, found: _Analysis, items: Sequence[int], outputs: Sequence[Output]) -> str:
+    def _row_sql(self, found: Analysis, items: Sequence[int], outputs: Sequence[Output]) -> str:
         """:meth:`_batch_sql` that answers for each row of the batch."""
         named = {place: found.columns[place][0] for place in items}
         inner = self._sql.each(VIEW, list(named.items())).text
@@ -539,19 +561,21 @@ def prev_type(schema: TableSchema) -> pa.DataType:
 # ------------------------------------------------------------------------------- Scala trees
 
 
-def _sequence(items: Any) -> Iterator[Any]:
+def sequence(items: Any) -> Iterator[Any]:
+    """The elements of a Scala sequence."""
     for i in range(items.size()):
         yield items.apply(i)
 
 
-def _tree(expression: Any) -> Iterator[Any]:
+def tree(expression: Any) -> Iterator[Any]:
+    """An expression and all that it is made of."""
     yield expression
-    for child in _sequence(expression.children()):
-        yield from _tree(child)
+    for child in sequence(expression.children()):
+        yield from tree(child)
 
 
 def _attributes(expression: Any) -> Iterator[Any]:
-    for each in _tree(expression):
+    for each in tree(expression):
         if each.getClass().getSimpleName() == "AttributeReference":
             yield each
 
@@ -559,9 +583,9 @@ def _attributes(expression: Any) -> Iterator[Any]:
 def _fields_read(expression: Any, alias: str) -> Iterator[str]:
     """The fields of the struct ``alias`` that an expression reads; ``*`` for the whole struct,
     and a name that no field has where it only asks whether the struct is NULL."""
-    for each in _tree(expression):
+    for each in tree(expression):
         kind = each.getClass().getSimpleName()
-        for child in _sequence(each.children()):
+        for child in sequence(each.children()):
             if child.getClass().getSimpleName() != "AttributeReference":
                 continue
             if str(child.name()).lower() != alias.lower():
@@ -580,19 +604,21 @@ def _no_name(
     return ChangefeedError(code, message, hint=hint, span=span)
 
 
-def _plain(expression: Any) -> Any | None:
+def plain_column(expression: Any) -> Any | None:
     """The column that an expression is, under whatever name; None of any other expression."""
     kind = expression.getClass().getSimpleName()
     if kind == "Alias":
-        return _plain(expression.child())
+        return plain_column(expression.child())
     return expression if kind == "AttributeReference" else None
 
 
-def _refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:
-    return ChangefeedError("CF1303", message, detail=why, span=_core(span))
+def refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:
+    """CF1303 for something that a query cannot have."""
+    return ChangefeedError("CF1303", message, detail=why, span=core_span(span))
 
 
-def _core(span: nodes.Span | None) -> Span | None:
+def core_span(span: nodes.Span | None) -> Span | None:
+    """A place in the statement as errors have it."""
     return None if span is None else Span(span.start, span.end)
 
 

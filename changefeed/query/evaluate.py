@@ -22,6 +22,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.query.compile import VIEW, compile_query
 from changefeed.query.functions import called, register
+from changefeed.query.grouped import compile_grouped
 from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.projection import Projection
@@ -111,7 +112,8 @@ class QuerySessions:
             session = self.of(plain)
             self._forget(session, names - {f.name for f in functions})
             self.register(session, functions)
-            compiled = compile_query(session, schema, query, constants, functions, lookups)
+            compiler = compile_grouped if query.group else compile_query
+            compiled = compiler(session, schema, query, constants, functions, lookups)
         return replace(compiled, functions=functions)
 
     def lookups(self, refresh: float = math.inf) -> LookupCache:
@@ -188,13 +190,33 @@ class Evaluator:
                     with _rows_that_fail(query):
                         self.direct += 1
                         return projection.run(batch)
-            with _rows_that_fail(query):
-                view = f"__cf_batch_{threading.get_ident()}"
-                session.createDataFrame(batch).createOrReplaceTempView(view)
-                frame = session.sql(query.sql.replace(VIEW, view))
-                self.jobs += 1
-                made = frame.toArrow()
-        return _in_order(made)
+            return _in_order(self._job(session, query, query.sql, batch))
+
+    def groups(self, query: CompiledQuery, batch: pa.Table) -> pa.Table:
+        """The groups of whole windows: when the window of each ends, and ``c<i>``.
+
+        Raises:
+            ChangefeedError: as :meth:`run`.
+        """
+        if query.sql is None:
+            raise AssertionError("nothing to evaluate")
+        batch = self._lookups.joined(query, batch)
+        with self._sessions.engine.use() as plain:
+            session = self._sessions.of(plain)
+            self._sessions.register(session, query.functions)
+            return self._job(session, query, query.sql, batch)
+
+    def _job(
+        self, session: SparkSession, query: CompiledQuery, sql: str, batch: pa.Table
+    ) -> pa.Table:
+        with _rows_that_fail(query):
+            view = f"__cf_batch_{threading.get_ident()}"
+            frame = session.createDataFrame(batch)
+            if batch.nbytes <= self._direct_bytes:
+                frame = frame.coalesce(1)  # one task: groups need no shuffle
+            frame.createOrReplaceTempView(view)
+            self.jobs += 1
+            return session.sql(sql.replace(VIEW, view)).toArrow()
 
 
 def _in_order(made: pa.Table) -> pa.Table:

@@ -102,6 +102,8 @@ class CompiledQuery:
         lookups: the tables that it joins, as far as it reads them.
         where_lookups: the WHERE reads one of them; an inner join is part of the WHERE.
         feed: the job that alone has this result, None where every feed with this text has it.
+        window: nanoseconds of the windows that it groups changes by, None where each change is a
+            row of its own. ``sql`` then evaluates whole windows, and ``row_sql`` is empty.
     """
 
     text: str
@@ -121,6 +123,7 @@ class CompiledQuery:
     lookups: tuple[LookupTable, ...] = ()
     where_lookups: bool = False
     feed: int | None = None
+    window: int | None = None
 
     @cached_property
     def shape(self) -> QueryShape:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.schema import TableSchema
+from changefeed.query.windows import CALL_LENGTH, WINDOW, is_window
 from grammar import nodes
 from grammar.select import Lexeme, lexemes_of, nested, unquoted
 
@@ -102,9 +103,12 @@ class BatchSql:
         self.alias = query.alias or schema.table.name
         tokens = lexemes_of(query.items)
         conditions = lexemes_of(query.where)
-        spans: Sequence[nodes.Span | None] = query.spans or [None] * (len(tokens) + len(conditions))
+        groups = lexemes_of(query.group)
+        count = len(tokens) + len(conditions)
+        spans: Sequence[nodes.Span | None] = query.spans or [None] * (count + len(groups))
         self.items = list(self._items(tokens, spans))
-        self.where = list(zip(conditions, spans[len(tokens) :], strict=True))
+        self.where = list(zip(conditions, spans[len(tokens) : count], strict=True))
+        self.group = list(zip(groups, spans[count:], strict=True))
         #: What inner joins ask of a row beside the WHERE.
         self._inner = [f"{backticked(j.alias)} IS NOT NULL" for j in query.joins if not j.left]
 
@@ -155,6 +159,20 @@ class BatchSql:
             out.add(f" WHERE `{ALWAYS}` OR (")
             self._add_condition(out)
             out.add(")")
+        return out
+
+    def grouped(self, view: str) -> SqlDraft:
+        """``SELECT items, window FROM view AS alias WHERE condition GROUP BY groups``."""
+        out = SqlDraft("SELECT ")
+        for item in self.items:
+            self._add(out, item.tokens)
+            out.add(", ")
+        out.add(f"`{WINDOW}` AS `{ROW}` FROM {view} AS {backticked(self.alias)}")
+        if self.filtered:
+            out.add(" WHERE ")
+            self._add_condition(out)
+        out.add(" GROUP BY ")
+        self._add(out, self.group)
         return out
 
     def each(self, view: str, items: Sequence[tuple[int, str]]) -> SqlDraft:
@@ -213,6 +231,10 @@ class BatchSql:
             call = [t.text for t, _ in tokens[place + 1 : place + 3]] == ["(", ")"]
             after_dot = place > 0 and tokens[place - 1][0].text == "."
             name = token.text.lower() if token.kind == "word" and not after_dot else ""
+            if self.group and is_window([t for t, _ in tokens[place : place + CALL_LENGTH]]):
+                out.add(f"`{WINDOW}` ", span)
+                place += CALL_LENGTH
+                continue
             constant = self._constants.literal(name) if call else None
             if constant is not None:
                 out.add(f"{constant} ", span)

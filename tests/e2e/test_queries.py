@@ -106,7 +106,7 @@ def test_what_a_query_cannot_have_is_refused_where_it_stands(feeds: Feeds) -> No
     )
     assert no("id, sum(total) AS s") == (
         "CF1303",
-        "aggregate functions are not supported by CDC queries",
+        "aggregate functions without GROUP BY are not supported by CDC queries",
         alone,
         "sum",
     )

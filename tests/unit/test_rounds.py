@@ -28,6 +28,7 @@ class World:
     ) -> None:
         self.done = done
         self.delivered: list[Timestamp] = []
+        self.windows: list[Timestamp] = []
         self.commits = 0
         table = TableProgress(T, "t", state=TableState.RUNNING, scan_wanted=False, done_upto=BEGIN)
         self.feed = SimpleNamespace(
@@ -36,6 +37,7 @@ class World:
             tables={T: table},
             in_state=lambda *states: [table],
             keep_only=lambda names: None,
+            query=None,
         )
         scanning = SimpleNamespace(holds=lambda table: False, at=None)
         catalog = SimpleNamespace(version=lambda: 1, tables=lambda job: [table])
@@ -45,6 +47,7 @@ class World:
         self.waits: list[Timestamp] = []
         delivery = SimpleNamespace(deliver=self._driver)
         backlog = SimpleNamespace(deliver=lambda *args, **named: self.done)
+        windows = SimpleNamespace(deliver=self._windows)
         self.clock = ManualClock()
         self.interrupted = False
         self.rounds = Rounds(
@@ -52,7 +55,7 @@ class World:
             cast(Any, self.source_runtime),
             cast(Any, SimpleNamespace(pulled=False, pace=pace)),
             cast(Any, scanning),
-            Deliverers(cast(Any, delivery), cast(Any, backlog)),
+            Deliverers(cast(Any, delivery), cast(Any, backlog), cast(Any, windows)),
             clock=self.clock,
             timings=timings or Timings(),
             committed=self._committed,
@@ -62,6 +65,12 @@ class World:
     def _driver(self, feed: object, bounds: object, upto: Timestamp, **named: object) -> int:
         self.delivered.append(upto)
         return 3
+
+    def _windows(
+        self, feed: object, query: object, bounds: object, upto: Timestamp, **_: object
+    ) -> int:
+        self.windows.append(upto)
+        return 0
 
     def _committed(self) -> None:
         self.commits += 1
@@ -120,3 +129,10 @@ def test_rows_that_an_interruption_left_are_not_waited_for() -> None:
     world.turn()
     world.rounds.wait()
     assert world.waits[0] == Timestamp.ZERO
+
+
+def test_a_query_that_groups_is_delivered_by_windows_alone() -> None:
+    world = World(Progress(5, moved=True))
+    world.feed.query = SimpleNamespace(grouped=True)
+    assert not world.turn()
+    assert world.windows == [END] and world.delivered == [] and world.commits == 0
