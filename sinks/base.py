@@ -188,7 +188,7 @@ class SinkContext:
             feed takes its changes.
         unfinished: with ``scan``, of each table whose scan is not the first try: from which
             instant on scans of it do not count as whole for the feed, whether the sink ended
-            them or not. The run may have died before it had saved that.
+            them or not. The run may have died, more than once, before it had saved that.
         feeds: the state's jobs that were not dropped and have not ended, by number, each with
             the name of a table that it has: the target of that table is theirs.
         source: the source's own identity as the engine knows it (for PostgreSQL its system

@@ -118,8 +118,9 @@ class TableProgress:
         schema_version: version of the table's shape at the last save, 0 when not known yet.
         state: where it is.
         scan_wanted: an initial scan is still owed.
-        scan_at: log timestamp the scan is consistent at, once it has begun; of a backfill that
-            is owed, the instant of the schema change.
+        scan_at: log timestamp the scan is consistent at, once it has begun; of one that broke
+            and is owed again, that of its first try; of a backfill that is owed, the instant of
+            the schema change.
         done_upto: everything at or below is durable in the sink. None: nothing yet, and the
             feed begins with the scan, or without one after ``start``.
         start: source position taken by the statement that added the table; with no scan and

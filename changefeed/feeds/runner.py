@@ -280,7 +280,7 @@ class FeedRunner:
                 self._status.works(self._feed)
             self._scanning.follow(self._feed, self._scanned)
             self._checkpoint.turn(self._feed, moved=moved)
-            if moved or not self._scanning.active(self._feed):
+            if moved or self._scanning.advanced or not self._scanning.active(self._feed):
                 self._retry.reset()
                 self._status.works(self._feed)
             self._end_if_done()

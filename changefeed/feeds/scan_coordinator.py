@@ -42,6 +42,10 @@ class ScanCoordinator:
         #: Tables of the scan whose end is in their progress: what they are owed from then on is
         #: another scan's, however long this one goes on with its other tables.
         self._taken: set[TableName] = set()
+        #: The most rows that a try of the scan that is owed has made durable.
+        self._furthest = 0
+        #: The scan has come further than any try before it since :meth:`follow` was called last.
+        self.advanced = False
 
     def active(self, feed: Feed) -> bool:
         """A scan runs or is owed."""
@@ -87,6 +91,8 @@ class ScanCoordinator:
         owed = [t for t in _owed(feed) if t.scan_wanted]
         for table in owed:
             self._begin_table(feed, table)
+        if not owed:
+            self._furthest = 0
         if owed:
             self._taken.clear()
             self._scan = self._start([feed.tables[t.table] for t in owed])
@@ -102,6 +108,9 @@ class ScanCoordinator:
             # The interrupted scan may already have delivered rows as of that timestamp; only
             # the change stream reveals deletes since.
             table = feed.update(table.table, done_upto=table.scan_at)
+        if feed.options[INITIAL_SCAN] is InitialScan.ONLY and table.done_upto is not None:
+            # Scanned before, and lost since: no changes come that it could catch up with.
+            table = feed.update(table.table, done_upto=None)
         if table.rescan_owed:
             self._skip_gap(feed, table)
 
@@ -130,11 +139,13 @@ class ScanCoordinator:
             ChangefeedError: the scan broke; it is begun again for what is left.
         """
         scan = self._scan
+        self.advanced = False
         if scan is None:
             return
         ended = not scan.is_alive()
         if self.waits:
             self._save_place(feed, scan)
+        self._measure(scan)
         for name in scan.tables:
             self._follow_table(feed, scan, name, show)
         if ended:
@@ -154,11 +165,20 @@ class ScanCoordinator:
             if scan.at is not None:
                 scan.join(JOIN_SECONDS)
 
+    def _measure(self, scan: SnapshotScan) -> None:
+        """Note whether rows are durable that no try before had come to. One that breaks at the
+        same row each time does not count: it would be repeated for ever."""
+        rows = sum(t.rows for name, t in scan.tables.items() if name not in self._taken)
+        if scan.delivered and rows > self._furthest:
+            self._furthest, self.advanced = rows, True
+
     def _save_place(self, feed: Feed, scan: SnapshotScan) -> None:
-        for name, table in scan.tables.items():
+        for name in scan.tables:
             now = feed.tables.get(name)
             owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
-            if owed and not table.backfill and name not in self._taken:
+            # One that has a place has it from a try before this one, whose rows may be out: what
+            # the sink has of scans since then counts for nothing until one is taken over.
+            if owed and now is not None and now.scan_at is None and name not in self._taken:
                 feed.update(name, scan_at=scan.at)
         feed.save()
         # A RESCAN that came meanwhile ends this scan: its rows may not go out, since the place
@@ -179,6 +199,7 @@ class ScanCoordinator:
             raise TableError(name, table.error)
         if table.done and scan.at is not None:
             self._taken.add(name)
+            self._furthest, self.advanced = 0, True
             feed.update(
                 name,
                 state=TableState.RUNNING,
@@ -206,10 +227,8 @@ class ScanCoordinator:
         end = feed.job.end_time or Timestamp.MAX
         if table.backfill and scan.at and now.done_upto and now.done_upto >= min(scan.at, end):
             table.caught_up.set()
-        # A backfill keeps the instant of the schema change: resolved waits there.
-        at = now.scan_at if table.backfill else scan.at
-        if (table.rows, table.total, at) != (now.scan_rows, now.scan_total, now.scan_at):
-            feed.update(name, scan_rows=table.rows, scan_total=table.total, scan_at=at)
+        if (table.rows, table.total) != (now.scan_rows, now.scan_total):
+            feed.update(name, scan_rows=table.rows, scan_total=table.total)
 
     def _place(self, feed: Feed, table: TableProgress) -> None:
         """A table without a scan begins at the cursor, or after the statement that added it."""

@@ -132,6 +132,7 @@ class SnapshotScan(threading.Thread):
             self._host.wake()
             fault_point(Point.SCAN_AFTER_SNAPSHOT)
             self.placed.wait()
+            fault_point(Point.SCAN_PLACED)
             # Again: the image may have waited long for open transactions, and has the columns
             # that came meanwhile. One that came since then is not in the image, and told by it.
             described = self._describe()

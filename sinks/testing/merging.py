@@ -857,6 +857,27 @@ def appends_scans_once(harness: MergeHarness) -> None:
     sink.close()
 
 
+def appends_scans_whose_end_was_not_saved(harness: MergeHarness) -> None:
+    """``history = 'append'``: the run died before it had saved that a scan was whole, and the next
+    one before its first row, and another one after it. Of all of them nothing is left."""
+    options = {"history": "append"}
+    source = Source(_keyed())
+    source.load("t", [{"a": i, "b": "old"} for i in range(3)])
+    feed = feed_of(harness, source, options)
+    sink = feed.open(harness.sink(options))
+    began = feed.scan(sink, "t")
+    assert _scanned(harness) == [(began.version, i) for i in range(3)]
+    for upto in (0, 2):
+        sink.close()
+        source.commit(insert("t", a=upto + 5, b="new"))
+        sink = feed.open(harness.sink(options), {"t": began})
+        feed.scan(sink, "t", upto=upto, end=False)
+    source.commit(insert("t", a=9, b="new"))
+    whole = feed.scan(feed.open(sink, {"t": began}), "t").version
+    assert _scanned(harness) == [(whole, a) for a in (0, 1, 2, 5, 7, 9)]
+    sink.close()
+
+
 def _scanned(harness: MergeHarness) -> list[tuple[int, int]]:
     """Version and key of each row of a scan."""
     rows = harness.rows(harness.topic("t"))
@@ -937,6 +958,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         carries_unsent_values,
         appends_changes,
         appends_scans_once,
+        appends_scans_whose_end_was_not_saved,
         keeps_sequence_beside,
         hides_secrets,
         *OWNING_CASES,

@@ -288,9 +288,10 @@ class RowFeed:
         self._epoch = 0
         self._nodes = 0
 
-    def context(self) -> SinkContext:
-        """For a sink opened by a new run of the job."""
+    def context(self, unfinished: Mapping[str, Timestamp] | None = None) -> SinkContext:
+        """For a sink opened by a new run of the job; ``unfinished`` by the names of tables."""
         self._nodes += 1
+        places = {self.targets[name].table: at for name, at in (unfinished or {}).items()}
         made = SinkContext(
             feed="conformance",
             job_id=17,
@@ -299,12 +300,13 @@ class RowFeed:
             node=f"node{self._nodes}",
             resolved=True,
             state="conformance-state",
+            unfinished=places,
         )
         return self._made_context(made)
 
-    def open(self, sink: Sink) -> Sink:
-        """Open a sink as a new run."""
-        sink.open(self.context())
+    def open(self, sink: Sink, unfinished: Mapping[str, Timestamp] | None = None) -> Sink:
+        """Open a sink as a new run; ``unfinished``: the place of each scan that comes again."""
+        sink.open(self.context(unfinished))
         return sink
 
     # ------------------------------------------------------------------ changes

@@ -217,26 +217,43 @@ def test_node_dies_at_every_place(shop: Shop, tmp_path: Path) -> None:
         service.close()
 
 
+@pytest.mark.parametrize(
+    ("more", "places", "rows"),
+    [
+        ("", ("scan.before_end", "scan.after_end"), 0),
+        pytest.param(
+            ", initial_scan = 'only'",
+            ("scan.after_end", "scan.placed", "scan.placed"),
+            1,
+            marks=pytest.mark.extended,
+        ),
+    ],
+    ids=("of the same instant", "of others, before the first row"),
+)
 def test_a_scan_into_a_history_that_died_before_it_was_saved_comes_once(
-    shop: Shop, tmp_path: Path
+    shop: Shop, tmp_path: Path, more: str, places: tuple[str, ...], rows: int
 ) -> None:
-    """Nothing is committed in between, so the scan that follows is of the same instant."""
+    """``rows`` are committed before each of the scans that follow."""
     service, target = Service(tmp_path / "state"), tmp_path / "shop.duckdb"
     try:
         service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{shop.db.uri}'")
-        service.execute(f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{target}' WITH history='append'")
-        for place in ("scan.before_end", "scan.after_end"):
+        made = f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{target}' WITH history = 'append'{more}"
+        service.execute(made)
+        for place in places:
             service.start(f"{place}@1:kill")
             until(lambda: not service.running, place, seconds=120)
             assert service.exit_status == -9, place
+            for _ in range(rows):
+                shop.db.execute("insert into t select max(id) + 1, 0, 'new' from t")
         service.start()
-        service.sync("f")
+        ended = (Status.RUNNING, Status.SUCCEEDED)
+        until(lambda: service.job("f").status in ended, "the scan is done", seconds=120)
     finally:
         print(service.last_words())
         service.close()
     with opened(target, read_only=True) as connection:
         found = connection.execute("SELECT _operation, id FROM t ORDER BY id").fetchall()
-    assert found == [("READ", i) for i in range(1, 11)]
+    assert found == [("READ", i) for i in range(1, 11 + rows * len(places))]
 
 
 # ---------------------------------------------------------------------------- the source

@@ -14,7 +14,7 @@ from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
@@ -37,7 +37,7 @@ class StillScan:
         self.placed = threading.Event()
         self.fence = Fence()
         self.alive = True
-        self.started = self.joined = False
+        self.started = self.joined = self.delivered = False
 
     def start(self) -> None:
         assert not self.started
@@ -372,6 +372,75 @@ def test_a_feed_of_the_scan_alone_begins_a_broken_one_anew(tmp_path: Path) -> No
     bench.restart()
     assert bench.table.done_upto is None and not bench.scan.tables[TABLE].backfill
     catalog.close()
+
+
+def test_what_broken_scans_of_a_feed_of_the_scan_alone_left_counts_for_nothing(
+    tmp_path: Path,
+) -> None:
+    """However often it breaks: a sink that heard the end of the first one may not keep its rows."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, options={"initial_scan": "only"})
+    for at in (10, 20, 30):
+        bench.scan.at = Timestamp(at)
+        bench.scanning.follow(bench.feed, lambda: None)
+        assert bench.scan.placed.is_set()
+        bench.restart()
+        assert bench.scan.tables[TABLE].progress.scan_at == Timestamp(10)
+    bench.scan.at = Timestamp(40)
+    bench.scan.tables[TABLE].done = True
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert (bench.table.scan_at, bench.table.done_upto) == (Timestamp(40), Timestamp(40))
+    catalog.close()
+
+
+def test_the_scan_of_a_table_that_was_lost_has_a_place_too(bench: Bench) -> None:
+    """Else a sink that heard its end before a crash would take the next one for a second scan."""
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.fail_table(TABLE, ChangefeedError(Code.TABLE_REPLACED, "another table"))
+    bench.catalog.retry_tables(bench.job.id)
+    bench.restart()
+    bench.scan.at = Timestamp(40)
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.restart()
+    assert bench.scan.tables[TABLE].progress.scan_at == Timestamp(40)
+
+
+def test_a_lost_table_of_a_feed_of_the_scan_alone_is_scanned_again(tmp_path: Path) -> None:
+    """It waits for no changes: none come."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, options={"initial_scan": "only"})
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.fail_table(TABLE, ChangefeedError(Code.TABLE_REPLACED, "another table"))
+    catalog.retry_tables(bench.job.id)
+    bench.restart()
+    assert not bench.scan.tables[TABLE].backfill
+    catalog.close()
+
+
+def test_a_scan_advances_when_it_comes_further_than_any_try_before(bench: Bench) -> None:
+    """One that breaks at the same row each time does not."""
+
+    def follow(rows: int, *, delivered: bool = True) -> bool:
+        bench.scan.delivered, bench.scan.tables[TABLE].rows = delivered, rows
+        bench.scanning.follow(bench.feed, lambda: None)
+        return bench.scanning.advanced
+
+    bench.scan.at = Timestamp(10)
+    assert not follow(5, delivered=False)
+    assert [follow(rows) for rows in (0, 5, 5, 7)] == [False, True, False, True]
+    bench.scanning.stop()
+    bench.scanning.begin(bench.feed)
+    bench.scan.at = Timestamp(20)
+    assert [follow(rows) for rows in (5, 7, 8, 8)] == [False, False, True, False]
+    bench.scanning.stop()
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert not bench.scanning.advanced
+    bench.scanning.begin(bench.feed)
+    bench.scan.at = Timestamp(30)
+    bench.feed.advance([TABLE], Timestamp(30))
+    bench.scan.tables[TABLE].done = True
+    assert follow(3), "the table is done"
+    assert not follow(3)
 
 
 @pytest.mark.parametrize(
