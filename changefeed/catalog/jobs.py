@@ -194,6 +194,16 @@ class Jobs(Store):
                 _set(transaction, job_id, wanted=wanted.value, modified=self._now())
             return self._job(_get(transaction, job_id))
 
+    def take_generation(self, job_id: int, generation: int, lease: Lease) -> None:
+        """Note that the job's runner goes by this generation from now on.
+
+        Raises:
+            LeaseLost: the lease is another node's.
+        """
+        with self._database.write(notify=False) as transaction:
+            check_lease(transaction, lease)
+            _set(transaction, job_id, taken=generation)
+
     def pause_wanted(self, job_id: int) -> Job:
         """The engine paused the job by itself (``on_error = pause``): RESUME starts it again."""
         return self.request(job_id, DesiredStatus.PAUSED)
@@ -382,6 +392,7 @@ class Jobs(Store):
             emitted_bytes=row.emitted_bytes,
             rows_per_second=per_second[0],
             bytes_per_second=per_second[1],
+            taken=row.taken,
         )
 
 

@@ -225,6 +225,7 @@ class Job:
         error, error_code, hint: the last failure; cleared when the job runs again.
         high_water: everything at or below is durable in the sink, for every running table.
         generation: rises with each ALTER; a runner plans again when it changes.
+        taken: the generation that the last runner goes by, or went by; 0: none yet.
         rows_per_second, bytes_per_second: over the last seconds, as of when it was read.
     """
 
@@ -255,6 +256,7 @@ class Job:
     emitted_bytes: int = 0
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
+    taken: int = 0
 
     @property
     def has_patterns(self) -> bool:

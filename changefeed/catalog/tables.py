@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 7
+FORMAT = 8
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -57,6 +57,7 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         " returns TEXT NOT NULL, reference TEXT NOT NULL, path TEXT NOT NULL,"
         " vectorized BOOLEAN NOT NULL, created BIGINT NOT NULL)",
     ),
+    8: ("ALTER TABLE {schema}job ADD COLUMN taken BIGINT NOT NULL DEFAULT 0",),
 }
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
@@ -206,6 +207,7 @@ job = Table(
     _count("emitted_rows"),
     _count("emitted_bytes"),
     _text("rate"),
+    _count("taken"),
     sqlite_autoincrement=True,
 )
 # The name of a dropped feed is free again.

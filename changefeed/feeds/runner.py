@@ -107,6 +107,8 @@ class FeedRunner:
         self._stopping = threading.Event()
         self._reload = threading.Event()
         self._renamed = threading.Event()
+        #: Something is wanted of the feed's thread: a pause after an error ends.
+        self._called = threading.Event()
         self._feed = Feed(self.catalog, job, lease, services.queries)
         self.sink_session = SinkSession(
             self.catalog, self._feed, services.node_id, services.engine, sink
@@ -169,12 +171,14 @@ class FeedRunner:
     def request_stop(self) -> None:
         """End soon; progress is saved first."""
         self._stopping.set()
+        self._called.set()
         self.sink_session.interrupt()
         self.wake()
 
     def request_reload(self) -> None:
         """The job was altered: take its new row."""
         self._reload.set()
+        self._called.set()
         self.wake()
 
     def request_rename(self, name: str) -> None:
@@ -226,6 +230,7 @@ class FeedRunner:
 
     def _run(self) -> None:
         try:
+            self.catalog.take_generation(self.job_id, self.generation, self._lease)
             while not self._stopping.is_set():
                 if not self._guarded():
                     break
@@ -268,6 +273,7 @@ class FeedRunner:
 
     def _live(self) -> None:
         """Work until an error, a stop or the end."""
+        self._check_requests()  # an ALTER may be what brings the sink back
         self.sink_session.open()
         while True:
             self._check_requests()
@@ -291,6 +297,7 @@ class FeedRunner:
         self._status.turn(self._feed)
 
     def _check_requests(self) -> None:
+        self._called.clear()
         if self._stopping.is_set():
             raise StopFeed
         if self._reload.is_set():
@@ -316,8 +323,9 @@ class FeedRunner:
         )
         self._feed.continue_from(before)
         self._rounds.reloaded()
-        self.sink_session.open(self._feed)
         self._status.forget()
+        self.catalog.take_generation(self.job_id, self.generation, self._lease)
+        self.sink_session.open(self._feed)
 
     def _interrupted(self) -> bool:
         return self._stopping.is_set() or self._reload.is_set() or self._scanning.waits
@@ -345,7 +353,7 @@ class FeedRunner:
             pause = self._retry.next_pause()
             again = f"attempt {self._retry.attempt}, again in {pause:.1f}s"
             self._status.retrying(self._feed, error, again)
-            self._services.clock.wait(self._stopping, pause)
+            self._services.clock.wait(self._called, pause)
             return True
         self._status.ended(self._feed, error)
         return False

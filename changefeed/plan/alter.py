@@ -444,9 +444,10 @@ class _Alteration:
                 "CREATE a feed without end_time.",
             )
             return
-        for action in actions:
-            for table in self._rescanned(action):
-                self.rescans[table] = self._successor(table)
+        named = [table for action in actions for table in self._rescanned(action)]
+        replaced = self._replaced(named)
+        for table in named:
+            self.rescans[table] = replaced.get(table, 0) or self._successor(table)
 
     def _rescanned(self, action: nodes.AlterRescan) -> list[TableName]:
         if not action.tables:
@@ -459,6 +460,17 @@ class _Alteration:
             else:
                 self._not_watched(name, fits)
         return found
+
+    def _replaced(self, tables: Sequence[TableName]) -> dict[TableName, int]:
+        """The tables whose name another table has by now, and its number: those too that the feed
+        has not come to yet, and would stop at after the statement."""
+        known = {table: self.tables[table].table_id for table in tables}
+        try:
+            seen = self.source.locate(sorted(known), sorted({i for i in known.values() if i}))
+        except ChangefeedError:
+            return {}  # the scan meets the same trouble, and waits or says so
+        ids = {} if seen is None else seen.ids
+        return {table: ids[table] for table in ids if known[table] not in (0, ids[table])}
 
     def _successor(self, table: TableName) -> int:
         """The number of the table that has the name of a lost one; 0 where none is lost."""
@@ -473,12 +485,19 @@ class _Alteration:
         return present if present != known.table_id else 0
 
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
-        """What a consumer of messages cannot be told."""
+        """Which tables are others by now, and what a consumer of messages cannot be told."""
+        notices = [
+            f"table {table.schema}.{table.name} was replaced: the feed goes on with the table that "
+            "has the name now"
+            for table, table_id in self.rescans.items()
+            if table_id
+        ]
         if not self.rescans or not registry.appends(sink.scheme):
-            return []
+            return notices
         return [
+            *notices,
             "every row of the rescanned tables is sent again; a row that was deleted while changes "
-            "were missed is not: a message sink cannot know of it"
+            "were missed is not: a message sink cannot know of it",
         ]
 
 

@@ -8,7 +8,7 @@ from changefeed.options import to_span
 from changefeed.plan.alter import plan_alter
 from changefeed.statements.context import Context, Result
 from changefeed.statements.create import FEED_COLUMNS, is_captured, source_waits
-from changefeed.statements.notices import no_node, source_warnings, topic_notices
+from changefeed.statements.notices import no_node, not_taken_yet, source_warnings, topic_notices
 from grammar import nodes
 
 
@@ -48,6 +48,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
             error = context.catalog.source_state(job.source).error
             why = f": {error}" if error else ""
             late.append(f"the source does not send the added tables yet{why}")
+    late = late or not_taken_yet(altered, context)
     topics = tuple(dict.fromkeys([*(s.progress.topic for s in plan.add), *plan.topics.values()]))
     return Result(
         "rows",

@@ -15,7 +15,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.options import to_span
 from changefeed.plan import cdc
 from changefeed.statements.context import Context, Result
-from changefeed.statements.notices import no_node
+from changefeed.statements.notices import no_node, not_taken_yet
 from changefeed.statements.release import leave_source
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -62,8 +62,9 @@ def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
     notices: list[str] = []
     if context.host.node_running():
         for job in jobs:
-            # A feed that only retries tables is under way already.
             context.wait(partial(_taken_up, job, context), context.timings.resume)
+            # One that only retries tables is under way already.
+            notices += not_taken_yet(context.catalog.job(job.id), context)
     elif jobs:
         notices += no_node(context)
     return _statuses(jobs, notices, context, "RESUME")

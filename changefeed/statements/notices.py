@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from changefeed.catalog import DesiredStatus, Job
 from changefeed.plan.stages import TableStage
 from changefeed.sources.base import Watch
 from changefeed.statements.context import Context
@@ -25,6 +26,31 @@ def no_node(context: Context) -> list[str]:
     if context.host.node_running():
         return []
     return ["no node runs for this state: the feed waits for one (changefeed start)"]
+
+
+def not_taken_yet(job: Job, context: Context) -> list[str]:
+    """Wait until the runner of a feed goes by ``job``; what to say if it is late.
+
+    A feed that nobody runs takes it when it starts.
+    """
+    if not context.host.node_running():
+        return []
+
+    def settled() -> bool:
+        now = context.catalog.find_job(job.id)
+        return now is None or now.taken >= job.generation or not _runs(now, context)
+
+    if context.wait(settled, context.timings.answer):
+        return []
+    error = context.catalog.source_state(job.source).error
+    why = f"source {job.source} comes first: {error}" if error else "it first ends what it began"
+    return [f'changefeed "{job.name}" does not go by this yet: {why}']
+
+
+def _runs(job: Job, context: Context) -> bool:
+    """Some node runs the feed, and means to go on with it."""
+    wanted = job.status.active and job.wanted is DesiredStatus.RUNNING
+    return wanted and context.catalog.lease_holder(job.id) is not None
 
 
 def source_warnings(

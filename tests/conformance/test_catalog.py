@@ -975,7 +975,7 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
         for later_table in ("gap", "function"):
             transaction.execute(text(f"DROP TABLE {prefix}{later_table}"))
         columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
-        later = ("source_state.memo", "source_state.holds")
+        later = ("source_state.memo", "source_state.holds", "job.taken")
         for column in (*columns, "job_table.gap", "table_schema.announced", *later):
             table_name, name = column.split(".")
             transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
@@ -993,6 +993,7 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     upgraded = state.open()
     [table] = upgraded.tables(job.id)
     assert (table.rescan, table.rescanned, table.gap) == (0, 0, 0)
+    assert upgraded.job(job.id).taken == 0
     upgraded.add_gaps({ORDERS: "changes may be missing"})
     assert upgraded.gaps("shop")[ORDERS].reason == "changes may be missing"
     source = upgraded.source_state("shop")

@@ -13,7 +13,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
 from sinks.testing.messages import Message
-from sinks.testing.readers import read_files
+from sinks.testing.readers import file_bytes, read_files, visible_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
@@ -243,6 +243,19 @@ def test_alter_while_running(bench: Bench) -> None:
     found = read_files(bench.folder / "f", ("t", "u"))
     assert "[3]" not in {m.key for m in found if m.topic == "u"}
     assert "[401]" in {m.key for m in found if m.topic == "t"}
+    # An answer means that the feed goes by it.
+    for number, options in enumerate(("SET diff", "UNSET diff", "SET diff"), 500):
+        answer = bench.feeds.execute(f"ALTER CHANGEFEED f {options}")
+        assert not answer.notices
+        bench.db.execute(f"insert into t values ({number}, '{options}')")
+        bench.feeds.sync("f")
+        lines = [
+            line
+            for path in visible_files(bench.folder / "f")
+            for line in file_bytes(path).splitlines()
+            if f'"a": {number},'.encode() in line
+        ]
+        assert [b'"before"' in line for line in lines] == [options == "SET diff"]
 
 
 def test_a_dropped_table_fails_alone(bench: Bench) -> None:

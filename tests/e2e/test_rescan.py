@@ -229,5 +229,14 @@ def test_a_failed_table_starts_again(feeds: Feeds, shop: Shop) -> None:
     shop.db.execute("insert into t values (9, 90); update u set v = 2")
     feeds.sync("f")
     assert table_of(feeds, "t").state is TableState.RUNNING
+    # One that the feed has not come to yet would else stop after the statement.
+    feeds.execute("PAUSE CHANGEFEED f")
+    shop.db.execute("drop table u; create table u (id int primary key, v bigint)")
+    shop.db.execute("insert into u values (7, 70)")
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN u")
+    assert any("table public.u was replaced" in notice for notice in answer.notices)
+    feeds.execute("RESUME CHANGEFEED f")
+    feeds.sync("f")
+    assert "[7]" in shop.keys("f", "u")
     last = {m.key: m.after for m in read_files(shop.out / "f", ["t"]) if m.is_row}
     assert {last[f"[{key}]"] == {"id": key, "v": key * 10} for key in (7, 8, 9)} == {True}

@@ -31,6 +31,7 @@ from changefeed.sources.base import (
     Stream,
     StreamRequest,
     TableInfo,
+    TableLocations,
     Watch,
 )
 from grammar import nodes
@@ -118,6 +119,14 @@ class FakeSource(Source):
     words: list[str] = field(default_factory=list)
     heirs: tuple[str, ...] = ()
     refused: dict[TableName, ChangefeedError] = field(default_factory=dict)
+    #: Numbers of the tables by name; None: the source has none.
+    located: dict[str, int] | None = None
+
+    def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> TableLocations | None:
+        if self.located is None:
+            return None
+        self.reach()
+        return TableLocations({t: self.located[t.name] for t in tables}, {})
 
     def reach(self) -> None:
         if self.down is not None:
@@ -295,6 +304,8 @@ class FakeNode:
                 )
             elif job.status is Status.PENDING:
                 self.run(job.id)
+            elif job.id in self._leases and job.taken < job.generation:
+                self.catalog.take_generation(job.id, job.generation, self._leases[job.id])
         for state in self.catalog.source_states():
             self._capture(state.name)
             if not self.catalog.source_jobs(state.name):
@@ -311,6 +322,7 @@ class FakeNode:
             job.source, memo={"slot": slot}, holds=f"slot {slot}", identity="7001"
         )
         self._capture(job.source)
+        self.catalog.take_generation(job_id, job.generation, lease)
         self.catalog.transition(job_id, Status.RUNNING, reason="running", lease=lease)
         return lease
 

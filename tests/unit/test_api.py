@@ -13,7 +13,7 @@ from changefeed.api import Engine, NoHost, Session
 from changefeed.capture.expand import expand_job
 from changefeed.catalog import DesiredStatus, Status, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
@@ -251,6 +251,51 @@ def test_drop_waits_for_the_node(world: World) -> None:
     world.node.wake()
     waiting.join(20)
     assert answers and world.catalog.jobs() == []
+
+
+def test_alter_answers_when_the_running_feed_goes_by_it_or_says_that_it_does_not(
+    world: World,
+) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders, customers INTO 'null://'")
+    assert world.run("ALTER CHANGEFEED f SET updated").notices == []
+    world.engine.timings = Timings(answer=0.05)
+    world.node.asleep = True
+    late = 'changefeed "f" does not go by this yet: '
+    for action in ("UNSET updated", "INTO 'null://other'", "DROP customers"):
+        [notice] = world.run(f"ALTER CHANGEFEED f {action}").notices
+        assert notice == f"{late}it first ends what it began", action
+    world.catalog.save_source_state("shop", error="cannot reach the source")
+    [notice] = world.run("ALTER CHANGEFEED f SET updated").notices
+    assert notice == f"{late}source shop comes first: cannot reach the source"
+    world.fail_table("f", "orders", "CF5005 no topic")
+    assert world.run("RESUME CHANGEFEED f").notices == [notice]
+    job = world.catalog.job("f")
+    assert (job.generation, job.taken) == (7, 2)
+    world.node.asleep = False
+    world.node.wake()
+    assert world.catalog.job("f").taken == 7
+    # Nobody runs it, so it goes by it when it starts.
+    world.run("PAUSE CHANGEFEED f")
+    world.node.asleep = True
+    assert world.run("ALTER CHANGEFEED f UNSET updated").notices == []
+
+
+def test_a_rescan_takes_tables_that_were_replaced_and_are_not_found_out_yet(world: World) -> None:
+    """Else they would fail after the statement, one by one, and each want it again."""
+    world.run("CREATE CHANGEFEED f FOR orders, customers, items INTO 'delta:///lake'")
+    names = {table.table.name: table.table for table in world.catalog.tables(1)}
+    world.catalog.adopt_table_ids({names["orders"]: 7, names["customers"]: 8})
+    source = world.sources["shop"]
+    source.located = {"orders": 70, "customers": 8, "items": 9}
+    source.down = ChangefeedError(Code.SOURCE_UNREACHABLE, "nobody answers")
+    assert world.run("ALTER CHANGEFEED f RESCAN").notices == []
+    source.down = None
+    [notice] = world.run("ALTER CHANGEFEED f RESCAN").notices
+    assert notice == (
+        "table public.orders was replaced: the feed goes on with the table that has the name now"
+    )
+    ids = {table.table.name: table.table_id for table in world.catalog.tables(1)}
+    assert ids == {"orders": 70, "customers": 8, "items": 0}, "what nobody began with is no other"
 
 
 # -- PAUSE, RESUME ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from changefeed.catalog import Catalog, Status
+from changefeed.catalog import Catalog, LeaseLost, Status
 from changefeed.catalog.model import JobSpec, TableProgress
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError, Code
@@ -16,7 +16,6 @@ from changefeed.core.schema import TableName
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.spark.session import SparkEngine
-from sinks.registry import open_sink
 
 LONG = 3600.0
 
@@ -44,7 +43,7 @@ class Scanning:
     """A scan that is owed all the time; ``steps`` are the turns until it breaks."""
 
     def __init__(self) -> None:
-        self.advanced = self.delivers = False
+        self.advanced = self.delivers = self.waits = False
         self.steps: list[bool] = []
         self.stopped = 0
 
@@ -80,6 +79,9 @@ class Rounds:
     def joining(self, feed: object) -> bool:
         return False
 
+    def reloaded(self) -> None:
+        """It looks at its tables in each turn."""
+
     def wait(self) -> None:
         self._clock.advance(LONG)
 
@@ -87,11 +89,11 @@ class Rounds:
 class Bench:
     """A feed of one table and its runner, whose thread is the test's."""
 
-    def __init__(self, folder: Path, retry_for: str) -> None:
+    def __init__(self, folder: Path, sink_uri: str = "null://") -> None:
         self.catalog = Catalog.open(folder)
         table = TableProgress(TableName("shop", "public", "t"), "t")
-        spec = JobSpec("shop", ("TABLE t",), (table,), sink_uri="null://",
-                       options={"retry_for": retry_for}, name="f")  # fmt: skip
+        spec = JobSpec("shop", ("TABLE t",), (table,), sink_uri=sink_uri,
+                       options={"retry_for": "2h"}, name="f")  # fmt: skip
         job = self.catalog.create_job(spec)
         lease = self.catalog.acquire_lease(job.id, "n", 60)
         assert lease is not None
@@ -101,7 +103,7 @@ class Bench:
             self.catalog, engine, MessageCache(), "n", lambda: None, clock=self.clock
         )
         self.scanning = Scanning()
-        self.runner = FeedRunner(job, lease, services, cast(Any, Source()), open_sink("null://"))
+        self.runner = FeedRunner(job, lease, services, cast(Any, Source()))
         parts = cast(Any, self.runner)
         parts._scanning = parts._status._scanning = self.scanning
         parts._rounds = Rounds(self.clock)
@@ -114,7 +116,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path, "2h")
+    made = Bench(tmp_path)
     yield made
     made.catalog.close()
 
@@ -136,3 +138,41 @@ def test_a_scan_that_never_comes_further_ends_with_its_error(bench: Bench) -> No
     assert not bench.goes_on(False, False)
     job = bench.catalog.job("f")
     assert (job.status, job.error_code) == (Status.FAILED, Code.SINK_UNREACHABLE.number)
+
+
+def test_an_alter_is_taken_before_the_sink_is_opened(tmp_path: Path) -> None:
+    """It may be what brings the sink back."""
+    bench = Bench(tmp_path, "postgresql://nobody@127.0.0.1:1/gone")
+    assert bench.goes_on()
+    assert bench.catalog.job("f").error_code == Code.SINK_UNREACHABLE.number
+    job = bench.catalog.alter_job(bench.runner.job_id, sink_uri="null://")
+    bench.runner.request_reload()
+    bench.scanning.steps = [True]
+    before = bench.clock.monotonic()
+    assert bench.runner._guarded()
+    assert bench.scanning.steps == [], "the sink was opened"
+    assert (job.generation, bench.catalog.job("f").taken) == (2, 2)
+    assert bench.clock.monotonic() >= before + LONG
+    bench.catalog.close()
+
+
+def test_a_pause_after_an_error_ends_when_something_is_wanted(bench: Bench) -> None:
+    assert bench.goes_on()
+    before = bench.clock.monotonic()
+    bench.runner._called.set()  # as it comes while the feed pauses
+    error = ChangefeedError(Code.SINK_UNREACHABLE, "the sink is away")
+    assert bench.runner._after_error(error)
+    assert bench.clock.monotonic() == before
+    for ask in (bench.runner.request_reload, bench.runner.request_stop):
+        bench.runner._called.clear()
+        ask()
+        assert bench.runner._called.is_set()
+
+
+def test_another_node_takes_nothing_for_a_feed_that_it_lost(bench: Bench) -> None:
+    lease = bench.runner.lease
+    bench.catalog.release_lease(lease)
+    assert bench.catalog.acquire_lease(lease.job_id, "other", 60)
+    with pytest.raises(LeaseLost):
+        bench.catalog.take_generation(lease.job_id, 7, lease)
+    assert bench.catalog.job("f").taken == 0
