@@ -38,6 +38,11 @@ def wanted_rows(table: pa.Table, plan: MessagePlan, *, scan: bool = False) -> pa
     return table
 
 
+def key_values(table: pa.Table, plan: MessagePlan) -> list[pa.ChunkedArray]:
+    """The columns of the primary key: of a deleted row what it had."""
+    return [values for _, values in _values(table, plan.schema.key, plan, scan=False)]
+
+
 def _where(table: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
     return table if _all(mask) else table.filter(mask)
 

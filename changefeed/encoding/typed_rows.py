@@ -17,7 +17,9 @@ from changefeed.core.arrow import METADATA
 from changefeed.core.clock import Timestamp
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
+from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.reused_keys import end_unsent
 from changefeed.encoding.select import wanted_rows
 from changefeed.encoding.unsent import refuse_unsent
 
@@ -67,6 +69,8 @@ class RowPlan:
             return self._projected(wanted_rows(table, self.plan))
         rows = wanted_rows(table, self._uncollapsed)
         refuse_unsent(rows, self.plan)
+        if self.plan.deletes is Deletes.NO and not self.plan.schema.keyless:
+            rows = wanted_rows(end_unsent(table, self.plan), self._uncollapsed)
         return self._projected(rows)
 
     def scanned(self, batch: pa.RecordBatch | pa.Table, at: Timestamp) -> pa.Table:

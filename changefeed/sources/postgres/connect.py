@@ -20,6 +20,7 @@ import psycopg
 from psycopg import conninfo, pq
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.sources.postgres.login import login
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -189,7 +190,7 @@ def connect(uri: str, *, autocommit: bool = True, **changes: str) -> Connection:
         ChangefeedError: CF1201, CF1202, CF2001, CF2002, CF2003.
     """
     with source_errors("connect"):
-        connection = psycopg.connect(connection_info(uri, **changes), autocommit=True)
+        connection = login(connection_info(uri, **changes), _understood)
         try:
             apply_settings(connection)
             connection.autocommit = autocommit
@@ -219,11 +220,8 @@ def connect_replication(uri: str) -> psycopg.Connection[tuple[Any, ...]]:
         ChangefeedError: as :func:`connect`.
     """
     with source_errors("open a replication connection"):
-        return psycopg.connect(
-            connection_info(uri, replication="database"),
-            autocommit=True,
-            cursor_factory=psycopg.ClientCursor,
-        )
+        info = connection_info(uri, replication="database")
+        return login(info, _understood, cursor_factory=psycopg.ClientCursor)
 
 
 def in_recovery(connection: Connection) -> bool:
@@ -351,7 +349,8 @@ _STATES: Mapping[str, str] = {
     "57P": "CF2001",
 }
 
-#: libpq gives no SQLSTATE for a refused connection, only the server's text.
+#: An older libpq gives no SQLSTATE for a refused connection, only the server's text, and what
+#: libpq itself finds wrong has none.
 _NO_DATABASE = re.compile(r'database "[^"]*" does not exist')
 _NO_DATABASE_HINT = "check the name of the database in the URI; psql -l lists those of the server."
 _FORBIDDEN = re.compile(
@@ -423,6 +422,11 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
             hint = hint or said
     detail = f"SQLSTATE {state}" if state else ""
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=detail, hint=hint)
+
+
+def _understood(message: str) -> bool:
+    """The text alone tells what is wrong with a connection that could not be made."""
+    return _of_login(message) != ("CF2001", "")
 
 
 def _of_login(message: str) -> tuple[str, str]:
