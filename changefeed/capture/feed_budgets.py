@@ -1,4 +1,5 @@
-"""``max_disk``: how much of the change log a feed may have left to deliver.
+"""``max_disk``: how much a feed may have on disk: of the change log what it has left to deliver,
+and the rows that are staged for its sink.
 
 All feeds of a source share its log, so a feed cannot be held up alone: beyond its limit capture
 reads no more, as when the log is full, and nothing is lost.
@@ -6,8 +7,10 @@ reads no more, as when the log is full, and nothing is lost.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import DesiredStatus, Job
@@ -24,6 +27,7 @@ class _Budget:
     text: str
     size: int
     at: Timestamp
+    staged: int
 
 
 class FeedBudgets:
@@ -34,13 +38,19 @@ class FeedBudgets:
         catalog: Catalog,
         source: str,
         above: Callable[[Timestamp], int],
+        scratch: Callable[[int], Path],
         clock: Clock | None = None,
         timings: Timings | None = None,
     ) -> None:
-        """``above``: how many bytes of the log hold what is above a timestamp."""
+        """
+        Args:
+            above: how many bytes of the log hold what is above a timestamp.
+            scratch: where the sinks of a job stage rows.
+        """
         self._catalog = catalog
         self._source = source
         self._above = above
+        self._scratch = scratch
         self._clock = clock or SystemClock()
         self._interval = (timings or Timings()).budgets
         self._version = -1
@@ -64,15 +74,15 @@ class FeedBudgets:
         if over is None:
             return ""
         return (
-            f"feed {over.feed} has as much of the change log left to deliver as its max_disk of "
-            f"{over.text} allows; nothing is read until half of it is delivered"
+            f"feed {over.feed} has as much on disk, of the change log and staged, as its max_disk "
+            f"of {over.text} allows; nothing is read until half of it is delivered"
         )
 
     def _over(self) -> _Budget | None:
         for budget in self._budgets:
             # Half of it is to be free again, or reading would stop and go on at every commit.
             limit = budget.size // 2 if budget.job_id == self._waits_for else budget.size
-            if self._above(budget.at) > limit:
+            if self._above(budget.at) + budget.staged > limit:
                 return budget
         return None
 
@@ -98,7 +108,26 @@ class FeedBudgets:
         # Few feeds have a limit: without one, nobody's progress is read.
         needed = self._catalog.needed_from(self._source) if self._limited else {}
         return [
-            _Budget(job.id, job.name, job.options[MAX_DISK.name], size, needed[job.id])
+            _Budget(
+                job.id,
+                job.name,
+                job.options[MAX_DISK.name],
+                size,
+                needed[job.id],
+                _bytes_in(self._scratch(job.id)),
+            )
             for job, size in self._limited
             if job.id in needed
         ]
+
+
+def _bytes_in(folder: Path) -> int:
+    """How much the files in a folder take; they come and go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(place, name)).st_size
+            except FileNotFoundError:
+                continue  # committed
+    return total

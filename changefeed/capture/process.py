@@ -442,7 +442,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             writer,
             tell,
             keep_from=lambda: catalog.oldest_needed(source_name),
-            held_up=FeedBudgets(catalog, source_name, writer.above).exceeded,
+            held_up=FeedBudgets(catalog, source_name, writer.above, layout.scratch).exceeded,
             settings=settings,
             announced=catalog.announce_schemas,
         )

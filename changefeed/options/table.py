@@ -771,9 +771,10 @@ MAX_DISK = option(
     Size(),
     cast("int | None", None),
     group="Sink and resources",
-    summary="The most change log that the feed may have left to deliver. Beyond it nothing is read "
-    "from the source, for any feed, until this one has delivered half of it. It does not apply "
-    "while the feed scans.",
+    summary="The most that the feed may have on disk: change log that it has left to deliver, and "
+    "rows staged for its sink. Beyond it nothing is read from the source, for any feed, until this "
+    "one has delivered half of it. It does not apply while the feed scans, and transactions that "
+    "have not committed yet are not the feed's.",
     example="max_disk = '20GiB'",
     shown="the node's budget",
 )

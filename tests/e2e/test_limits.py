@@ -81,7 +81,7 @@ def test_a_feed_that_reached_its_limit_stalls_the_source_until_it_has_delivered(
         for number in range(12):
             postgres.execute(WRITE.format(n=number))
         reason = until(feeds, "fast", "stalled")
-        assert reason.startswith("feed slow has as much of the change log left to deliver"), reason
+        assert reason.startswith("feed slow has as much on disk, of the change log"), reason
         assert "max_disk of 4MiB" in reason
         log = sum(path.stat().st_size for path in (tmp_path / "state").rglob("log/**/*.*"))
         assert log < 2 * budget

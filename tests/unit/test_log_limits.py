@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from changefeed.catalog import Catalog
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.state import StateLayout
 from changefeed.log.growth import STEP, Growth
 
 
@@ -63,15 +65,42 @@ class Feeds:
         return self.needed
 
 
+def nowhere(job_id: int) -> Path:
+    """A feed whose sink has staged nothing."""
+    return Path("/nowhere")
+
+
+def test_rows_that_are_staged_count_until_they_are_committed(tmp_path: Path) -> None:
+    mib, left = 1 << 20, 5 << 20
+    clock, layout = ManualClock(), StateLayout(tmp_path)
+    catalog = cast(Catalog, Feeds())
+    budgets = FeedBudgets(catalog, "shop", lambda at: left, layout.scratch, clock)
+    assert not budgets.exceeded()
+    staged = {job: layout.scratch(job) / "changes" / "part" / "1.parquet" for job in (1, 2)}
+    for job, size in ((2, 9 * mib), (1, 3 * mib)):
+        staged[job].parent.mkdir(parents=True)
+        staged[job].write_bytes(bytes(size))
+    clock.advance(5)
+    assert not budgets.exceeded(), "as much as it may, and what another feed stages"
+    (staged[1].parent / "2.parquet").write_bytes(b"1")
+    clock.advance(5)
+    assert "feed f1" in budgets.exceeded()
+    staged[1].unlink()
+    assert budgets.exceeded(), "half of it is to be free again"
+    left = 3 * mib
+    clock.advance(0.1)
+    assert not budgets.exceeded(), "it is looked at again before anybody waits"
+
+
 def test_a_feed_holds_reading_up_until_half_of_its_limit_is_free() -> None:
     feeds, mib = Feeds(), 1 << 20
     size = 8 * mib
-    budgets = FeedBudgets(cast(Catalog, feeds), "shop", lambda at: size - at.wall)
+    budgets = FeedBudgets(cast(Catalog, feeds), "shop", lambda at: size - at.wall, nowhere)
     assert not budgets.exceeded()
     size += 1
     assert budgets.exceeded() == (
-        "feed f1 has as much of the change log left to deliver as its max_disk of 8MiB allows; "
-        "nothing is read until half of it is delivered"
+        "feed f1 has as much on disk, of the change log and staged, as its max_disk of 8MiB "
+        "allows; nothing is read until half of it is delivered"
     )
     feeds.needed = {1: Timestamp(4 * mib)}
     assert budgets.exceeded()
@@ -88,7 +117,7 @@ def test_a_feed_holds_reading_up_until_half_of_its_limit_is_free() -> None:
 
 def test_a_state_that_does_not_answer_leaves_the_limits_as_they_are() -> None:
     feeds, clock = Feeds(), ManualClock()
-    budgets = FeedBudgets(cast(Catalog, feeds), "shop", lambda at: 9 << 20, clock)
+    budgets = FeedBudgets(cast(Catalog, feeds), "shop", lambda at: 9 << 20, nowhere, clock)
     assert budgets.exceeded()
     feeds.broken = "CF6001"
     clock.advance(5)
