@@ -26,6 +26,14 @@ from typing import Any
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
+from tests.helpers.cloud_answers import (
+    BIGQUERY,
+    SNOWFLAKE,
+    read_bigquery,
+    read_snowflake,
+    spoilt,
+    whole,
+)
 from tests.helpers.garbage_child import ROOM, mutate
 
 #: Seconds that a server waits for the client to say more.
@@ -157,14 +165,16 @@ def http_server(answer: Callable[[str, bytes], tuple[int, bytes]]) -> Callable[.
     def talk(peer: socket.socket) -> None:
         with peer.makefile("rb") as stream:
             while line := stream.readline().decode("latin-1").strip():
-                length = 0
+                length, host = 0, ""
                 while header := stream.readline().strip():
                     name, _, value = header.partition(b":")
                     length = int(value) if name.lower() == b"content-length" else length
+                    host = value.strip().decode() if name.lower() == b"host" else host
                 status, body = answer(line, stream.read(length))
                 head = (
                     f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n"
-                    f"X-Elastic-Product: Elasticsearch\r\nContent-Length: {len(body)}\r\n\r\n"
+                    f"X-Elastic-Product: Elasticsearch\r\nLocation: http://{host}/upload/x\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n"
                 )
                 peer.sendall(head.encode() + body)
 
@@ -399,6 +409,14 @@ READERS: dict[str, tuple[Callable[[random.Random], object], Callable[[], None]]]
     "registry": (lambda rng: read_registry(spoilt_body(rng, REGISTERED)), whole_registry),
     "clickhouse": (spoilt_clickhouse, lambda: read_clickhouse(lambda page: page)),
     "webhook": (lambda rng: read_webhook(mutate(rng, [TAKEN])), lambda: read_webhook(TAKEN)),
+    "snowflake": (
+        lambda rng: spoilt(read_snowflake, SNOWFLAKE, rng),
+        lambda: whole(read_snowflake, SNOWFLAKE),
+    ),
+    "bigquery": (
+        lambda rng: spoilt(read_bigquery, BIGQUERY, rng),
+        lambda: whole(read_bigquery, BIGQUERY),
+    ),
 }
 
 

@@ -16,6 +16,8 @@ import pytest
         ("elasticsearch", 0, 40),
         ("registry", 0, 20),
         ("webhook", 0, 15),
+        ("snowflake", 0, 8),
+        ("bigquery", 0, 12),
         # Among them one over which the client's reader in C ends the process.
         ("clickhouse", 380, 410),
     ],

@@ -14,7 +14,7 @@ from sinks.testing.rows import Change, Source, delete, insert, table_of, update
 SCHEMA = table_of("t", key=("k", "a"), a="int32", b="text", k="text", c="text")
 PLAN = RowPlan(MessagePlan(SCHEMA, "t", deletes=Deletes.NO))
 #: Rows 1 to 4, as the target has them.
-KEPT = {a: f"of {a}" for a in range(1, 5)}
+KEPT: dict[int, str | None] = {a: f"of {a}" for a in range(1, 5)}
 
 U = ["c"]  # what the source does not send
 
@@ -36,7 +36,7 @@ def log(*transactions: tuple[Change, ...]) -> pa.Table:
 
 def delivered(rows: pa.Table) -> dict[int, str | None]:
     """``c`` by ``a`` in a target that keeps what is unsent."""
-    there: dict[int, str | None] = dict(KEPT)
+    there = dict(KEPT)
     for one in rows.to_pylist():
         if one["op"] == "d":
             raise AssertionError("a delete is delivered")
@@ -47,7 +47,7 @@ def delivered(rows: pa.Table) -> dict[int, str | None]:
     return there
 
 
-CASES = {
+CASES: dict[str, tuple[list[tuple[Change, ...]], dict[int, str | None]]] = {
     "nothing of it is reused": (
         [(update("t", {"a": 1}, U, b="y"), delete("t", a=2))],
         {},

@@ -33,6 +33,7 @@ from changefeed.core.time_limits import PATIENCE, limit_requests
 from sinks.warehouse.bigquery.errors import sorted_out, translated
 from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
 from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.unreadable import readable
 
 #: Limits of one script and of one transaction, with some room.
 _SCRIPT_BYTES, _TRANSACTION_TABLES = 900_000, 30
@@ -113,7 +114,8 @@ class BigQueryWarehouse(Warehouse):
             )
             self._limit(client)
             try:
-                self._location = self._find_dataset(client, make=make)
+                with readable(self.place, "connecting"):
+                    self._location = self._find_dataset(client, make=make)
             except BaseException:
                 client.close()  # type: ignore[no-untyped-call]
                 raise
@@ -186,8 +188,11 @@ class BigQueryWarehouse(Warehouse):
         topics = {statement.topic for statement in statements}
         job: bigquery.QueryJob | None = None
         try:
-            job = self._start(sql, "merge")
-            job.result(retry=self._retry, job_retry=None)
+            with readable(self.place, "statements"):
+                job = self._start(sql, "merge")
+                job.result(retry=self._retry, job_retry=None)
+        except ChangefeedError:
+            raise
         except api.GoogleAPICallError as error:
             topic = topics.pop() if len(topics) == 1 else self._blamed(job, statements)
             raise sorted_out(error, self.place, _named("statements", job), topic) from None
@@ -211,7 +216,8 @@ class BigQueryWarehouse(Warehouse):
         if job is None:
             return ""
         by_text = {_one_line(statement.sql): statement.topic for statement in statements}
-        with translated(self.place, _named("looking for the failed statement of", job)):
+        what = _named("looking for the failed statement of", job)
+        with translated(self.place, what), readable(self.place, what):
             children = self._connected.list_jobs(parent_job=job.job_id, retry=self._retry)
             for child in children:
                 if child.error_result and isinstance(child, bigquery.QueryJob):
@@ -220,20 +226,20 @@ class BigQueryWarehouse(Warehouse):
 
     def query(self, sql: str) -> list[tuple[object, ...]]:
         job: bigquery.QueryJob | None = None
-        with translated(self.place, "a query"):
+        with translated(self.place, "a query"), readable(self.place, "a query"):
             job = self._start(sql, "look")
             return [tuple(row.values()) for row in job.result(retry=self._retry, job_retry=None)]
 
     def columns(self, table: str) -> dict[str, str]:
-        reference = self._reference(table)
-        with translated(self.place, "looking at a table", table):
+        reference, what = self._reference(table), "looking at a table"
+        with translated(self.place, what, table), readable(self.place, what):
             try:
                 found = self._connected.get_table(
                     reference, retry=self._retry, timeout=self._limits.idle
                 )
             except api.NotFound:
                 return {}
-        return {plain_name(field.name): _type_name(field) for field in found.schema}
+            return {plain_name(field.name): _type_name(field) for field in found.schema}
 
     def _reference(self, table: str) -> str:
         return f"{self._project}.{self.schema}.{escape_name(table)}"
@@ -248,9 +254,11 @@ class BigQueryWarehouse(Warehouse):
         with translated(self.place, "a load", table), self._file(renamed, first) as source:
             for attempt in range(1, _ATTEMPTS):
                 # A job that failed keeps its id: the next attempt has another one.
-                job, is_new = self._load_job(table, source, f"{first}_{attempt}")
+                with readable(self.place, "a load"):
+                    job, is_new = self._load_job(table, source, f"{first}_{attempt}")
                 try:
-                    job.result(retry=self._retry)
+                    with readable(self.place, "a load"):
+                        job.result(retry=self._retry)
                     return
                 except api.GoogleAPICallError:
                     if is_new or job.error_result is None:

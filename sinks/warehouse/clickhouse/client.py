@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from struct import error as StructError
 from typing import Any
 
 # Its reader in C ends the process over a damaged answer (1.12); rows are loaded as Arrow, and
@@ -25,6 +24,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_pools, within
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.unreadable import UNREADABLE, unreadable
 
 # It tells of every failed request itself; what matters comes out as an error of ours.
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
@@ -216,22 +216,13 @@ class ClickHouse(Warehouse):
         try:
             with within(self._answer_seconds, patience=self._patience):
                 yield
-        except _UNREADABLE as error:
-            raise ChangefeedError(
-                "CF5001",
-                f"an answer of {self.place} cannot be read",
-                detail=f"{what}; {type(error).__name__}",
-                hint="does a proxy answer in its place?",
-            ) from None
+        except UNREADABLE as error:
+            raise unreadable(error, self.place, what) from None
         except (ClickHouseError, OSError) as error:
             found = sorted_out(error, self.place, what, topic)
             if found.code is Code.SINK_UNREACHABLE:
                 self.close()
             raise found from None
-
-
-#: What the client stumbles over in an answer that is no ClickHouse's, or damaged.
-_UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StructError)
 
 
 def sorted_out(error: Exception, place: str, what: str, topic: str) -> ChangefeedError:

@@ -28,6 +28,7 @@ from changefeed.core.time_limits import PATIENCE, end_answers
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import Statement, Warehouse
 from sinks.warehouse.snowflake.sql import DROP, TEMPORARY, SnowflakeDialect, folded
+from sinks.warehouse.unreadable import UNREADABLE, readable
 
 _STAGE = "_changefeed_stage"
 _SESSION = {
@@ -175,7 +176,7 @@ class SnowflakeWarehouse(Warehouse):
             return
         arguments, limits = self._login.arguments(), self._limits
         _end_answers(limits)
-        with self._translated("connecting"):
+        with self._translated("connecting"), readable(self.place, "connecting"):
             connection = snowflake.connector.connect(
                 **arguments,
                 database=self.dialect.quote(self._database),
@@ -200,13 +201,13 @@ class SnowflakeWarehouse(Warehouse):
         if connection is not None:
             try:
                 connection.close()
-            except snow.Error as error:
+            except (snow.Error, OSError, *UNREADABLE) as error:
                 log.debug("closing the session failed: %s", type(error).__name__)
 
     def _execute(self, sql: str) -> list[tuple[object, ...]]:
         if self._connection is None:
             raise ChangefeedError("CF5001", f"{self.place} is not connected")
-        with self._connection.cursor() as cursor:
+        with readable(self.place, "a statement"), self._connection.cursor() as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall())
 
@@ -305,6 +306,10 @@ class SnowflakeWarehouse(Warehouse):
         """Snowflake's errors inside come out as ChangefeedError, without their text."""
         try:
             yield
+        except ChangefeedError as error:
+            if error.code is Code.SINK_UNREACHABLE:
+                self.close()  # nobody knows how far the session is
+            raise
         except (snow.Error, OSError) as error:
             found = self._sorted_out(error, what, topic)
             if found.code is Code.SINK_UNREACHABLE:
