@@ -225,7 +225,16 @@ class ScanCoordinator:
             return
         # A feed with an end goes no further than there, and its scan need not wait for more.
         end = feed.job.end_time or Timestamp.MAX
-        if table.backfill and scan.at and now.done_upto and now.done_upto >= min(scan.at, end):
+        if (
+            table.backfill
+            and scan.at
+            and now.done_upto
+            and now.done_upto >= min(scan.at, end)
+            and not table.caught_up.is_set()
+        ):
+            # Saved before a row of the scan is out: after a crash the changes go on from there,
+            # so sinks that order by time (files) have what comes later behind the scan's rows.
+            feed.save()
             table.caught_up.set()
         if (table.rows, table.total) != (now.scan_rows, now.scan_total):
             feed.update(name, scan_rows=table.rows, scan_total=table.total)

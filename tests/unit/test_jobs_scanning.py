@@ -163,6 +163,20 @@ def test_a_scan_that_broke_is_followed_by_the_changes_since(bench: Bench) -> Non
     assert bench.feed.high_water() == Timestamp(20)
 
 
+def test_a_backfill_delivers_nothing_before_its_place_is_durable(bench: Bench) -> None:
+    """After a crash, what comes later has a later place than the rows of the scan, and a later
+    name where files are read in the order of theirs."""
+    bench.feed.update(TABLE, state=TableState.RUNNING, done_upto=Timestamp(5))
+    bench.feed.save()
+    bench.restart()
+    bench.scan.at = Timestamp(20)
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.feed.advance([TABLE], Timestamp(20))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.scan.tables[TABLE].caught_up.is_set()
+    assert bench.catalog.tables(bench.job.id)[0].done_upto == Timestamp(20)
+
+
 def test_a_scan_that_delivered_nothing_just_begins_again(bench: Bench) -> None:
     bench.feed.save()
     bench.restart()
