@@ -9,8 +9,11 @@
 This module is the public face: sinks and the shell import from here.
 """
 
-from changefeed.core.formats import Format
-from changefeed.core.shapes import Deletes, Envelope
+from changefeed.core.shapes import (
+    Deletes,
+    Envelope,
+    Format,
+)
 from changefeed.options.cursor import DebeziumOffset
 from changefeed.options.masking import hide_masked, mask_statement
 from changefeed.options.options import (

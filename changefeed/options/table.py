@@ -14,9 +14,8 @@ from typing import Any, Generic, TypeVar, cast
 from changefeed.core import uri
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
-from changefeed.core.formats import Format
 from changefeed.core.secret_names import is_secret
-from changefeed.core.shapes import Deletes, Envelope, Unsent
+from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
 from changefeed.options import sink_config
 from changefeed.options.cursor import Cursor, DebeziumOffset
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig

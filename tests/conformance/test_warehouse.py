@@ -158,7 +158,7 @@ class RedshiftHarness(PostgreSQLHarness):
         uri = self._database.uri.replace("postgres@", f"postgres:{self.secret}@")
         uri = uri.replace("postgresql:", "redshift:")
         made = RedshiftSink(f"{uri}?schema=copy&sslmode=disable", options)
-        made._tables.warehouse.dialect = _PlainStaging()
+        made._warehouse.dialect = _PlainStaging()
         return made
 
 

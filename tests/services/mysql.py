@@ -103,16 +103,20 @@ class BinlogServer(MariaDB):
                 cursor.execute(statement)
             return list(cursor.fetchall())
 
-    def purge(self) -> None:
-        """Throw away all binlogs but a new one."""
-        self.run("FLUSH BINARY LOGS")
-        last = self.run("SHOW BINARY LOGS")[-1][0]
-        # The server keeps a file as long as it serves a reader from it, also one that is gone.
+    def end_dumps(self) -> None:
+        """End the connections of those who read the binlog."""
         for (reader,) in self.run(
             "SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%'"
         ):
             with suppress(pymysql.MySQLError):
                 self.run(f"KILL {reader}")
+
+    def purge(self) -> None:
+        """Throw away all binlogs but a new one."""
+        self.run("FLUSH BINARY LOGS")
+        last = self.run("SHOW BINARY LOGS")[-1][0]
+        # The server keeps a file as long as it serves a reader from it, also one that is gone.
+        self.end_dumps()
         if self.flavor == "mariadb":
             self.run("SET GLOBAL slave_connections_needed_for_purge = 0")
 

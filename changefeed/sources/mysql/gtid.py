@@ -122,6 +122,19 @@ class GtidSet:
         self._count += sum(b - a + 1 for a, b in merged)
         self._intervals[server] = merged
 
+    def without(self, server: bytes, number: int) -> GtidSet:
+        """The set but for one transaction."""
+        found = GtidSet()
+        for name, intervals in self._intervals.items():
+            for first, last in intervals:
+                if name != server or not first <= number <= last:
+                    found.add_interval(name, first, last)
+                    continue
+                for part in ((first, number - 1), (number + 1, last)):
+                    if part[0] <= part[1]:
+                        found.add_interval(name, *part)
+        return found
+
     def encoded(self) -> bytes:
         """As COM_BINLOG_DUMP_GTID wants it; ends of intervals are excluded there."""
         parts = [struct.pack("<Q", len(self._intervals))]
@@ -164,6 +177,24 @@ class MariaGtid:
         """That transaction was read."""
         known = self._domains.get(domain)
         return known is not None and number <= known[1]
+
+    def last(self, domain: int) -> tuple[int, int] | None:
+        """Server and number of the last transaction of a domain."""
+        return self._domains.get(domain)
+
+    def back_to(self, domain: int, server: int, number: int) -> MariaGtid:
+        """The same place, but for a domain that stands at an earlier transaction."""
+        found = MariaGtid()
+        found._domains = {**self._domains, domain: (server, number)}
+        return found
+
+    def ahead_of(self, other: MariaGtid) -> str:
+        """The transactions that ``other`` has not reached, as text; empty if there are none."""
+        found = MariaGtid()
+        for domain, (server, number) in self._domains.items():
+            if not other.covers(domain, number):
+                found._domains[domain] = (server, number)
+        return found.text()
 
     def add(self, domain: int, server: int, number: int) -> None:
         """One transaction; a domain's numbers rise."""

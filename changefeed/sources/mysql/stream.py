@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
+from changefeed.sources.mysql.continuity import Continuity, EndOfLog
 from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import FilePlace, GtidPlace
@@ -106,6 +107,7 @@ class BinlogStream:
         self._connection: BinlogConnection | None = None
         self._acknowledged = ""
         self._hasty = False
+        self._continuity: Continuity | None = None
 
     def __iter__(self) -> Iterator[Flush]:
         return self.run()
@@ -135,26 +137,44 @@ class BinlogStream:
                 log that was read, CF2105 bytes that cannot be.
         """
         try:
-            session = self._connect()
             try:
-                place = self._place()
-                self._check(session, place)
-                shapes = self._shapes(session)
-                skew = _clock_skew(session, self._clock)
-                connection = self._begin(session, place)
-            except BaseException:
-                session.close()
-                raise
-            try:
-                yield from self._follow(connection, place, shapes, skew)
-            finally:
-                connection.close()
+                yield from self._run()
+            except ChangefeedError as error:
+                continuity = self._continuity
+                purged = error.code is Code.SOURCE_LOG_GONE
+                if continuity is None or not (continuity.unmet and purged):
+                    raise
+                # The witness may be gone from a log that has all that was not read.
+                continuity.give_up()
+                yield from self._run()
         except ChangefeedError:
             if not self._closed:
                 raise
         finally:
             with self._lock:
                 self._connection = None
+            if self._continuity is not None:
+                self._continuity.close()
+
+    def _run(self) -> Iterator[Flush]:
+        session = self._connect()
+        try:
+            place = self._place()
+            self._check(session, place)
+            shapes = self._shapes(session)
+            skew = _clock_skew(session, self._clock)
+            if self._continuity is None:
+                self._continuity = Continuity(self._request.folder, _server_of(session))
+            connection = self._begin(session, place, self._continuity)
+        except BaseException:
+            session.close()
+            raise
+        end = _EndSession(self._connect)
+        try:
+            yield from self._follow(connection, place, shapes, skew, self._continuity, end)
+        finally:
+            connection.close()
+            end.close()
 
     # ------------------------------------------------------------------------- start
 
@@ -204,16 +224,19 @@ class BinlogStream:
             self._request.latest,
         )
 
-    def _begin(self, session: SqlSession, place: StreamPlace) -> BinlogConnection:
+    def _begin(
+        self, session: SqlSession, place: StreamPlace, continuity: Continuity
+    ) -> BinlogConnection:
         beat = int(HEARTBEAT * 1e9)
         session.run(
             "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
             f"SET @master_heartbeat_period = {beat}, @source_heartbeat_period = {beat}",
         )
+        gtids = continuity.begin(place.gtids) if isinstance(place, GtidPlace) else None
         if self._flavor == "mariadb":
             session.run("SET @mariadb_slave_capability = 4")
-            if isinstance(place, GtidPlace):
-                session.run(f"SET @slave_connect_state = '{place.history}'")
+            if gtids is not None:
+                session.run(f"SET @slave_connect_state = '{gtids.text()}'")
         connection = BinlogConnection(session.raw)
         with self._lock:
             if self._closed:
@@ -222,8 +245,8 @@ class BinlogStream:
         connection.register(self._server_id)
         if isinstance(place, FilePlace):
             connection.dump(self._server_id, place.file, place.offset)
-        elif isinstance(place, GtidPlace) and isinstance(place.gtids, GtidSet):
-            connection.dump_gtid(self._server_id, place.gtids)
+        elif isinstance(gtids, GtidSet):
+            connection.dump_gtid(self._server_id, gtids)
         else:
             connection.dump(self._server_id, "", 4)
         return connection
@@ -231,7 +254,13 @@ class BinlogStream:
     # ------------------------------------------------------------------------ following
 
     def _follow(
-        self, connection: BinlogConnection, place: StreamPlace, shapes: Shapes, skew: int
+        self,
+        connection: BinlogConnection,
+        place: StreamPlace,
+        shapes: Shapes,
+        skew: int,
+        continuity: Continuity,
+        end: _EndSession,
     ) -> Iterator[Flush]:
         start = self._request.start
         assembler = Assembler(
@@ -242,6 +271,7 @@ class BinlogStream:
             self._request.folder,
             batch_bytes=self._batch_bytes,
             small=self._small,
+            met=continuity.met,
         )
         inbox = Inbox()
         told = start
@@ -257,6 +287,7 @@ class BinlogStream:
                 for place_of_event in inbox.events():
                     ready = assembler.take(place_of_event)
                     if ready is not None:
+                        continuity.save(idle=assembler.idle)
                         for flush in ready:
                             told = flush.frontier or told
                             yield flush
@@ -265,6 +296,7 @@ class BinlogStream:
             now = self._clock.monotonic()
             if received:
                 heard = now
+                continuity.save(idle=assembler.idle)
                 for flush in assembler.flush():
                     told = flush.frontier or told
                     yield flush
@@ -276,9 +308,10 @@ class BinlogStream:
                 next_beat, self._hasty = now + BEAT, False
                 assembler.acknowledged(self._acknowledged)
                 if assembler.idle:
-                    if assembler.heartbeats > 1:
+                    if assembler.heartbeats > 1 and end.reached(place):
                         assembler.caught_up(self._clock.now().wall + skew)
                     if assembler.frontier != told:
+                        continuity.save(idle=assembler.idle)
                         told = assembler.frontier
                         yield Flush((), told)
             if not received:
@@ -287,6 +320,40 @@ class BinlogStream:
     def _tables(self) -> frozenset[tuple[str, str]]:
         listed = self._request.memo().get("tables", ())
         return frozenset((str(database), str(name)) for database, name in listed)
+
+
+class _EndSession:
+    """Asks where the server's log ends, on a session of its own that begins when it is needed."""
+
+    def __init__(self, connect: Callable[[], SqlSession]) -> None:
+        self._connect = connect
+        self._session: SqlSession | None = None
+        self._end = EndOfLog(self._ask)
+
+    def reached(self, place: StreamPlace) -> bool:
+        """See :meth:`EndOfLog.reached`."""
+        return self._end.reached(place)
+
+    def _ask(self, sql: str) -> list[tuple[Any, ...]]:
+        if self._session is not None:
+            try:
+                return self._session.rows(sql)
+            except ChangefeedError:
+                self.close()  # the server ends sessions that were still for long: begin another
+        self._session = self._connect()
+        return self._session.rows(sql)
+
+    def close(self) -> None:
+        """End the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def _server_of(session: SqlSession) -> str:
+    """What tells this server from all others; empty where it does not say."""
+    found = dict(session.rows("SHOW GLOBAL VARIABLES LIKE 'server_u%id'"))
+    return str(found.get("server_uuid") or found.get("server_uid") or "")
 
 
 def read_charsets(session: SqlSession) -> Charsets:

@@ -13,6 +13,7 @@ crash between receiving and making durable changes nothing.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,8 @@ from changefeed.sources.mysql.wire import Place
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
 
+#: Takes a transaction: its server or domain, its number, its moment, and what was before it.
+Met = Callable[[str, int, int, tuple[int, int] | None], None]
 #: What is ready, if anything.
 Flushes = Iterator[Flush] | None
 #: Database and name of the tables that somebody watches.
@@ -107,6 +110,7 @@ class Assembler:
         *,
         batch_bytes: int = BATCH_BYTES,
         small: int = SMALL_BYTES,
+        met: Met | None = None,
     ) -> None:
         """
         Args:
@@ -116,7 +120,9 @@ class Assembler:
             spool: a folder of our own for large transactions; its content is rubbish.
             folder: one that outlives us, for prepared transactions.
             small: see :func:`changefeed.sources.mysql.decode.decode`.
+            met: takes note of each transaction with a GTID.
         """
+        self._met = met
         self._last = start.at
         self._seq = start.seq
         self._place = place
@@ -247,6 +253,9 @@ class Assembler:
                 raise misfit("a GTID of MySQL in the log of MariaDB")
             if not told.number:
                 raise ChangefeedError("CF2103", "the server no longer gives its transactions GTIDs")
+            if self._met is not None:
+                server = str(uuid.UUID(bytes=told.server))
+                self._met(server, told.number, told.commit_us, None)
             opened.skip = (told.server, told.number) in held
             opened.gtid = lambda: held.add(told.server, told.number)
         self._drop_half()
@@ -259,6 +268,9 @@ class Assembler:
             held = self._place.gtids
             if not isinstance(held, MariaGtid):
                 raise misfit("a GTID of MariaDB in the log of MySQL")
+            if self._met is not None:
+                before = held.last(told.domain)
+                self._met(str(told.domain), told.number, header.seconds, before)
             opened.skip = held.covers(told.domain, told.number)
             if not opened.skip:
                 self._taken_domains.add(told.domain)
