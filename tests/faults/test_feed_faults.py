@@ -32,6 +32,7 @@ from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Cause, Ledger, Table
+from tests.nemesis.reading import of_postgres
 from tests.nemesis.service import Service
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
@@ -62,12 +63,12 @@ class Shop:
     def record(self, *tables: str) -> None:
         """Write down what the tables hold now."""
         with self.db.connect() as connection:
-            self.ledger.record(connection, tables)
+            self.ledger.record(of_postgres(connection), tables)
 
     def record_as(self, table: str, cause: Cause) -> None:
         """Write down what a schema change or TRUNCATE made of a table."""
         with self.db.connect() as connection:
-            self.ledger.record(connection, [table], cause)
+            self.ledger.record(of_postgres(connection), [table], cause)
 
     def write(self, times: int = 1) -> None:
         """Commits of every kind."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +19,27 @@ from urllib.parse import quote
 
 import duckdb
 import psycopg
+import pymysql
 from psycopg import sql
+from pymysql.cursors import Cursor
 
 from changefeed.core.clock import Timestamp
 from changefeed.spark.session import SparkEngine
 from tests.helpers.duckdb_file import opened
 from tests.helpers.lake import Lake, unused_catalog
-from tests.nemesis.ends import FOREIGN, End, Trouble
+from tests.nemesis.ends import FOREIGN, End
 from tests.nemesis.fingerprint import Document, Look, check_documents, check_end, check_instant
 from tests.nemesis.ledger import Ledger, Row, Rows, by_key, exact_json, quoted
-from tests.nemesis.workload import ODD
+from tests.nemesis.reading import backticked
+from tests.nemesis.tables import ODD
+from tests.nemesis.trouble import Trouble
 from tests.services.elasticsearch import Elasticsearch
+from tests.services.mariadb import PASSWORD, USER
+from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
 
+#: Errors of MySQL: a table is not there, or has another shape than when the snapshot was taken.
+_NO_TABLE, _OTHER_SHAPE = 1146, 1412
 #: Versions of a lake table that are read.
 VERSIONS = 8
 
@@ -184,6 +193,52 @@ class PostgreSQLCopy(Warehouse):
                 [self._uri.rpartition("/")[2]],
             )
             return "sessions in the copy's database are terminated"
+
+        return [(1.5, end_sessions)]
+
+
+class MySQLCopy(Warehouse):
+    """Another database of the source's server."""
+
+    name = "mysql_copy"
+
+    def __init__(self, ledger: Ledger, server: BinlogServer) -> None:
+        super().__init__(ledger)
+        self._server = server
+        with server.connect("root", "") as connection, connection.cursor() as cursor:
+            self._plant(cursor.execute)
+
+    @property
+    def uri(self) -> str:
+        return f"mysql://{USER}:{PASSWORD}@127.0.0.1:{self._server.port}/{self.schema}"
+
+    def read(self, tables: Sequence[str]) -> Mapping[str, list[Row]] | None:
+        try:
+            with (
+                self._server.connect("root", "", self.schema) as connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.execute("start transaction with consistent snapshot, read only")
+                return {name: self._rows_of(cursor, name) for name in tables}
+        except pymysql.MySQLError as error:
+            if error.args[0] in (_NO_TABLE, _OTHER_SHAPE):
+                return None
+            raise
+
+    @staticmethod
+    def _rows_of(cursor: Cursor, name: str) -> list[Row]:
+        cursor.execute(f"select * from {backticked(name)}")
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def troubles(self, meanwhile: Callable[[], None]) -> list[Trouble]:
+        def end_sessions() -> str:
+            for (session,) in self._server.run(
+                f"select ID from information_schema.PROCESSLIST where DB = '{self.schema}'"
+            ):
+                with suppress(pymysql.MySQLError):
+                    self._server.run(f"kill {session}")
+            return "sessions in the copy's database are ended"
 
         return [(1.5, end_sessions)]
 

@@ -10,12 +10,9 @@ from sinks.testing.messages import Message, parse_message
 from sinks.testing.readers import read_files
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Ledger
-from tests.nemesis.workload import ODD
+from tests.nemesis.tables import ODD
+from tests.nemesis.trouble import Trouble
 from tests.services.kafka import KafkaBroker
-
-#: A trouble of its own that an end has, with its weight; it says what it did.
-Trouble = tuple[float, Callable[[], str]]
-
 
 #: What stands in a target and is somebody else's: it stays as it is.
 FOREIGN: Mapping[str, object] = {"id": 1, "said": "not ours"}

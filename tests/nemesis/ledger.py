@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
-
-import psycopg
 
 from changefeed.core.clock import Timestamp
 
@@ -26,6 +24,10 @@ Rows = dict[str, Row]
 #: the source, and the time at which it was known to be done. It has its time a moment before it
 #: stands in the source's log, and what is stamped in that moment pushes it behind itself.
 Span = tuple[int, int]
+
+
+#: Asks the source for the columns of a table, in order, and its rows with every digit.
+Read = Callable[["Table"], tuple[tuple[str, ...], Sequence[Row]]]
 
 
 class Cause(StrEnum):
@@ -121,7 +123,7 @@ class Ledger:
 
     def record(
         self,
-        connection: psycopg.Connection,
+        read: Read,
         names: Sequence[str],
         cause: Cause = Cause.WRITE,
         span: Span = (0, 0),
@@ -129,8 +131,10 @@ class Ledger:
         """Write down what ``names`` hold now, after a commit."""
         found = {}
         for name in names:
-            self.columns[name] = columns_of(connection, name)
-            found[name] = read_table(connection, self.tables[name], self.columns[name])
+            table = self.tables[name]
+            self.columns[name], rows = read(table)
+            # A table without a key needs its columns in their order.
+            found[name] = by_key(table, ({c: row[c] for c in self.columns[name]} for row in rows))
         self.note(found, cause, span)
 
     def note(
@@ -196,24 +200,6 @@ def by_key(table: Table, rows: Iterable[Row]) -> Rows:
         copies[key] += 1
         found[key if copies[key] == 1 else f"{key} #{copies[key]}"] = normal(row) or {}
     return found
-
-
-def columns_of(connection: psycopg.Connection, name: str) -> tuple[str, ...]:
-    """The columns a table has, in order."""
-    found = connection.execute(
-        "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0"
-        " and not attisdropped order by attnum",
-        [quoted(name)],
-    )
-    return tuple(column for (column,) in found.fetchall())
-
-
-def read_table(connection: psycopg.Connection, table: Table, columns: Sequence[str]) -> Rows:
-    """The table's rows by key, every number with its digits."""
-    found = connection.execute(f"select to_jsonb(t)::text from {table.quoted} t").fetchall()
-    rows = (exact_json(text) for (text,) in found)
-    # jsonb sorts its members; a table without a key needs them in the order of the columns.
-    return by_key(table, ({c: row[c] for c in columns} for row in rows))
 
 
 def exact_json(text: str) -> Any:

@@ -1,8 +1,4 @@
-"""The writer: one thread, several connections, every kind of change a table can meet.
-
-Each written row carries ``v``, a number that is used once, so every version is known by it. Only
-the rows of ``tally`` are few and many times there, for targets that have to count them.
-"""
+"""The writer to PostgreSQL: one thread, several connections, every kind of change."""
 
 from __future__ import annotations
 
@@ -13,33 +9,20 @@ from contextlib import contextmanager
 
 import psycopg
 
-from tests.nemesis.ledger import Cause, Ledger, Span, Table, quoted
-from tests.services.postgres import Database
-
-ORDERS = Table("orders")
-PLAIN = Table("plain", looked_up=("big",))
-LINES = Table("lines", key=())
-PARTS = Table("parts")
-SHAPES = Table("shapes", steady=("id", "v", "s"))
-BULK = Table("bulk")
-EXTRA = Table("extra")
-FORMS = Table("forms", steady=("id", "v", "s"))
-TALLY = Table("tally", key=())
-#: Names as nobody should choose them.
-ODD = Table(
-    'Odd "näme; --',
-    topic="Odd_u0020__u0022_n_u00e4_me_u003b__u0020_--",
-    index="odd_u0020__u0022_näme;_u0020_--",
+from tests.nemesis.ledger import Cause, Ledger, Span
+from tests.nemesis.reading import of_postgres
+from tests.nemesis.tables import (
+    BULK_ROWS,
+    HELD_KEYS,
+    KEYS,
+    ODD,
+    ODD_COLUMN,
+    PASSING_KEYS,
+    PASSING_ROWS,
+    PREPARED_KEYS,
 )
-ODD_COLUMN = quoted('Sel"ect, é %')
-TABLES = (ORDERS, PLAIN, LINES, PARTS, SHAPES, BULK, EXTRA, FORMS, TALLY, ODD)
-
-#: Keys from here on belong to the transaction that is held open across others.
-HELD_KEYS = 1_000
-#: And those that a prepared transaction writes, and one that is rewritten as a whole.
-PREPARED_KEYS, PASSING_KEYS, PASSING_ROWS = 1_100, 5_000, 1_500
-KEYS = 40
-BULK_ROWS = 2_500
+from tests.nemesis.trouble import Trouble
+from tests.services.postgres import Database
 
 SCHEMA = f"""
 create table orders (id int primary key, v bigint, a text, n numeric, doc jsonb);
@@ -114,6 +97,22 @@ class Writer:
             connection.close()
         self._connections.clear()
 
+    def look_around(self) -> None:
+        """Write down what all tables hold, whoever wrote it."""
+        now = time.time_ns()
+        self._ledger.record(of_postgres(self._reader), list(self._ledger.tables), span=(now, now))
+
+    def shape(self) -> tuple[list[str], list[str]]:
+        """Which columns came by DDL, for :meth:`go_back`."""
+        return [*self._loose], [*self._grown]
+
+    def go_back(self, shape: tuple[list[str], list[str]]) -> None:
+        """The server was restored: it has what it had, and nothing is prepared there."""
+        self._loose, self._grown = [*shape[0]], [*shape[1]]
+        self._prepared = None
+        self.connect()
+        self.look_around()
+
     # -- transactions ---------------------------------------------------------------------
 
     @contextmanager
@@ -128,7 +127,7 @@ class Writer:
         """Commit, and write down what is there now and since when."""
         xid = _xid(connection)
         connection.commit()
-        self._ledger.record(self._reader, names, cause, self._span(xid))
+        self._ledger.record(of_postgres(self._reader), names, cause, self._span(xid))
 
     def _span(self, xid: str | None) -> Span:
         """When a transaction committed that is done now; of one that wrote nothing, any time."""
@@ -236,7 +235,7 @@ class Writer:
             self._reader.execute(f"rollback prepared '{name}'")
             return f"{name} is rolled back"
         self._reader.execute(f"commit prepared '{name}'")
-        self._ledger.record(self._reader, names, Cause.WRITE, self._span(xid))
+        self._ledger.record(of_postgres(self._reader), names, Cause.WRITE, self._span(xid))
         return f"{name} commits"
 
     def streamed_truncate(self) -> str:
@@ -263,7 +262,7 @@ class Writer:
             xid = _xid(self._main)
             self._main.execute("prepare transaction 'truncating'")
             self._reader.execute("commit prepared 'truncating'")
-            self._ledger.record(self._reader, [name], cause, self._span(xid))
+            self._ledger.record(of_postgres(self._reader), [name], cause, self._span(xid))
         else:
             self._end(self._main, [name], cause)
         what = "truncate" if kept else "truncate, rolled back,"
@@ -334,7 +333,7 @@ class Writer:
                 [self._key(), self._next()],
             )
             [(xid,)] = done.fetchall()
-            self._ledger.record(self._reader, ["extra"], span=self._span(xid))
+            self._ledger.record(of_postgres(self._reader), ["extra"], span=self._span(xid))
             cursor.execute("update bulk set v = %s where id %% 7 = 0", [self._next()])
             cursor.execute("delete from bulk where id < %s and id %% 3 = 0", [key])
         self._end(self._main, ["bulk"])
@@ -416,6 +415,25 @@ class Writer:
     def _retype(self, name: str) -> str:
         old = self._chance.choice(self._loose)
         return f"alter table shapes alter column {old} type text using {old}::text"
+
+    def doings(self) -> list[Trouble]:
+        """What may be done next, with its weight."""
+        return [
+            (30, self.commit),
+            (4, self.rollback),
+            (6, self.savepoint),
+            (6, self.come_and_go),
+            (6, self.hold),
+            (4, self.prepare),
+            (3, self.truncate),
+            (2, self.streamed_truncate),
+            (4, self.odd),
+            (5, self.toast),
+            (2, self.large),
+            (4, self.extra),
+            (3, self.ddl),
+            (3, self.grow),
+        ]
 
     # -- single writes --------------------------------------------------------------------
 
