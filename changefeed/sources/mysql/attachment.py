@@ -138,17 +138,28 @@ class MySQLAttachment(Attachment):
             )
 
     def _demand_same_log(self, request: StreamRequest) -> None:
-        """The server is the one that was read, or one that has all transactions that were.
+        """The server has the transactions that were read: the one that they were read from, or one
+        that took its place. The first server may be back without those of the second.
 
         Raises:
-            ChangefeedError: CF2104 it is neither.
+            ChangefeedError: CF2103 it lost some of them, CF2104 it is another server, and has
+                not all of them.
         """
         present = self._source.identity()
-        if not request.identity or present == request.identity:
+        same = not request.identity or present == request.identity
+        if self._memo["mode"] == "gtid":
+            with self._source.sessions.session() as session:
+                if log_place.has(session, request.start.history):
+                    return
+        elif same:
             return
-        with self._source.sessions.session() as session:
-            if self._memo["mode"] == "gtid" and log_place.has(session, request.start.history):
-                return
+        if same:
+            raise ChangefeedError(
+                "CF2103",
+                f"source {self._source.name!r} does not have all transactions that were read",
+                detail="its log was reset, it was restored, or another server took its place and "
+                "was read meanwhile",
+            )
         raise ChangefeedError(
             "CF2104",
             f"source {self._source.name!r} is another server than before",

@@ -79,12 +79,17 @@ def has(session: Session, history: str) -> bool:
     if not session.is_mariadb:
         known = "".join(filter(lambda letter: letter in _GTID_LETTERS, history))
         return bool(session.value(f"SELECT GTID_SUBSET('{known}', @@global.gtid_executed)"))
-    # The last transaction of each domain that each server wrote, as far as this one knows.
-    state = str(session.value("SELECT @@global.gtid_binlog_state") or "")
-    known_last = {tuple(gtid.split("-")[:2]): int(gtid.split("-")[2]) for gtid in _listed(state)}
+    # The last transaction of each domain that each server wrote, as far as this one knows. A
+    # replica made of a backup has those up to the backup, and the log from there on.
+    known_last: dict[tuple[str, str], int] = {}
+    for variable in ("gtid_binlog_state", "gtid_slave_pos"):
+        for known in _listed(str(session.value(f"SELECT @@global.{variable}") or "")):
+            domain, server, number = known.split("-")
+            last = known_last.get((domain, server), 0)
+            known_last[domain, server] = max(last, int(number))
     return all(
-        int(gtid.split("-")[2]) <= known_last.get(tuple(gtid.split("-")[:2]), 0)
-        for gtid in _listed(history)
+        int(number) <= known_last.get((domain, server), 0)
+        for domain, server, number in (known.split("-") for known in _listed(history))
     )
 
 
