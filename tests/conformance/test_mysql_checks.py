@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pymysql
 import pytest
 
 from changefeed.core.errors import ChangefeedError
@@ -128,6 +129,73 @@ def test_numbers_that_may_go_back_are_a_warning(binlog_server: BinlogServer, dat
     source = MySQLSource("shop", binlog_server.uri(database))
     told = [text for text in source.warnings() if "gtid_strict_mode" in text]
     assert len(told) == (1 if binlog_server.flavor == "mariadb" else 0)
+
+
+def test_parts_of_json_are_refused_before_they_are_written(
+    binlog_server: BinlogServer, database: str
+) -> None:
+    """MySQL alone has such a setting."""
+    if binlog_server.flavor == "mariadb":
+        assert binlog_server.run("SHOW GLOBAL VARIABLES LIKE 'binlog_row_value_options'") == []
+        return
+    with setting(binlog_server, "binlog_row_value_options", "PARTIAL_JSON"):
+        [found] = problems(binlog_server, database)
+    assert found.startswith("CF2003 binlog_row_value_options is 'PARTIAL_JSON'")
+    assert "SET PERSIST binlog_row_value_options = '';" in found
+
+
+def warned(server: BinlogServer, database: str, word: str, table: str, user: str = "") -> list[str]:
+    """The warnings about a table that have the word in them."""
+    uri = server.uri(database, user, READER_PASSWORD) if user else server.uri(database)
+    source = MySQLSource("shop", uri)
+    try:
+        return [text for text in source.warnings([Watch(table)]) if word in text]
+    finally:
+        source.close()
+
+
+def test_a_table_without_a_key_is_a_warning(binlog_server: BinlogServer, database: str) -> None:
+    binlog_server.run("CREATE TABLE `no key` (id INT, v INT)", database=database)
+    assert warned(binlog_server, database, "no primary key", "t") == []
+    [text] = warned(binlog_server, database, "no primary key", "no key")
+    mend = f"ALTER TABLE `{database}`.`no key` ADD PRIMARY KEY (..);"
+    assert mend in text
+    binlog_server.run(mend.replace("..", "id"))
+    assert warned(binlog_server, database, "no primary key", "no key") == []
+
+
+def test_dates_that_are_none_are_a_warning(binlog_server: BinlogServer, database: str) -> None:
+    binlog_server.run("CREATE TABLE d (id INT PRIMARY KEY, born DATETIME(3))", database=database)
+    strict = "STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE"
+    with setting(binlog_server, "sql_mode", "STRICT_TRANS_TABLES"):
+        [text] = warned(binlog_server, database, "0000-00-00", "d")
+        assert "(born)" in text and "sent as NULL" in text
+        assert warned(binlog_server, database, "0000-00-00", "t") == []
+        with pytest.raises(pymysql.MySQLError):
+            binlog_server.run(f"SET sql_mode = '{strict}'", _ZERO, database=database)
+        binlog_server.run(_ZERO, database=database)
+    with setting(binlog_server, "sql_mode", strict):
+        assert warned(binlog_server, database, "0000-00-00", "d") == []
+
+
+_ZERO = "INSERT INTO d VALUES (1, '0000-00-00')"
+
+
+def test_a_user_who_may_not_lock_is_warned(binlog_server: BinlogServer, database: str) -> None:
+    assert warned(binlog_server, database, "lock tables", "t") == []
+    binlog_server.run(
+        f"CREATE USER modest IDENTIFIED BY '{READER_PASSWORD}'",
+        f"GRANT SELECT ON {database}.* TO modest",
+        "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO modest",
+    )
+    try:
+        [text] = warned(binlog_server, database, "lock tables", "t", "modest")
+        grant = f"GRANT LOCK TABLES ON `{database}`.* TO 'modest'@'%';"
+        assert grant in text
+        binlog_server.run(grant)
+        assert warned(binlog_server, database, "lock tables", "t", "modest") == []
+    finally:
+        binlog_server.run("DROP USER modest")
 
 
 def test_a_scan_locks_its_tables_where_the_server_never_rests(

@@ -11,7 +11,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Span
 from changefeed.sources.base import KeyRange, Watch
-from changefeed.sources.postgres import PostgresSource
+from changefeed.sources.postgres import PostgresSource, checks
+from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database, PostgresCluster
 
@@ -375,3 +376,20 @@ def test_a_range_that_no_key_can_be_in(
         assert why in problem.message
     else:
         assert problem is None
+
+
+def test_idle_slots_that_keep_much_log_are_a_warning(postgres: Database) -> None:
+    name = f"idle_{postgres.name}"
+    postgres.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+    postgres.execute("create table noise as select repeat('x', 900) from generate_series(1, 2000)")
+
+    def held(much: int) -> list[str]:
+        with connect(postgres.uri) as connection:
+            return [t for t in checks.warnings(connection, [], much_log=much) if name in t]
+
+    assert held(checks.MUCH_LOG) == []
+    [text] = held(1 << 20)
+    drop = f"SELECT pg_drop_replication_slot('{name}');"
+    assert "0.0 GiB of WAL" in text and drop in text
+    postgres.execute(drop)
+    assert held(1 << 20) == []

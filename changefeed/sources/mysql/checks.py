@@ -6,7 +6,6 @@ because another failed is left out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -19,8 +18,6 @@ from changefeed.sources.mysql.session import Session, connect, quoted
 
 #: Oldest servers whose binlog names the columns of its rows.
 OLDEST = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
-#: A binlog that is kept for less than this is hardly a safety net: seconds.
-SHORT_RETENTION = 86_400
 
 #: Setting -> what it must be, and why.
 _SETTINGS = {
@@ -28,6 +25,8 @@ _SETTINGS = {
     "binlog_row_image": ("FULL", "old and new rows must be whole"),
     "binlog_row_metadata": ("FULL", "the binlog must name the columns of its rows"),
 }
+#: MySQL: lets the binlog have parts of JSON values.
+_VALUES = "binlog_row_value_options"
 
 
 def check(address: Address, database: str, watches: Sequence[Watch]) -> list[ChangefeedError]:
@@ -63,7 +62,7 @@ def check_server(session: Session) -> Iterator[ChangefeedError]:
         )
         return
     known = session.variables(
-        "log_bin", "server_id", "binlog_order_commits", "gtid_mode", *_SETTINGS
+        "log_bin", "server_id", "binlog_order_commits", "gtid_mode", _VALUES, *_SETTINGS
     )
     if known.get("log_bin") not in ("ON", "1"):
         yield _not_set_up(
@@ -75,23 +74,29 @@ def check_server(session: Session) -> Iterator[ChangefeedError]:
         if known.get(name, "").upper() != wanted:
             yield _not_set_up(
                 f"{name} is {known.get(name)!r}, it must be '{wanted}': {why}",
-                f"{_set(session, name, wanted)} -- sessions that are open keep the old value: "
-                "let them connect again",
+                f"{set_variable(session, name, wanted)} -- sessions that are open keep the old "
+                "value: let them connect again",
             )
+    if known.get(_VALUES):
+        yield _not_set_up(
+            f"{_VALUES} is {known[_VALUES]!r}, it must be '': JSON values must be whole",
+            set_variable(session, _VALUES, ""),
+        )
     if known.get("server_id") == "0":
         yield _not_set_up(
             "server_id is 0: the server lets nobody read its binlog",
-            _set(session, "server_id", "1"),
+            set_variable(session, "server_id", "1"),
         )
     if known.get("gtid_mode") == "ON" and known.get("binlog_order_commits") == "OFF":
         yield _not_set_up(
             "binlog_order_commits is 'OFF': an initial scan could not say which transactions it"
             " shows",
-            _set(session, "binlog_order_commits", "ON"),
+            set_variable(session, "binlog_order_commits", "ON"),
         )
 
 
-def _set(session: Session, name: str, value: str) -> str:
+def set_variable(session: Session, name: str, value: str) -> str:
+    """The statement that gives a variable of the server a value, for good."""
     shown = value if value.isdigit() or value in ("ON", "OFF") else f"'{value}'"
     if session.is_mariadb:
         return f"SET GLOBAL {name} = {shown}; and the same in the server's configuration"
@@ -228,70 +233,3 @@ def _filters(session: Session) -> tuple[frozenset[str], frozenset[str]]:
         for name in ("Binlog_Do_DB", "Binlog_Ignore_DB")
     )
     return do, ignore
-
-
-# ------------------------------------------------------------------------- warnings
-
-
-def warnings(session: Session, database: str, watches: Sequence[Watch]) -> list[str]:
-    """What does not hinder a feed, but matters."""
-    return [*_server_warnings(session), *_cascades(session, database, watches)]
-
-
-def _server_warnings(session: Session) -> Iterator[str]:
-    known = session.variables(
-        "gtid_mode", "binlog_expire_logs_seconds", "expire_logs_days", "log_slave_updates",
-        "log_replica_updates", "read_only", "gtid_strict_mode",
-    )  # fmt: skip
-    if not session.is_mariadb and known.get("gtid_mode") != "ON":
-        yield (
-            "gtid_mode is not ON: the feed is bound to the binlog files of this server, and a "
-            "replica that is promoted in its place means a RESCAN"
-        )
-    if session.is_mariadb and known.get("gtid_strict_mode") != "ON":
-        yield (
-            "gtid_strict_mode is not ON: should two servers write to one domain, the numbers of "
-            "transactions may go back, and the feeds stop (CF2103); "
-            + _set(session, "gtid_strict_mode", "ON")
-        )
-    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
-    seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)
-    if 0 < seconds < SHORT_RETENTION:
-        yield (
-            f"the server removes binlogs after {seconds:.0f} s: if changefeed is down for longer, "
-            "the tables must be read again; "
-            + _set(session, "binlog_expire_logs_seconds", "604800")
-        )
-    updates = known.get("log_replica_updates", known.get("log_slave_updates"))
-    if updates == "OFF" and known.get("read_only") not in ("OFF", "0", None):
-        yield (
-            "the server is read-only and does not write the changes it replicates to its own "
-            "binlog (log_replica_updates): a feed would see none of them"
-        )
-
-
-def _cascades(session: Session, database: str, watches: Sequence[Watch]) -> Iterator[str]:
-    """InnoDB does what a foreign key says by itself: the binlog does not have it."""
-    for watch in watches:
-        if not (watch.schema or database):
-            continue
-        schema, name = describe.resolve(watch, database)
-        try:
-            # information_schema hides foreign keys of MariaDB from those who may only read.
-            rows = session.rows(f"SHOW CREATE TABLE {quoted(schema)}.{quoted(name)}")
-        except ChangefeedError as error:
-            if error.code in (Code.SOURCE_UNREACHABLE, Code.SOURCE_BUSY):
-                raise
-            continue  # It is missing, or may not be read: a problem that the checks name.
-        for line in str(rows[0][1]).splitlines():
-            found = _CASCADE.match(line)
-            if found is not None:
-                yield (
-                    f"foreign key {found[1]} of table {schema}.{name} changes rows by itself "
-                    "(CASCADE or SET NULL): the server does not write those changes to its binlog"
-                )
-
-
-_CASCADE = re.compile(
-    r"\s*CONSTRAINT [\"`](.+?)[\"`] FOREIGN KEY .* ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
-)

@@ -9,7 +9,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Handover, KeyRange, Memo, Source, TableInfo, Watch
-from changefeed.sources.mysql import address, checks, describe, log_place, ranges
+from changefeed.sources.mysql import address, advice, describe, log_place, ranges
 from changefeed.sources.mysql.attachment import MySQLAttachment
 from changefeed.sources.mysql.handover import handover
 from changefeed.sources.mysql.session import Sessions
@@ -93,7 +93,7 @@ class MySQLSource(Source):
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:
-            return checks.warnings(session, self.address.database, watches)
+            return advice.warnings(session, self.address.database, watches)
 
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
         """See :class:`changefeed.sources.base.Source`."""

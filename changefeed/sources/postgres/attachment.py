@@ -199,6 +199,7 @@ class PostgresAttachment(Attachment):
             if self._source.address.apart:
                 with self._readers.session("wait for the standby") as reader:
                     standby.await_replay(connection, reader)
+            checks.name_role(problems.values(), connection.info.user)
         return CaptureResult(
             problems=problems,
             altered={names[oid]: why for oid, why in change.altered.items() if oid in names},

@@ -31,6 +31,8 @@ from changefeed.sources.postgres.types import ReplicaIdentity
 
 #: Oldest server that works.
 OLDEST = 120_000
+#: Log that an idle slot may keep without a word, bytes.
+MUCH_LOG = 1 << 30
 #: First server that publishes a partitioned table as itself.
 PARTITIONED = 130_000
 
@@ -616,9 +618,15 @@ def _ordered(column: Column) -> sql.Composable:
 
 
 def warnings(
-    connection: Connection, watches: Sequence[Watch], reader: Connection | None = None
+    connection: Connection,
+    watches: Sequence[Watch],
+    reader: Connection | None = None,
+    much_log: int = MUCH_LOG,
 ) -> list[str]:
-    """What works but deserves a word. ``reader``: the standby that is read, if one is."""
+    """What works but deserves a word.
+
+    ``reader`` is the standby that is read, if one is. Idle slots may keep ``much_log`` bytes.
+    """
     notes: list[str] = []
     known = server.settings(
         reader or connection, ["max_slot_wal_keep_size", "idle_replication_slot_timeout"]
@@ -642,6 +650,7 @@ def warnings(
         )
     if reader is None:
         notes += _unsynchronised(connection)
+        notes += _held_back(connection, much_log)
     for watch, relation in zip(watches, introspect.look_up(connection, watches), strict=True):
         if relation is not None and _has_children(connection, relation):
             notes.append(
@@ -667,6 +676,24 @@ def _unsynchronised(connection: Connection) -> Iterator[str]:
             f"(CF2104). ALTER SYSTEM SET synchronized_standby_slots = '{names}'; lets nobody read "
             "what these standbys do not have."
         )
+
+
+def _held_back(connection: Connection, much_log: int) -> Iterator[str]:
+    """Slots that nobody reads from, and that keep much of the log on the server's disk."""
+    rows = connection.execute(
+        "SELECT slot_name::text, pg_catalog.pg_wal_lsn_diff("
+        "CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
+        " ELSE pg_catalog.pg_current_wal_lsn() END, restart_lsn)::int8"
+        " FROM pg_catalog.pg_replication_slots WHERE NOT active AND restart_lsn IS NOT NULL"
+        " ORDER BY 2 DESC"
+    )
+    for slot, held in rows:
+        if held > much_log:
+            yield (
+                f"replication slot {slot} is not in use and keeps {held / 2**30:.1f} GiB of WAL on "
+                f"the server's disk. SELECT pg_drop_replication_slot('{slot}'); frees it, if "
+                "nobody will read from it again."
+            )
 
 
 def _has_children(connection: Connection, relation: Relation) -> bool:

@@ -24,6 +24,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.connect import Connection, connect, is_quiet, translate
 from changefeed.sources.postgres.copyout import Block, copy_out
 from changefeed.sources.postgres.csv import parse_csv
+from changefeed.sources.postgres.introspect import quoted
 from changefeed.sources.postgres.values import text_column
 
 #: Number, type and modifier of each column.
@@ -185,7 +186,7 @@ def read_part(part: PostgresPart) -> Iterator[pa.RecordBatch]:
         connection.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
     except psycopg.Error as error:
         connection.close()
-        raise reading_failed(part.table, error) from error
+        raise reading_failed(part.table, error, connection.info.user) from error
     except BaseException:
         connection.close()
         raise
@@ -280,14 +281,14 @@ def snapshot_gone(error: psycopg.Error) -> ChangefeedError:
 _CHANGED_STATES = frozenset({"42P01", "42703"})
 
 
-def reading_failed(table: TableSchema, error: psycopg.Error) -> ChangefeedError:
-    """An error of the server while a table was planned or read."""
+def reading_failed(table: TableSchema, error: psycopg.Error, role: str) -> ChangefeedError:
+    """An error of the server while a table was planned or read by a role."""
     if error.sqlstate in _CHANGED_STATES:
         return table_changed(table, error.diag.message_primary or "it was altered")
     known = translate(error, f"read table {table.table}")
     if known.code is Code.SOURCE_PERMISSION_MISSING:
-        name = f"{table.table.schema}.{table.table.name}"
-        hint = f"GRANT SELECT ON {name} TO <role of the connection>;"
+        name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
+        hint = f"GRANT SELECT ON {name} TO {quoted(role)};"
         return ChangefeedError("CF2202", known.message, detail=known.detail, hint=hint)
     if known.code is Code.SOURCE_NOT_SET_UP:
         return ChangefeedError("CF2202", known.message, detail=known.detail)

@@ -215,7 +215,7 @@ class _HolderUse:
         finally:
             self._lock.release()
         if isinstance(error, psycopg.Error):
-            raise reading_failed(self._table, error) from error
+            raise reading_failed(self._table, error, self._holder.info.user) from error
 
 
 def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> tuple[str, str]:

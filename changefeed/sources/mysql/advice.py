@@ -1,0 +1,165 @@
+"""What does not hinder a feed of MySQL or MariaDB, but matters: sentences with the statement that
+changes it. Changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.sources.base import Watch
+from changefeed.sources.mysql import describe
+from changefeed.sources.mysql.checks import account, set_variable
+from changefeed.sources.mysql.describe import Table
+from changefeed.sources.mysql.session import Session, quoted
+
+#: A binlog that is kept for less than this is hardly a safety net: seconds.
+SHORT_RETENTION = 86_400
+
+_CASCADE = re.compile(
+    r"\s*CONSTRAINT [\"`](.+?)[\"`] FOREIGN KEY .* ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
+)
+#: A line of SHOW GRANTS: the rights, and the database they are for.
+_GRANT = re.compile(r"GRANT (?P<rights>.+?) ON (?P<database>\*|[`\"](?:[^`\"]|``)+[`\"])\.\* TO ")
+#: A line of SHOW GRANTS that gives roles, whose rights it does not show.
+_ROLES = re.compile(r"GRANT [`'\"][^ ]* TO ")
+_DATES = ("date", "datetime", "timestamp")
+
+
+def warnings(session: Session, database: str, watches: Sequence[Watch]) -> list[str]:
+    """All of it, of the server and of the tables that are there."""
+    named = [describe.resolve(watch, database) for watch in watches if watch.schema or database]
+    tables = describe.read_tables(session, named)
+    found = [tables[place] for place in dict.fromkeys(named) if place in tables]
+    return [
+        *_server(session),
+        *_locks(session, found),
+        *_keys(found),
+        *_zero_dates(session, found),
+        *_cascades(session, found),
+    ]
+
+
+def _server(session: Session) -> Iterator[str]:
+    known = session.variables(
+        "gtid_mode", "binlog_expire_logs_seconds", "expire_logs_days", "log_slave_updates",
+        "log_replica_updates", "read_only", "gtid_strict_mode",
+    )  # fmt: skip
+    if not session.is_mariadb and known.get("gtid_mode") != "ON":
+        yield (
+            "gtid_mode is not ON: the feed is bound to the binlog files of this server, and a "
+            "replica that is promoted in its place means a RESCAN"
+        )
+    if session.is_mariadb and known.get("gtid_strict_mode") != "ON":
+        yield (
+            "gtid_strict_mode is not ON: should two servers write to one domain, the numbers of "
+            "transactions may go back, and the feeds stop (CF2103); "
+            + set_variable(session, "gtid_strict_mode", "ON")
+        )
+    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
+    seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)
+    if 0 < seconds < SHORT_RETENTION:
+        yield (
+            f"the server removes binlogs after {seconds:.0f} s: if changefeed is down for longer, "
+            "the tables must be read again; "
+            + set_variable(session, "binlog_expire_logs_seconds", "604800")
+        )
+    updates = known.get("log_replica_updates", known.get("log_slave_updates"))
+    if updates == "OFF" and known.get("read_only") not in ("OFF", "0", None):
+        yield (
+            "the server is read-only and does not write the changes it replicates to its own "
+            "binlog (log_replica_updates): a feed would see none of them"
+        )
+
+
+# ------------------------------------------------------------------------- rights
+
+
+def _locks(session: Session, tables: Sequence[Table]) -> Iterator[str]:
+    """The right that an initial scan needs where it finds no quiet moment."""
+    grants = [str(row[0]) for row in session.rows("SHOW GRANTS")]
+    if any(_ROLES.match(grant) for grant in grants):
+        return  # What the roles may do is not shown: the scan finds out.
+    for database in dict.fromkeys(table.database for table in tables):
+        if not any(may_lock(grant, database) for grant in grants):
+            yield (
+                f"user {account(session)} may not lock tables of database {database}: an initial "
+                "scan that finds no quiet moment within a second fails (CF2004); GRANT LOCK TABLES "
+                f"ON `{database}`.* TO {account(session)};"
+            )
+
+
+def may_lock(grant: str, database: str) -> bool:
+    """Whether a line of SHOW GRANTS gives LOCK TABLES in a database.
+
+    >>> may_lock("GRANT SELECT, LOCK TABLES ON `shop`.* TO `feeds`@`%`", "shop")
+    True
+    >>> may_lock("GRANT ALL PRIVILEGES ON `shop\\\\_%`.* TO `feeds`@`%`", "shop_eu")
+    True
+    >>> may_lock("GRANT LOCK TABLES ON `other`.* TO `feeds`@`%`", "shop")
+    False
+    """
+    found = _GRANT.match(grant)
+    if found is None:
+        return False
+    rights = [right.strip().upper() for right in found["rights"].split(",")]
+    if not {"LOCK TABLES", "ALL PRIVILEGES"}.intersection(rights):
+        return False
+    if found["database"] == "*":
+        return True
+    letters = re.findall(r"\\.|.", found["database"][1:-1].replace("``", "`"))
+    wild = {"%": ".*", "_": "."}
+    pattern = "".join(wild.get(letter) or re.escape(letter[-1]) for letter in letters)
+    return re.fullmatch(pattern, database) is not None
+
+
+# ------------------------------------------------------------------------- tables
+
+
+def _keys(tables: Sequence[Table]) -> Iterator[str]:
+    for table in tables:
+        if not table.key and describe.refusal(table, Watch(table.name)) is None:
+            yield (
+                f"table {table.full_name} has no primary key and no unique index over columns that "
+                "are NOT NULL: all its columns are its key, and equal rows are one row to sinks "
+                "with tables of their own; ALTER TABLE "
+                f"`{table.database}`.`{table.name}` ADD PRIMARY KEY (..);"
+            )
+
+
+def _zero_dates(session: Session, tables: Sequence[Table]) -> Iterator[str]:
+    """Dates that are no dates, where the server lets them in."""
+    mode = set(str(session.value("SELECT @@global.sql_mode") or "").split(","))
+    if {"NO_ZERO_DATE", "NO_ZERO_IN_DATE"} <= mode and mode & _STRICT:
+        return
+    for table in tables:
+        dates = [c.name for c in table.columns if c.column_type.lower().split("(")[0] in _DATES]
+        if dates:
+            yield (
+                f"the server lets dates like 0000-00-00 into table {table.full_name} "
+                f"({', '.join(dates[:10])}): they are sent as NULL. sql_mode with "
+                "STRICT_TRANS_TABLES, NO_ZERO_DATE and NO_ZERO_IN_DATE refuses them"
+            )
+
+
+_STRICT = {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES", "TRADITIONAL"}
+
+
+def _cascades(session: Session, tables: Sequence[Table]) -> Iterator[str]:
+    """InnoDB does what a foreign key says by itself: the binlog does not have it."""
+    for table in tables:
+        name = f"{quoted(table.database)}.{quoted(table.name)}"
+        try:
+            # information_schema hides foreign keys of MariaDB from those who may only read.
+            rows = session.rows(f"SHOW CREATE TABLE {name}")
+        except ChangefeedError as error:
+            if error.code in (Code.SOURCE_UNREACHABLE, Code.SOURCE_BUSY):
+                raise
+            continue  # It may not be read: a problem that the checks name.
+        for line in str(rows[0][1]).splitlines():
+            found = _CASCADE.match(line)
+            if found is not None:
+                yield (
+                    f"foreign key {found[1]} of table {table.full_name} changes rows by itself "
+                    "(CASCADE or SET NULL): the server does not write those changes to its binlog"
+                )
