@@ -27,6 +27,7 @@ from changefeed.options.options import (
     to_span,
 )
 from changefeed.options.relations import RELATIONS
+from changefeed.options.row import OPTIONS, OptionRow, option, own_option
 from changefeed.options.sink_config import KafkaSinkConfig
 from changefeed.options.table import (
     AVRO_SCHEMA_PREFIX,
@@ -65,7 +66,6 @@ from changefeed.options.table import (
     ON_DROP,
     ON_ERROR,
     OPTIMIZE,
-    OPTIONS,
     PARTITION_BY,
     REDACTED,
     RESOLVED,
@@ -80,6 +80,10 @@ from changefeed.options.table import (
     UNORDERED,
     UNSENT_VALUES,
     UPDATED,
+    redact_option,
+)
+from changefeed.options.types import parse_size
+from changefeed.options.values import (
     Compression,
     ExistingTarget,
     Feature,
@@ -88,14 +92,9 @@ from changefeed.options.table import (
     InitialScan,
     OnDrop,
     OnError,
-    OptionRow,
     SchemaChangeEvents,
     SchemaChangePolicy,
-    option,
-    own_option,
-    redact_option,
 )
-from changefeed.options.types import parse_size
 
 __all__ = [
     "DebeziumOffset",

@@ -12,7 +12,7 @@ from typing import Any
 from changefeed.options.meanings import MEANINGS
 from changefeed.options.options import SinkAbilities, Takers, rows_of
 from changefeed.options.relations import RELATIONS, Relation
-from changefeed.options.table import OPTIONS, OptionRow
+from changefeed.options.row import OPTIONS, OptionRow
 from changefeed.options.types import Takes
 
 __all__ = ["MEANINGS", "OptionHelp", "listing", "markdown"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.secret_names import is_secret
-from changefeed.options.table import OPTIONS
+from changefeed.options.row import OPTIONS
 from grammar.split import Kind, lexemes
 
 #: Words and signs outside of quotes. A word holds whatever is not a separator.

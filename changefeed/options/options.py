@@ -15,6 +15,7 @@ from changefeed.core.formats import TRAITS
 from changefeed.core.shapes import Deletes, Envelope, Format
 from changefeed.options.masking import mask_statement
 from changefeed.options.relations import RELATIONS
+from changefeed.options.row import OPTIONS, OptionRow
 from changefeed.options.table import (
     COMPRESSION,
     CURSOR,
@@ -30,19 +31,14 @@ from changefeed.options.table import (
     KEY_IN_VALUE,
     MIN_CHECKPOINT_FREQUENCY,
     NO_INITIAL_SCAN,
-    OPTIONS,
     RESOLVED,
     SCHEMA_CHANGE_EVENTS,
     SCHEMA_CHANGE_POLICY,
     TOPIC_IN_VALUE,
-    Feature,
-    Guarantee,
-    InitialScan,
-    OptionRow,
-    SchemaChangePolicy,
     redact_option,
 )
 from changefeed.options.types import OptionType, Takes
+from changefeed.options.values import Feature, Guarantee, InitialScan, SchemaChangePolicy
 from grammar import nodes
 from grammar.spelling import did_you_mean
 

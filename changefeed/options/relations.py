@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from changefeed.core.formats import TRAITS, formats_with
 from changefeed.core.shapes import Deletes, Envelope, Unsent
+from changefeed.options.row import OptionRow
 from changefeed.options.table import (
     AVRO_SCHEMA_PREFIX,
     CONFLUENT_SCHEMA_REGISTRY,
@@ -33,11 +34,9 @@ from changefeed.options.table import (
     UNORDERED,
     UNSENT_VALUES,
     UPDATED,
-    Guarantee,
-    InitialScan,
-    OptionRow,
 )
 from changefeed.options.types import Choice, Flag
+from changefeed.options.values import Guarantee, InitialScan
 
 
 class GivenOptions(Protocol):

@@ -1,15 +1,8 @@
-"""The table of changefeed options: one row each, and what is read from a row alone.
-
-From a row come parsing and type, the error and its suggestion, help, completion, the docs page,
-redaction, what ALTER may change and what SHOW CREATE prints. Adding an option is adding a row.
-"""
+"""The table of changefeed options, one row each. Adding an option is adding a row (:mod:`.row`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Generic, TypeVar, cast
+from typing import cast
 
 from changefeed.core import uri
 from changefeed.core.clock import Timestamp
@@ -18,6 +11,7 @@ from changefeed.core.secret_names import is_secret
 from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
 from changefeed.options import sink_config
 from changefeed.options.cursor import Cursor, DebeziumOffset
+from changefeed.options.row import OPTIONS, option
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
 from changefeed.options.types import (
     FOREVER,
@@ -26,207 +20,22 @@ from changefeed.options.types import (
     Flag,
     Json,
     Moment,
-    OptionType,
     Size,
     Some,
-    Takes,
     Text,
 )
-
-T = TypeVar("T")
-
-
-class InitialScan(StrEnum):
-    """What happens to the rows that are already there."""
-
-    YES = "yes"
-    NO = "no"
-    ONLY = "only"
-
-
-class SchemaChangeEvents(StrEnum):
-    """What counts as a schema change."""
-
-    DEFAULT = "default"
-    COLUMN_CHANGES = "column_changes"
-
-
-class SchemaChangePolicy(StrEnum):
-    """What a schema change does."""
-
-    BACKFILL = "backfill"
-    NOBACKFILL = "nobackfill"
-    STOP = "stop"
-    IGNORE = "ignore"
-
-
-class OnError(StrEnum):
-    """What happens when retries are exhausted."""
-
-    PAUSE = "pause"
-    FAIL = "fail"
-
-
-class Guarantee(StrEnum):
-    """How often a change may reach the target."""
-
-    AT_LEAST_ONCE = "at_least_once"
-    EXACTLY_ONCE = "exactly_once"
-
-
-class History(StrEnum):
-    """What a merged table keeps of the past."""
-
-    OFF = "off"
-    SCD2 = "scd2"
-    APPEND = "append"
-
-
-class ExistingTarget(StrEnum):
-    """What happens to a target that has rows and was not made by the feed."""
-
-    REFUSE = "refuse"
-    MERGE = "merge"
-    REPLACE = "replace"
-
-
-class OnDrop(StrEnum):
-    """What happens to a target table whose source table was dropped."""
-
-    KEEP = "keep"
-    DROP = "drop"
-
-
-class Feature(StrEnum):
-    """What a sink may have that an option is about; the value says it in words.
-
-    A sink declares its features (``sinks.base.Capabilities``), and with them takes the options.
-    """
-
-    SCHEMA_REGISTRY = "a schema registry"
-    MESSAGE_HEADERS = "headers of messages"
-    TRANSACTIONS = "messages of transactions"
-    EXTRA_HEADERS = "headers that all messages or requests get"
-    KAFKA_PRODUCER = "a Kafka producer"
-    WEBHOOK_REQUESTS = "requests to a webhook"
-    MERGED_TABLES = "tables that are kept equal by merging"
-    HISTORY = "tables that can keep the past"
-    EXISTING_TARGETS = "targets that somebody else may have made"
-    FILE_LAYOUT = "tables of partitioned files"
-    FILE_UPKEEP = "tables of files that have to be kept up"
-
-
-class Compression(StrEnum):
-    """How files or batches are compressed."""
-
-    NONE = "none"
-    GZIP = "gzip"
-    ZSTD = "zstd"
-    SNAPPY = "snappy"
-    LZ4 = "lz4"
-
-
-@dataclass(frozen=True, eq=False)
-class OptionRow(Generic[T]):
-    """One option.
-
-    Attributes:
-        name: as it is written.
-        type: reads its value.
-        default: the typed value when it is not given.
-        group: heading in help and docs.
-        summary: what it does, one sentence.
-        example: as it stands in a WITH list.
-        shown_default: the default in words; empty for a flag.
-        feature: sinks that have it take the option; None is every sink.
-        alterable: ALTER CHANGEFEED may SET and UNSET it.
-        secret: its value is never shown.
-        since: the version that brought it.
-    """
-
-    name: str
-    type: OptionType[T]
-    default: T
-    group: str
-    summary: str
-    example: str
-    shown_default: str
-    feature: Feature | None
-    alterable: bool
-    secret: bool
-    since: str
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The values worth completing."""
-        return self.type.values
-
-    @property
-    def takes_value(self) -> bool:
-        """A value may follow."""
-        return self.type.takes is not Takes.NOTHING
-
-    def fits(self, features: Collection[Feature]) -> bool:
-        """A sink with these features takes the option."""
-        return self.feature is None or self.feature in features
-
-
-#: Every option by name, in the order of help and docs.
-OPTIONS: dict[str, OptionRow[Any]] = {}
-
-#: The heading of options that a sink brings.
-OWN_GROUP = "Of the sink"
-
-
-def option(
-    name: str,
-    type: OptionType[T],
-    default: T,
-    *,
-    group: str,
-    summary: str,
-    example: str,
-    shown: str = "",
-    feature: Feature | None = None,
-    alterable: bool = True,
-    secret: bool = False,
-    since: str = "0.1",
-) -> OptionRow[T]:
-    """Add a row to the table."""
-    if name in OPTIONS:
-        raise ValueError(f"option {name} is defined twice")
-    row = OptionRow(
-        name, type, default, group, summary, example, shown, feature, alterable, secret, since
-    )
-    OPTIONS[name] = row
-    return row
-
-
-def own_option(
-    name: str,
-    type: OptionType[T],
-    default: T,
-    *,
-    summary: str,
-    example: str,
-    shown: str = "",
-    alterable: bool = True,
-    secret: bool = False,
-) -> OptionRow[T]:
-    """A row that one sink brings (``Capabilities.options``); it is not in the table.
-
-    Raises:
-        ValueError: there is an option of that name, or ``secret`` and the name say different
-            things: listings hide values by name where the sink is not looked at.
-    """
-    if name in OPTIONS:
-        raise ValueError(f"option {name} is every sink's")
-    if secret != is_secret(name):
-        raise ValueError(f"option {name}: its name does not say what secret={secret} says")
-    return OptionRow(
-        name, type, default, OWN_GROUP, summary, example, shown, None, alterable, secret, ""
-    )
-
+from changefeed.options.values import (
+    Compression,
+    ExistingTarget,
+    Feature,
+    Guarantee,
+    History,
+    InitialScan,
+    OnDrop,
+    OnError,
+    SchemaChangeEvents,
+    SchemaChangePolicy,
+)
 
 # ------------------------------------------------------------------------------- message
 

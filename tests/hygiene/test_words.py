@@ -59,7 +59,7 @@ def test_a_term_stands_once() -> None:
 
 @pytest.mark.parametrize(("term", "where"), rows())
 def test_what_carries_a_term_is_there(term: str, where: str) -> None:
-    from changefeed.options.table import OPTIONS
+    from changefeed.options.row import OPTIONS
 
     if "." not in where:
         assert where in OPTIONS

@@ -1,0 +1,122 @@
+"""What an option is: one row of the table (:mod:`.table`), or of a sink that brings it.
+
+From a row come parsing and type, the error and its suggestion, help, completion, the docs page,
+redaction, what ALTER may change and what SHOW CREATE prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from changefeed.core.secret_names import is_secret
+from changefeed.options.types import (
+    OptionType,
+    Takes,
+)
+from changefeed.options.values import Feature
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class OptionRow(Generic[T]):
+    """One option.
+
+    Attributes:
+        name: as it is written.
+        type: reads its value.
+        default: the typed value when it is not given.
+        group: heading in help and docs.
+        summary: what it does, one sentence.
+        example: as it stands in a WITH list.
+        shown_default: the default in words; empty for a flag.
+        feature: sinks that have it take the option; None is every sink.
+        alterable: ALTER CHANGEFEED may SET and UNSET it.
+        secret: its value is never shown.
+        since: the version that brought it.
+    """
+
+    name: str
+    type: OptionType[T]
+    default: T
+    group: str
+    summary: str
+    example: str
+    shown_default: str
+    feature: Feature | None
+    alterable: bool
+    secret: bool
+    since: str
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values worth completing."""
+        return self.type.values
+
+    @property
+    def takes_value(self) -> bool:
+        """A value may follow."""
+        return self.type.takes is not Takes.NOTHING
+
+    def fits(self, features: Collection[Feature]) -> bool:
+        """A sink with these features takes the option."""
+        return self.feature is None or self.feature in features
+
+
+#: Every option by name, in the order of help and docs.
+OPTIONS: dict[str, OptionRow[Any]] = {}
+
+#: The heading of options that a sink brings.
+OWN_GROUP = "Of the sink"
+
+
+def option(
+    name: str,
+    type: OptionType[T],
+    default: T,
+    *,
+    group: str,
+    summary: str,
+    example: str,
+    shown: str = "",
+    feature: Feature | None = None,
+    alterable: bool = True,
+    secret: bool = False,
+    since: str = "0.1",
+) -> OptionRow[T]:
+    """Add a row to the table."""
+    if name in OPTIONS:
+        raise ValueError(f"option {name} is defined twice")
+    row = OptionRow(
+        name, type, default, group, summary, example, shown, feature, alterable, secret, since
+    )
+    OPTIONS[name] = row
+    return row
+
+
+def own_option(
+    name: str,
+    type: OptionType[T],
+    default: T,
+    *,
+    summary: str,
+    example: str,
+    shown: str = "",
+    alterable: bool = True,
+    secret: bool = False,
+) -> OptionRow[T]:
+    """A row that one sink brings (``Capabilities.options``); it is not in the table.
+
+    Raises:
+        ValueError: there is an option of that name, or ``secret`` and the name say different
+            things: listings hide values by name where the sink is not looked at.
+    """
+    if name in OPTIONS:
+        raise ValueError(f"option {name} is every sink's")
+    if secret != is_secret(name):
+        raise ValueError(f"option {name}: its name does not say what secret={secret} says")
+    return OptionRow(
+        name, type, default, OWN_GROUP, summary, example, shown, None, alterable, secret, ""
+    )

@@ -1,0 +1,95 @@
+"""The values of options that are one of several words, and the features of sinks."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class InitialScan(StrEnum):
+    """What happens to the rows that are already there."""
+
+    YES = "yes"
+    NO = "no"
+    ONLY = "only"
+
+
+class SchemaChangeEvents(StrEnum):
+    """What counts as a schema change."""
+
+    DEFAULT = "default"
+    COLUMN_CHANGES = "column_changes"
+
+
+class SchemaChangePolicy(StrEnum):
+    """What a schema change does."""
+
+    BACKFILL = "backfill"
+    NOBACKFILL = "nobackfill"
+    STOP = "stop"
+    IGNORE = "ignore"
+
+
+class OnError(StrEnum):
+    """What happens when retries are exhausted."""
+
+    PAUSE = "pause"
+    FAIL = "fail"
+
+
+class Guarantee(StrEnum):
+    """How often a change may reach the target."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class History(StrEnum):
+    """What a merged table keeps of the past."""
+
+    OFF = "off"
+    SCD2 = "scd2"
+    APPEND = "append"
+
+
+class ExistingTarget(StrEnum):
+    """What happens to a target that has rows and was not made by the feed."""
+
+    REFUSE = "refuse"
+    MERGE = "merge"
+    REPLACE = "replace"
+
+
+class OnDrop(StrEnum):
+    """What happens to a target table whose source table was dropped."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class Feature(StrEnum):
+    """What a sink may have that an option is about; the value says it in words.
+
+    A sink declares its features (``sinks.base.Capabilities``), and with them takes the options.
+    """
+
+    SCHEMA_REGISTRY = "a schema registry"
+    MESSAGE_HEADERS = "headers of messages"
+    TRANSACTIONS = "messages of transactions"
+    EXTRA_HEADERS = "headers that all messages or requests get"
+    KAFKA_PRODUCER = "a Kafka producer"
+    WEBHOOK_REQUESTS = "requests to a webhook"
+    MERGED_TABLES = "tables that are kept equal by merging"
+    HISTORY = "tables that can keep the past"
+    EXISTING_TARGETS = "targets that somebody else may have made"
+    FILE_LAYOUT = "tables of partitioned files"
+    FILE_UPKEEP = "tables of files that have to be kept up"
+
+
+class Compression(StrEnum):
+    """How files or batches are compressed."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
