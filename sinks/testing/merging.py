@@ -18,21 +18,20 @@ an underscore; all others must be the source's, with its values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
-from changefeed.core.schema import TableSchema
 from sinks.base import SinkContext
 from sinks.testing.comparing import COMPARING_CASES
 from sinks.testing.conformance import LARGE_TEXT
+from sinks.testing.keeping_history import HISTORY_CASES
 from sinks.testing.merge_harness import MergeHarness
+from sinks.testing.merge_steps import check, feed_of, keyed, keyless, visible
 from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
     Change,
-    Row,
-    RowFeed,
     Source,
     column_of,
     delete,
@@ -65,47 +64,12 @@ def run_merge_case(case: MergeCase, harness: MergeHarness) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------- what cases use
-
-
-def _keyed(name: str = "t") -> TableSchema:
-    return table_of(name, key=("a",), a="int32", b="text")
-
-
-def _keyless(name: str = "t") -> TableSchema:
-    return table_of(name, a="int32", b="text")
-
-
-def feed_of(
-    harness: MergeHarness, source: Source, options: Mapping[str, object] | None = None
-) -> RowFeed:
-    """Delivers ``source`` to sinks of the harness."""
-    return RowFeed(
-        source,
-        harness.topic,
-        options=options,
-        write_scan=harness.write_scan,
-        context=harness.context,
-    )
-
-
-def visible(rows: Sequence[Mapping[str, object]]) -> list[Row]:
-    """Rows without the columns a sink adds, in an order of their own."""
-    return ordered({n: v for n, v in row.items() if not n.startswith("_")} for row in rows)
-
-
-def _check(harness: MergeHarness, source: Source, *tables: str) -> None:
-    for table in tables or tuple(source.schemas):
-        found, truth = visible(harness.rows(harness.topic(table))), source.rows(table)
-        assert found == truth, f"{table} is {found}, the source has {truth}"
-
-
 # ------------------------------------------------------------------------------- plain merges
 
 
 def merges(harness: MergeHarness) -> None:
     """Inserts, updates and deletes over many rounds, several of a key in one round."""
-    source = Source(_keyed())
+    source = Source(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for step in range(1, 7):
@@ -113,13 +77,13 @@ def merges(harness: MergeHarness) -> None:
         source.commit(update("t", {"a": step * 10}, b=f"changed {step}"))
         source.commit(update("t", {"a": step * 10}, b=None), delete("t", a=step * 10 + 1))
         feed.deliver(sink)
-        _check(harness, source)
+        check(harness, source)
     sink.close()
 
 
 def merges_changed_keys(harness: MergeHarness) -> None:
     """A key that changes, again and again (0 to 1 to 2), in one transaction and over several."""
-    source = Source(_keyed())
+    source = Source(keyed())
     source.commit(insert("t", a=0, b="alice"), insert("t", a=7, b="other"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -127,17 +91,17 @@ def merges_changed_keys(harness: MergeHarness) -> None:
     source.commit(update("t", {"a": 0}, a=1))
     source.commit(update("t", {"a": 1}, a=2))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     source.commit(update("t", {"a": 2}, a=3), update("t", {"a": 3}, a=0, b="moved"))
     source.commit(update("t", {"a": 7}, a=2))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def merges_swapped_keys(harness: MergeHarness) -> None:
     """Two rows change keys with each other in one transaction."""
-    source = Source(_keyed())
+    source = Source(keyed())
     source.commit(insert("t", a=1, b="one"), insert("t", a=2, b="two"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -145,32 +109,32 @@ def merges_swapped_keys(harness: MergeHarness) -> None:
     swap = (update("t", {"b": "one"}, a=3), update("t", {"b": "two"}, a=1))
     source.commit(*swap, update("t", {"b": "one"}, a=2))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     feed.deliver(sink, 0)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def merges_reused_keys(harness: MergeHarness) -> None:
     """A row is deleted and its key inserted again: in one transaction, one round, over rounds."""
-    source = Source(_keyed())
+    source = Source(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="first"), insert("t", a=2, b="kept"))
     feed.deliver(sink)
     source.commit(delete("t", a=1), insert("t", a=1, b="second"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     source.commit(delete("t", a=1))
     source.commit(insert("t", a=1, b="third"))
     source.commit(insert("t", a=3, b="brief"), delete("t", a=3))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     source.commit(delete("t", a=1))
     feed.deliver(sink)
     source.commit(insert("t", a=1, b="fourth"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
@@ -184,27 +148,27 @@ def merges_wide_keys(harness: MergeHarness) -> None:
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def merges_awkward_text(harness: MergeHarness) -> None:
     """NULL is not the empty text; quotes, separators, line breaks and emoji come through."""
-    source = Source(_keyed())
+    source = Source(keyed())
     texts = [None, "", '"', "'", "\\", "a,b", "line\nbreak", "\ttab", "\U0001f600 ☃", "NULL", "\\N"]
     source.commit(*(insert("t", a=i, b=text) for i, text in enumerate(texts)))
     source.commit(insert("t", a=99, b="x" * 100_000))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def merges_large_values(harness: MergeHarness) -> None:
     """A value of five megabytes arrives whole, or stops its table and names the column; never a
     part of it."""
-    source = Source(_keyed())
+    source = Source(keyed())
     source.commit(insert("t", a=1, b="small"), insert("t", a=2, b=LARGE_TEXT))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -217,25 +181,25 @@ def merges_large_values(harness: MergeHarness) -> None:
         assert LARGE_TEXT[:100] not in shown, "an error shows no value"
         assert [row for row in visible(harness.rows(harness.topic("t"))) if row["a"] == 2] == []
     else:
-        _check(harness, source)
+        check(harness, source)
     sink.close()
 
 
 def merges_several_tables(harness: MergeHarness) -> None:
     """Tables of one round do not mix."""
-    source = Source(_keyed("t"), _keyed("u"), _keyless("v"))
+    source = Source(keyed("t"), keyed("u"), keyless("v"))
     source.commit(insert("t", a=1, b="t"), insert("u", a=1, b="u"), insert("v", a=1, b="v"))
     source.commit(update("t", {"a": 1}, b="t2"), delete("u", a=1), insert("v", a=1, b="v"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def commits_nothing(harness: MergeHarness) -> None:
     """A round without rows is legal, and a resolved timestamp may follow it."""
-    source = Source(_keyed())
+    source = Source(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
@@ -243,7 +207,7 @@ def commits_nothing(harness: MergeHarness) -> None:
     source.commit(insert("t", a=1, b="x"))
     feed.deliver(sink)
     sink.resolved(Resolved(source.now()), b"")
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
@@ -252,7 +216,7 @@ def commits_nothing(harness: MergeHarness) -> None:
 
 def replays_a_round(harness: MergeHarness) -> None:
     """Every round comes twice, the second time from another run: nothing changes."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     rounds: list[tuple[Change, ...]] = [
         (insert("t", a=0, b="alice"), insert("v", a=1, b="x"), insert("v", a=1, b="x")),
@@ -268,13 +232,13 @@ def replays_a_round(harness: MergeHarness) -> None:
         for _ in range(2):
             sink = feed.open(harness.sink())
             feed.deliver(sink, start)
-            _check(harness, source)
+            check(harness, source)
             sink.close()
 
 
 def replays_old_rounds(harness: MergeHarness) -> None:
     """The whole log comes again after everything was applied, in one piece and in small ones."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for step in range(4):
@@ -282,20 +246,20 @@ def replays_old_rounds(harness: MergeHarness) -> None:
         source.commit(update("t", {"a": step}, b="y"))
     source.commit(delete("t", a=1), delete("v", a=7), update("t", {"a": 3}, a=9))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     feed.deliver(sink, 0)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
     again = feed.open(harness.sink())
     for start in range(0, len(source.log), 5):
         feed.deliver(again, start, min(start + 5, len(source.log)))
-    _check(harness, source)
+    check(harness, source)
     again.close()
 
 
 def never_resurrects(harness: MergeHarness) -> None:
     """The insert of a row that was deleted since comes again: it stays deleted."""
-    source = Source(_keyed())
+    source = Source(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
@@ -304,17 +268,17 @@ def never_resurrects(harness: MergeHarness) -> None:
     source.commit(delete("t", a=1))
     feed.deliver(sink)
     feed.deliver(sink, 0, first)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
     again = feed.open(harness.sink())
     feed.deliver(again, 0, first)
-    _check(harness, source)
+    check(harness, source)
     again.close()
 
 
 def survives_crash_before_commit(harness: MergeHarness) -> None:
     """A run dies between write and commit; the next one begins the round again, longer."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
     feed = feed_of(harness, source)
     first = feed.open(harness.sink())
@@ -323,13 +287,13 @@ def survives_crash_before_commit(harness: MergeHarness) -> None:
     source.commit(update("t", {"a": 1}, b="y"), insert("v", a=1, b="x"))
     second = feed.open(harness.sink())
     feed.deliver(second, 0)
-    _check(harness, source)
+    check(harness, source)
     second.close()
 
 
 def aborts(harness: MergeHarness) -> None:
     """After ``abort`` the round comes again, longer, to the same sink object."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -337,13 +301,13 @@ def aborts(harness: MergeHarness) -> None:
     sink.abort(epoch, receipts)
     source.commit(update("t", {"a": 1}, b="y"), insert("v", a=1, b="x"))
     feed.deliver(sink, 0)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def opens_again(harness: MergeHarness) -> None:
     """``open`` is idempotent, and takes tables that joined later."""
-    source = Source(_keyed(), _keyed("u"))
+    source = Source(keyed(), keyed("u"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.open(sink)
@@ -352,13 +316,13 @@ def opens_again(harness: MergeHarness) -> None:
     feed.open(sink)
     source.commit(insert("u", a=1, b="u"), update("t", {"a": 1}, b="y"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def checks(harness: MergeHarness) -> None:
     """A look at the target finds nothing wrong and makes nothing; a feed can follow it."""
-    source = Source(_keyed())
+    source = Source(keyed())
     for _ in range(2):
         looking = harness.sink()
         assert looking.check(SinkContext("validate", 0, ())) == []
@@ -369,7 +333,7 @@ def checks(harness: MergeHarness) -> None:
         sink = feed.open(harness.sink())
         feed.deliver(sink)
         sink.close()
-        _check(harness, source)
+        check(harness, source)
 
 
 # ------------------------------------------------------------------------------- truncation
@@ -377,21 +341,21 @@ def checks(harness: MergeHarness) -> None:
 
 def truncates(harness: MergeHarness) -> None:
     """A TRUNCATE between transactions and inside one; replayed, it removes nothing newer."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="x"), insert("v", a=1, b="x"))
     source.commit(truncate("t"), truncate("v"))
     source.commit(insert("t", a=1, b="y"), insert("v", a=1, b="x"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     source.commit(
         update("t", {"a": 1}, b="gone"), truncate("t"), insert("t", a=5, b="after"), truncate("v")
     )
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     feed.deliver(sink, 0)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
@@ -400,7 +364,7 @@ def truncates(harness: MergeHarness) -> None:
 
 def scans(harness: MergeHarness) -> None:
     """A scan, then changes; ``end_scan`` may come twice, and takes nothing that is there."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(5)])
     source.load("v", [{"a": i // 2, "b": None} for i in range(5)])
     feed = feed_of(harness, source)
@@ -409,17 +373,17 @@ def scans(harness: MergeHarness) -> None:
         feed.open(sink)
         at = feed.scan(sink, table)
         sink.end_scan(feed.targets[table], source.schemas[table], at)
-    _check(harness, source)
+    check(harness, source)
     source.commit(update("t", {"a": 0}, b="new"), delete("t", a=1), insert("v", a=0, b=None))
     source.commit(delete("v", a=1), insert("t", a=9, b="new"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
 def scans_anew(harness: MergeHarness) -> None:
     """A scan breaks off. The changes since come, then a whole scan: rows that are gone go."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(6)])
     source.load("v", [{"a": 1, "b": "x"} for _ in range(3)] + [{"a": 2, "b": "y"}])
     feed = feed_of(harness, source)
@@ -434,16 +398,16 @@ def scans_anew(harness: MergeHarness) -> None:
     for table in ("t", "v"):
         feed.open(second)
         feed.scan(second, table)
-    _check(harness, source)
+    check(harness, source)
     source.commit(delete("v", a=1), update("t", {"a": 2}, b="last"))
     feed.deliver(second)
-    _check(harness, source)
+    check(harness, source)
     second.close()
 
 
 def scans_over_leftovers(harness: MergeHarness) -> None:
     """The target has rows of earlier, deleted at the source while nobody watched."""
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="gone"), insert("v", a=1, b="gone"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -453,7 +417,7 @@ def scans_over_leftovers(harness: MergeHarness) -> None:
     for table in ("t", "v"):
         feed.open(sink)
         feed.scan(sink, table)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
@@ -462,20 +426,20 @@ def scans_over_leftovers(harness: MergeHarness) -> None:
 
 def counts_duplicates(harness: MergeHarness) -> None:
     """A table without a key: as many copies of each row as the source has."""
-    source = Source(_keyless())
+    source = Source(keyless())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(*(insert("t", a=1, b="x") for _ in range(4)), insert("t", a=None, b=None))
     source.commit(insert("t", a=None, b=None), insert("t", a=2, b=None))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     source.commit(delete("t", a=1), delete("t", a=None), update("t", {"a": 1}, b="y"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     source.commit(insert("t", a=3, b="brief"), delete("t", a=3))
     source.commit(delete("t", b="x"), delete("t", b="x"), insert("t", a=1, b="y"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
@@ -491,7 +455,7 @@ def keeps_unsent_values(harness: MergeHarness) -> None:
     source.commit(update("t", {"a": 2}, c="new"))
     source.commit(update("t", {"a": 2}, ["c"], b="z"))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
 
 
@@ -533,7 +497,7 @@ def forgets_values_of_reused_keys(harness: MergeHarness) -> None:
 
 def evolves(harness: MergeHarness) -> None:
     """Columns are added, renamed, widened and dropped in order with the rows; and all again."""
-    source = Source(_keyed())
+    source = Source(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -544,16 +508,16 @@ def evolves(harness: MergeHarness) -> None:
     source.commit(insert("t", a=2, b="y", c=5))
     source.commit(update("t", {"a": 1}, c=6))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     wide = replace(c, logical="int64", physical="int64", type_name="bigint")
     source.alter("t", replace(old, columns=(a, replace(b, name="label"), wide)))
     source.commit(insert("t", a=3, label="z", c=5_000_000_000))
     feed.deliver(sink)
-    _check(harness, source)
+    check(harness, source)
     sink.close()
     again = feed.open(harness.sink())
     feed.deliver(again, 0)
-    _check(harness, source)
+    check(harness, source)
     again.close()
 
 
@@ -580,7 +544,7 @@ def keeps_dropped_columns(harness: MergeHarness) -> None:
 
 def refuses_other_shapes(harness: MergeHarness) -> None:
     """A change of shape it cannot follow stops the table, with the reason; the rows stay."""
-    source = Source(_keyed())
+    source = Source(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -602,7 +566,7 @@ def refuses_other_shapes(harness: MergeHarness) -> None:
 def leaves_dropped_tables(harness: MergeHarness) -> None:
     """A table dropped at the source stays, and goes with ``on_drop = 'drop'``."""
     for options, left in (({}, 1), ({"on_drop": "drop"}, 0)):
-        source = Source(_keyed())
+        source = Source(keyed())
         feed = feed_of(harness, source, options)
         source.commit(insert("t", a=1, b="x"))
         sink = feed.open(harness.sink(options))
@@ -613,281 +577,10 @@ def leaves_dropped_tables(harness: MergeHarness) -> None:
         sink.close()
 
 
-# ------------------------------------------------------------------------------- history
-
-
-def deletes_softly(harness: MergeHarness) -> None:
-    """``deletes = 'soft'``: a deleted row stays, marked; it can come back."""
-    options = {"deletes": "soft"}
-    source = Source(_keyed())
-    feed = feed_of(harness, source, options)
-    sink = feed.open(harness.sink(options))
-    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"), insert("t", a=3, b="z"))
-    feed.deliver(sink)
-    source.commit(delete("t", a=1), delete("t", a=2))
-    feed.deliver(sink)
-    source.commit(insert("t", a=2, b="back"))
-    feed.deliver(sink)
-    feed.deliver(sink, 0)
-    found = {(row["a"], row["b"]): row["_deleted"] for row in harness.rows(harness.topic("t"))}
-    assert found == {(1, "x"): True, (2, "back"): False, (3, "z"): False}
-    sink.close()
-
-
-def keeps_versions(harness: MergeHarness) -> None:
-    """``history = 'scd2'``: every version with its time; the current ones are the source's."""
-    options = {"history": "scd2"}
-    source = Source(_keyed())
-    source.load("t", [{"a": 1, "b": "scanned"}, {"a": 2, "b": "scanned"}])
-    feed = feed_of(harness, source, options)
-    sink = feed.open(harness.sink(options))
-    feed.scan(sink, "t")
-    source.commit(update("t", {"a": 1}, b="second"))
-    source.commit(update("t", {"a": 1}, b="third"), insert("t", a=3, b="new"))
-    feed.deliver(sink)
-    source.commit(delete("t", a=2), update("t", {"a": 3}, a=4))
-    feed.deliver(sink)
-    feed.deliver(sink, 0)
-    rows = harness.rows(harness.topic("t"))
-    assert visible([row for row in rows if row["_is_current"]]) == source.rows("t")
-    assert sorted((row["a"], row["b"]) for row in rows) == [
-        (1, "scanned"), (1, "second"), (1, "third"), (2, "scanned"), (3, "new"), (4, "new"),
-    ]  # fmt: skip
-    for row in rows:
-        assert (row["_valid_to"] is None) == row["_is_current"]
-        later = [r for r in rows if r["a"] == row["a"] and r["_valid_from"] > row["_valid_from"]]  # type: ignore[operator]
-        if later:
-            assert row["_valid_to"] == min(r["_valid_from"] for r in later)  # type: ignore[type-var]
-    sink.close()
-
-
-def marks_versions(harness: MergeHarness) -> None:
-    """``history = 'scd2'`` with ``deletes = 'soft'``: a version that a delete, a TRUNCATE or a scan
-    has ended is marked, in however many rounds the changes come; one that another followed is not.
-    """
-    options = {"history": "scd2", "deletes": "soft"}
-    source = Source(_keyed())
-    feed = feed_of(harness, source, options)
-    sink = feed.open(harness.sink(options))
-    source.commit(*(insert("t", a=i, b="first") for i in range(5)))
-    feed.deliver(sink)
-    source.commit(update("t", {"a": 1}, b="second"), delete("t", a=2))
-    source.commit(insert("t", a=6, b="brief"))
-    source.commit(delete("t", a=6), update("t", {"a": 1}, b="third"))
-    source.commit(insert("t", a=2, b="back"))
-    feed.deliver(sink)
-    marked = {(0, "first"): False, (1, "first"): False, (1, "third"): False, (2, "first"): True}
-    marked |= {(2, "back"): False, (3, "first"): False, (4, "first"): False, (6, "brief"): True}
-    found = {(r["a"], r["b"]): r["_deleted"] for r in harness.rows(harness.topic("t"))}
-    assert found == marked | {(1, "second"): False}
-    source.commit(delete("t", a=0))
-    feed.place = len(source.log)  # never delivered
-    feed.scan(feed.open(sink), "t")
-    source.commit(truncate("t"))
-    feed.deliver(sink)
-    found = {(r["a"], r["b"]): r["_deleted"] for r in harness.rows(harness.topic("t"))}
-    ended = {(0, "first"), (1, "third"), (2, "back"), (3, "first"), (4, "first")}
-    assert found == marked | {(1, "second"): False} | dict.fromkeys(ended, True)
-    sink.close()
-
-
-def scans_versions(harness: MergeHarness) -> None:
-    """``history = 'scd2'``: a scan of a row that is as it was makes no version; of one that differs
-    it ends the current version and begins another; one that it does not find ends."""
-    options = {"history": "scd2"}
-    source = Source(_keyed())
-    source.load("t", [{"a": i, "b": None if i == 4 else "old"} for i in range(5)])
-    feed = feed_of(harness, source, options)
-    sink = feed.open(harness.sink(options))
-    feed.scan(sink, "t")
-    source.commit(update("t", {"a": 1}, b="new"), delete("t", a=2), insert("t", a=9, b="new"))
-    source.commit(update("t", {"a": 3}, b=None))
-    feed.place = len(source.log)  # never delivered
-    for _ in range(2):
-        feed.scan(feed.open(sink), "t")
-        rows = harness.rows(harness.topic("t"))
-        assert visible([row for row in rows if row["_is_current"]]) == source.rows("t")
-        ends = {(row["a"], row["b"]): row["_valid_to"] for row in rows}
-        assert len(ends) == len(rows)
-        begins = {row["a"]: row["_valid_from"] for row in rows if row["_is_current"]}
-        new = begins[9]
-        assert ends == {
-            (0, "old"): None,
-            (1, "old"): new,
-            (1, "new"): None,
-            (2, "old"): new,
-            (3, "old"): new,
-            (3, None): None,
-            (4, None): None,
-            (9, "new"): None,
-        }
-        assert begins[1] == begins[3] == new
-        assert begins[0] == begins[4] < new  # type: ignore[operator]
-    sink.close()
-
-
-def carries_unsent_values(harness: MergeHarness) -> None:
-    """A value that the source did not send is in a history what it was in the version before,
-    wherever that is: in the transaction, the round, or the target. Where there is none it is
-    NULL. The columns of ``append`` do not depend on ``deletes``."""
-    schema = table_of("t", key=("a",), a="int32", b="text", c="text", d="int32")
-    for options in ({"history": "append", "deletes": "soft"}, {"history": "scd2"}):
-        name = str(options["history"])
-        source = Source(replace(schema, table=replace(schema.table, name=name)))
-        source.load(name, [{"a": 1, "b": "scanned", "c": "large", "d": 7}])
-        feed = feed_of(harness, source, options)
-        sink = feed.open(harness.sink(options))
-        feed.scan(sink, name)
-        source.commit(insert(name, a=2, b="x", c="first"), insert(name, a=3, b="x", c=None, d=3))
-        source.commit(update(name, {"a": 1}, ["c", "d"], b="y"))  # of the target
-        source.commit(update(name, {"a": 2}, ["c"], b="y", d=2), update(name, {"a": 2}, c="next"))
-        feed.deliver(sink)
-        source.commit(update(name, {"a": 2}, ["c", "d"], b="z"), delete(name, a=3))
-        source.commit(insert(name, a=3, b="back", c="second", d=None))
-        source.commit(update(name, {"a": 3}, ["c", "d"], b="y"), update(name, {"a": 1}, ["c"], d=8))
-        # The log calls the second one an insert, too: that is what the transaction did.
-        source.commit(insert(name, a=4, b="x", c="own"), update(name, {"a": 4}, ["c"], b="y"))
-        feed.deliver(sink)
-        source.commit(update(name, {"a": 3}, ["d"], c="third"), update(name, {"a": 4}, ["c"], d=4))
-        source.commit(update(name, {"a": 2}, ["c"], a=5))  # nobody knows the value at this key
-        feed.deliver(sink)
-        for start in (0, len(source.log) // 2):
-            feed.deliver(sink, start)
-        sink.close()
-        within = [(2, "y", "first", 2), (4, "x", "own", None)] if name == "append" else []
-        expected: list[tuple[int, str, str | None, int | None]] = [
-            (1, "scanned", "large", 7),
-            (1, "y", "large", 7),
-            (1, "y", "large", 8),
-            (2, "x", "first", None),
-            *within,
-            (2, "y", "next", 2),
-            (2, "z", "next", 2),
-            (3, "x", None, 3),
-            (3, "back", "second", None),
-            (3, "y", "second", None),
-            (3, "y", "third", None),
-            (4, "y", "own", None),
-            (4, "y", "own", 4),
-            (5, "z", None, 2),
-        ]
-        rows = harness.rows(harness.topic(name))
-        found = [(r["a"], r["b"], r["c"], r["d"]) for r in rows if r.get("_operation") != "DELETE"]
-        assert sorted(found, key=repr) == sorted(expected, key=repr)
-        assert all("_deleted" not in row for row in rows)
-
-
-def appends_changes(harness: MergeHarness) -> None:
-    """``history = 'append'``: a row for each change, none twice, in the one form of all targets
-    (:mod:`sinks.merged.history`); what a scan that broke off left goes with the next whole one."""
-    options = {"history": "append"}
-    schema = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(schema, table_of("v", key=("a",), a="int32", b="text"))
-    source.load("t", [{"a": i, "b": "old", "c": "large"} for i in (7, 8)])
-    feed = feed_of(harness, source, options)
-    broken = feed.open(harness.sink(options))
-    feed.scan(broken, "t", upto=1, end=False)
-    broken.close()
-    source.commit(insert("v", a=1, b="x"))
-    sink = feed.open(harness.sink(options))
-    scanned = feed.scan(sink, "t").version
-    source.commit(insert("t", a=1, b="x", c="large"))
-    source.commit(update("t", {"a": 1}, ["c"], b="y"), insert("t", a=2, b="x", c="large"))
-    feed.deliver(sink)
-    source.commit(delete("t", a=1))
-    feed.deliver(sink)
-    source.commit(insert("t", a=3, b="x", c=None), truncate("t"), insert("t", a=4, b="x", c=None))
-    feed.deliver(sink)
-    feed.deliver(sink, 0)
-    found = harness.rows(harness.topic("t"))
-    shown = [(row["_operation"], row["a"], row["b"], row["c"]) for row in found]
-    expected: list[tuple[str, int | None, str | None, str | None]] = [
-        ("READ", 7, "old", "large"),
-        ("READ", 8, "old", "large"),
-        ("INSERT", 1, "x", "large"),
-        ("UPDATE", 1, "y", "large"),  # the source did not send it: what it was before
-        ("INSERT", 2, "x", "large"),
-        ("DELETE", 1, None, None),
-        ("INSERT", 3, "x", None),
-        ("TRUNCATE", None, None, None),
-        ("INSERT", 4, "x", None),
-    ]
-    assert sorted(shown, key=repr) == sorted(expected, key=repr)
-    for row in found:
-        own = {"_operation", "_sequence_num", "_ord", "_committed_at"}
-        assert set(row) - {"a", "b", "c", "_row"} == own
-        assert row["_committed_at"] is not None
-        if row["_operation"] == "READ":
-            assert row["_sequence_num"] == scanned
-    order = sorted(
-        (row["_sequence_num"], row["_ord"], row["_operation"], row["a"])
-        for row in found
-        if row["_operation"] != "READ"
-    )
-    assert [(row[2], row[3]) for row in order] == [(e[0], e[1]) for e in expected[2:]]
-    sink.close()
-
-
-def appends_scans_once(harness: MergeHarness) -> None:
-    """``history = 'append'``: of scans that broke off nothing is left, whether the next whole one
-    is of the same instant or finds no row. Whole ones stay, and one that comes again, at the same
-    instant, adds nothing."""
-    options = {"history": "append"}
-    source = Source(_keyed())
-    source.load("t", [{"a": i, "b": "old"} for i in range(3)])
-    feed = feed_of(harness, source, options)
-    broken = feed.open(harness.sink(options))
-    feed.scan(broken, "t", upto=2, end=False)
-    broken.close()
-    sink = feed.open(harness.sink(options))
-    whole = feed.scan(sink, "t").version
-    expected = [(whole, i) for i in range(3)]
-    assert _scanned(harness) == expected
-    sink.close()
-    # The run died before it had saved that the scan was whole, and nothing was committed since.
-    sink = feed.open(harness.sink(options))
-    assert feed.scan(sink, "t").version == whole
-    assert _scanned(harness) == expected
-    source.commit(delete("t", a=0), delete("t", a=1))
-    sink = feed.open(sink)
-    feed.scan(sink, "t", end=False)
-    source.commit(delete("t", a=2))
-    feed.scan(feed.open(sink), "t")
-    assert _scanned(harness) == expected
-    sink.close()
-
-
-def appends_scans_whose_end_was_not_saved(harness: MergeHarness) -> None:
-    """``history = 'append'``: the run died before it had saved that a scan was whole, and the next
-    one before its first row, and another one after it. Of all of them nothing is left."""
-    options = {"history": "append"}
-    source = Source(_keyed())
-    source.load("t", [{"a": i, "b": "old"} for i in range(3)])
-    feed = feed_of(harness, source, options)
-    sink = feed.open(harness.sink(options))
-    began = feed.scan(sink, "t")
-    assert _scanned(harness) == [(began.version, i) for i in range(3)]
-    for upto in (0, 2):
-        sink.close()
-        source.commit(insert("t", a=upto + 5, b="new"))
-        sink = feed.open(harness.sink(options), {"t": began})
-        feed.scan(sink, "t", upto=upto, end=False)
-    source.commit(insert("t", a=9, b="new"))
-    whole = feed.scan(feed.open(sink, {"t": began}), "t").version
-    assert _scanned(harness) == [(whole, a) for a in (0, 1, 2, 5, 7, 9)]
-    sink.close()
-
-
-def _scanned(harness: MergeHarness) -> list[tuple[int, int]]:
-    """Version and key of each row of a scan."""
-    rows = harness.rows(harness.topic("t"))
-    return sorted((r["_sequence_num"], r["a"]) for r in rows if r["_operation"] == "READ")  # type: ignore[misc]
-
-
 def keeps_sequence_beside(harness: MergeHarness) -> None:
     """``sequence_column = 'none'``: the target has the source's columns and no other."""
     options = {"sequence_column": "none"}
-    source = Source(_keyed(), _keyless("v"))
+    source = Source(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": "old"} for i in range(4)])
     source.load("v", [{"a": 1, "b": "old"}, {"a": 1, "b": "old"}])
     feed = feed_of(harness, source, options)
@@ -910,7 +603,7 @@ def keeps_sequence_beside(harness: MergeHarness) -> None:
 
 def hides_secrets(harness: MergeHarness) -> None:
     """Nothing a sink says of itself, and nothing it writes, holds the password of its URI."""
-    source = Source(_keyed())
+    source = Source(keyed())
     source.commit(insert("t", a=1, b="x"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -951,14 +644,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         keeps_dropped_columns,
         refuses_other_shapes,
         leaves_dropped_tables,
-        deletes_softly,
-        keeps_versions,
-        marks_versions,
-        scans_versions,
-        carries_unsent_values,
-        appends_changes,
-        appends_scans_once,
-        appends_scans_whose_end_was_not_saved,
+        *HISTORY_CASES,
         keeps_sequence_beside,
         hides_secrets,
         *OWNING_CASES,

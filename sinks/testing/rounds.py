@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sinks.base import Sink
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import feed_of, visible
+from sinks.testing.merge_steps import feed_of, visible
 from sinks.testing.rows import Change, RowFeed, Source, delete, insert, table_of, truncate, update
 
 #: Deliver the log from a place to its end through a sink, and end the sink's process after some

@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.spark.session import SparkEngine
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import feed_of
+from sinks.testing.merge_steps import feed_of
 from sinks.testing.rows import Source, delete, insert, table_of, truncate, update
 from tests.conformance.test_lake import LakeHarness, place
 from tests.conformance.test_warehouse import DuckDBHarness

@@ -15,7 +15,8 @@ from changefeed.core.events import Resolved
 from sinks.base import Batch, Epoch, Sink
 from sinks.registry import open_sink
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case, visible
+from sinks.testing.merge_steps import visible
+from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.testing.rounds import run_random_rounds
 from sinks.testing.rows import (
     RowFeed,

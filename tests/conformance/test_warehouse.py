@@ -18,7 +18,8 @@ from changefeed.sources.postgres.server import system_id
 from sinks.base import Sink, SinkContext, Target
 from sinks.registry import open_sink
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case, visible
+from sinks.testing.merge_steps import visible
+from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.testing.rounds import run_random_rounds
 from sinks.testing.rows import RowFeed, Source, delete, insert, table_of
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
