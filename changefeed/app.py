@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from changefeed.core.schema import TableSchema
     from changefeed.monitor import MonitorServer
     from changefeed.node.node import Node
+    from changefeed.query.evaluate import QuerySessions
     from changefeed.query.model import CompiledQuery
     from changefeed.spark.session import SparkEngine
     from grammar import nodes
@@ -165,6 +166,10 @@ class Application:
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         """Check a CDC query against its table; starts Spark where it does not run yet."""
         return self._made().compile_query(schema, query)
+
+    def query_sessions(self) -> QuerySessions:
+        """Where this process evaluates CDC queries; Spark starts with the first one."""
+        return self._made().query_sessions()
 
     def wake(self) -> None:
         """Look at the job table now."""

@@ -23,6 +23,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Difference
 
+#: The envelope whose deletes have the key's columns, and NULL in the others.
+BARE = "bare"
 #: Members of a message that are not columns of the row, in the flat envelopes.
 _BESIDE = "__crdb__"
 #: A number with a fraction or an exponent, as it is kept: ``12.50`` and ``1.25e1`` are equal.
@@ -101,6 +103,8 @@ class CopyComparison:
     def __init__(self, folder: str, schema: TableSchema) -> None:
         """``folder``: for the file; ``schema``: of the rows at the source, which have a key."""
         self._key = [schema.columns[i].name for i in schema.key]
+        #: What the key's columns are called in messages.
+        self._key_members = frozenset(self._key)
         self._names: tuple[str, ...] | None = None
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -111,7 +115,8 @@ class CopyComparison:
             self._file.execute(f"PRAGMA {setting}")
         for side in ("source", "target"):
             self._file.execute(
-                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, part INTEGER, row TEXT) WITHOUT ROWID"
+                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, part INTEGER, row TEXT, "
+                "vague INTEGER) WITHOUT ROWID"
             )
 
     def __enter__(self) -> CopyComparison:
@@ -132,7 +137,7 @@ class CopyComparison:
             if self._names is None and many:
                 self._names = tuple(many[0][1])
             self._file.executemany(
-                "INSERT OR REPLACE INTO source VALUES (?, 0, ?)",
+                "INSERT OR REPLACE INTO source VALUES (?, 0, ?, 0)",
                 [(name, _text(row, self._names)) for name, row in many],
             )
 
@@ -143,24 +148,44 @@ class CopyComparison:
         key: Callable[[bytes], str],
         value: Callable[[bytes], object],
     ) -> None:
-        """The messages of rows of the source: ``key`` and ``value`` read what the feed writes."""
+        """The messages of rows of the source: ``key`` and ``value`` read what the feed writes.
+
+        Raises:
+            ChangefeedError: CF1303 no row can be told from its delete.
+        """
         for batch in messages.to_batches():
             pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
             self.expect((key(k), _whole(row_of(envelope, value(v)))) for k, v in pairs)
+        names = self._names
+        if envelope == BARE and names is not None and self._key_members.issuperset(names):
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                "messages of envelope = 'bare' without a column beside the key cannot be verified: "
+                "a row looks like its delete",
+            )
 
-    def hold(self, rows: Iterable[tuple[str, Row | None]], part: int = 0) -> None:
+    def call_key(self, names: Iterable[str]) -> None:
+        """The columns of the key have other names in messages."""
+        self._key_members = frozenset(names)
+
+    def hold(
+        self, rows: Iterable[tuple[str, Row | None]], part: int = 0, *, doubt: bool = False
+    ) -> None:
         """What the target holds, in its order: a later row replaces one of the same id, None
-        deletes it."""
+        deletes it. With ``doubt`` a row whose other columns are all NULL may be a delete."""
         for many in _batches(rows):
             last = dict(many)
             kept = [
-                (name, part, _text(row, self._names))
+                (name, part, _text(row, self._names), doubt and self._only_key(row))
                 for name, row in last.items()
                 if row is not None
             ]
-            self._file.executemany("INSERT OR REPLACE INTO target VALUES (?, ?, ?)", kept)
+            self._file.executemany("INSERT OR REPLACE INTO target VALUES (?, ?, ?, ?)", kept)
             gone = [(name,) for name, row in last.items() if row is None]
             self._file.executemany("DELETE FROM target WHERE id = ?", gone)
+
+    def _only_key(self, row: Row) -> bool:
+        return all(value is None or name in self._key_members for name, value in row.items())
 
     def replay(
         self, messages: Iterable[tuple[str | None, object]], envelope: str, part: int = 0
@@ -178,9 +203,9 @@ class CopyComparison:
                 waiting.clear()
                 self.clear(part)
             if len(waiting) >= _MANY:
-                self.hold(waiting, part)
+                self.hold(waiting, part, doubt=envelope == BARE)
                 waiting.clear()
-        self.hold(waiting, part)
+        self.hold(waiting, part, doubt=envelope == BARE)
 
     def clear(self, part: int) -> None:
         """What came so far with ``part`` is gone (TRUNCATE)."""
@@ -189,36 +214,40 @@ class CopyComparison:
     def differences(self, limit: int) -> list[Difference]:
         """Rows that are not alike, at most ``limit``: missing and changed ones first, by id."""
         wanting = self._file.execute(
-            "SELECT s.row, t.row FROM source s LEFT JOIN target t ON t.id = s.id "
+            "SELECT s.id, s.row, CASE WHEN NOT t.vague THEN t.row END "
+            "FROM source s LEFT JOIN target t ON t.id = s.id "
             "WHERE t.row IS NOT s.row ORDER BY s.id LIMIT ?",
             (limit,),
         ).fetchall()
-        found = [self._difference(source, target) for source, target in wanting]
+        found = [self._difference(*row) for row in wanting]
         extra = self._file.execute(
-            "SELECT t.row FROM target t LEFT JOIN source s ON s.id = t.id "
-            "WHERE s.id IS NULL ORDER BY t.id LIMIT ?",
+            "SELECT t.id, t.row FROM target t LEFT JOIN source s ON s.id = t.id "
+            "WHERE s.id IS NULL AND NOT t.vague ORDER BY t.id LIMIT ?",
             (limit - len(found),),
         ).fetchall()
         return found + [
-            Difference("extra", self._key_text(row), None, _shown(row))
-            for row in (json.loads(text) for (text,) in extra)
+            Difference("extra", self._key_text(name, row), None, _shown(row))
+            for name, row in ((name, json.loads(text)) for name, text in extra)
         ]
 
-    def _difference(self, source: str, target: str | None) -> Difference:
+    def _difference(self, name: str, source: str, target: str | None) -> Difference:
         row = json.loads(source)
         if target is None:
-            return Difference("missing", self._key_text(row), _shown(row), None)
+            return Difference("missing", self._key_text(name, row), _shown(row), None)
         held = json.loads(target)
-        names = [name for name in row if held[name] != row[name]]
+        names = [column for column in row if held[column] != row[column]]
         return Difference(
             "changed",
-            self._key_text(row),
-            _shown({name: row[name] for name in names}),
-            _shown({name: held[name] for name in names}),
+            self._key_text(name, row),
+            _shown({column: row[column] for column in names}),
+            _shown({column: held[column] for column in names}),
         )
 
-    def _key_text(self, row: Mapping[str, object]) -> str:
-        return _plain_json([row.get(name) for name in self._key])
+    def _key_text(self, name: str, row: Mapping[str, object]) -> str:
+        """The key's values; of messages that show them otherwise or not at all, the id."""
+        if not row.keys() >= set(self._key):
+            return name
+        return _plain_json([row[column] for column in self._key])
 
 
 def _whole(row: Row | None) -> Row:

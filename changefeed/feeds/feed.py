@@ -23,15 +23,17 @@ from changefeed.encoding.registered import feed_schemas
 from changefeed.encoding.select import wanted_rows
 from changefeed.encoding.transactions import boundary_table
 from changefeed.encoding.typed_rows import RowPlan
-from changefeed.feeds.feed_query import FeedQuery
 from changefeed.options import (
     ENGINE,
+    LOOKUP_REFRESH,
     RESOLVED,
     TRANSACTION_METADATA,
     TRANSACTION_TOPIC,
     Options,
 )
+from changefeed.plan.targets import query_of
 from changefeed.query.evaluate import QuerySessions
+from changefeed.query.of_feed import FeedQuery
 from changefeed.scan.host import scan_place
 from changefeed.sources.registry import open_source
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
@@ -74,7 +76,13 @@ class Feed:
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
         #: The feed's CDC query; None of a feed of whole tables.
-        self.query = FeedQuery.of(catalog, job, self.options, sessions)
+        self.query = self._query(sessions)
+
+    def _query(self, sessions: QuerySessions | None) -> FeedQuery | None:
+        query = query_of(self.job)
+        if query is None or sessions is None:
+            return None
+        return FeedQuery(query, self.job, self._catalog, sessions, self.options[LOOKUP_REFRESH])
 
     def _named_origin(self) -> Origin:
         if not names_origin(self.options):

@@ -26,9 +26,9 @@ from changefeed.core.table_errors import TableError, about_table
 from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, MarkItem, Watermark, items
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.feed_query import FeedQuery
 from changefeed.feeds.schema_policy import difference, needs_backfill
 from changefeed.feeds.sink_session import SinkSession
+from changefeed.query.of_feed import FeedQuery
 from changefeed.query.window_rows import SEQ
 from changefeed.query.windows import WINDOW, first_start, last_end, through
 from sinks.base import Batch, Epoch, Receipt

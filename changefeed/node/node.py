@@ -269,6 +269,10 @@ class Node:
             lookups.rows(lookup)
         return compiled
 
+    def query_sessions(self) -> QuerySessions:
+        """Where this process evaluates CDC queries; Spark starts with the first one."""
+        return self.queries
+
     # -- sinkless feeds -------------------------------------------------------------------
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:

@@ -27,7 +27,7 @@ from changefeed.options import (
 from changefeed.options.types import FOREVER
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.words import duration_text
-from changefeed.query.model import CompiledQuery
+from changefeed.query.model import CompiledQuery, no_images
 from grammar import nodes
 
 
@@ -177,17 +177,6 @@ def _null_group(column: Column, sink: ResolvedSink, span: nodes.Span | None) -> 
         detail="of a deleted row only the key is known",
         hint="group by an expression that is never NULL, such as coalesce(.., '').",
         span=to_span(span),
-    )
-
-
-def no_images(compiled: CompiledQuery) -> ChangefeedError:
-    """``cdc_prev`` of a table that does not log its old rows."""
-    table = compiled.source.table
-    return ChangefeedError(
-        "CF2003",
-        "cdc_prev needs the old values of all columns, and table "
-        f"{table.schema}.{table.name} logs only its key",
-        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source.",
     )
 
 

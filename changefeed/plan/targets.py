@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from changefeed.catalog.model import Job
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
@@ -67,6 +68,16 @@ def parse_targets(texts: Sequence[str]) -> tuple[nodes.Target, ...]:
             raise AssertionError("a target makes a CREATE CHANGEFEED")
         targets += statement.targets
     return tuple(targets)
+
+
+def query_of(job: Job) -> nodes.Query | None:
+    """The CDC query of a job; None of a job of whole tables."""
+    if not job.is_query:
+        return None
+    (target,) = parse_targets(job.targets)
+    if not isinstance(target, nodes.TableTarget) or target.query is None:
+        raise AssertionError("the target of a query is a table with a query")
+    return target.query
 
 
 def qualified(target: nodes.Target, source: str, table: TableName | None = None) -> nodes.Target:

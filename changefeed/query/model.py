@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from changefeed.catalog.rows import Function
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import QueryShape
 
@@ -156,3 +157,14 @@ class CompiledQuery:
             (column.name, output.spark_type)
             for column, output in zip(columns, self.outputs, strict=False)
         )
+
+
+def no_images(compiled: CompiledQuery) -> ChangefeedError:
+    """``cdc_prev`` of a table that does not log its old rows."""
+    table = compiled.source.table
+    return ChangefeedError(
+        "CF2003",
+        "cdc_prev needs the old values of all columns, and table "
+        f"{table.schema}.{table.name} logs only its key",
+        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source.",
+    )

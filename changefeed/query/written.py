@@ -23,6 +23,8 @@ PREV = "cdc_prev"
 FUNCTIONS = {"event_op": OP, "event_timestamp": TIME}
 #: The function that tells when the feed was made.
 CREATION_TIME = "changefeed_creation_timestamp"
+#: The function that tells when the version of the table was first seen.
+SCHEMA_TIME = "event_schema_timestamp"
 #: CockroachDB's hidden column for the same.
 PSEUDO_COLUMNS = {"crdb_internal_mvcc_timestamp": TIME}
 #: What asks for more than the row.
@@ -45,7 +47,7 @@ class Constants:
         """The value of a function without arguments as SQL; None of any other."""
         known = {
             CREATION_TIME: self.created,
-            "event_schema_timestamp": self.schema_seen,
+            SCHEMA_TIME: self.schema_seen,
         }
         value = known.get(function)
         return None if value is None else f"CAST('{value}' AS DECIMAL(30, 10))"

@@ -30,6 +30,7 @@ from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from changefeed.log import LogReader
+    from changefeed.query.evaluate import QuerySessions
     from sinks.base import SparkAccess
 
 
@@ -45,6 +46,14 @@ class FeedHost(Protocol):
 
         Raises:
             ChangefeedError: CF1101, CF1303 the query is wrong; CF4003 there is no Spark here.
+        """
+        ...
+
+    def query_sessions(self) -> QuerySessions:
+        """Where this process evaluates CDC queries; Spark starts with the first one.
+
+        Raises:
+            ChangefeedError: CF4003 there is no Spark here.
         """
         ...
 
@@ -97,11 +106,15 @@ class NoHost:
         Raises:
             ChangefeedError: CF4003.
         """
-        raise ChangefeedError(
-            "CF4003",
-            "a CDC query needs Spark in this process",
-            hint="run the statement in the changefeed shell.",
-        )
+        raise _no_spark()
+
+    def query_sessions(self) -> QuerySessions:
+        """Refused: Spark belongs to a node.
+
+        Raises:
+            ChangefeedError: CF4003.
+        """
+        raise _no_spark()
 
     def wake(self) -> None:
         """Another process's node sees the change by itself."""
@@ -127,6 +140,14 @@ class NoHost:
             "the statement needs Spark in this process",
             hint="run the statement in the changefeed shell.",
         )
+
+
+def _no_spark() -> ChangefeedError:
+    return ChangefeedError(
+        "CF4003",
+        "a CDC query needs Spark in this process",
+        hint="run the statement in the changefeed shell.",
+    )
 
 
 #: Source name and position -> its log timestamp, None while the log has not reached it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from changefeed.catalog import Job
@@ -32,20 +33,18 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     from changefeed.verify.table import TableVerifier
 
     job = context.job(statement.feed)
-    if job.is_query:
-        raise ChangefeedError(
-            "CF1303",
-            f'changefeed "{job.name}" has a CDC query, whose result cannot be compared yet',
-            hint="ALTER CHANGEFEED .. RESCAN reads the table again.",
-            span=to_span(statement.feed.span),
-        )
     tables = _tables(statement, job, context)
 
     def delivered() -> None:
         sync(nodes.Sync(statement.feed), context)
 
     verifier = TableVerifier(
-        context.catalog, job, context.source(job.source), delivered, context.host.spark
+        context.catalog,
+        job,
+        context.source(job.source),
+        delivered,
+        context.host.spark,
+        context.host.query_sessions,
     )
     delivered()
     notices: list[str] = []
@@ -54,7 +53,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         for table in tables
         if (outcome := _verify(verifier, table, notices, named=statement.table is not None))
     ]
-    notices += [_said(outcome) for outcome in outcomes]
+    notices += [said for outcome in outcomes for said in _said(outcome)]
     wrong = [outcome for outcome in outcomes if outcome.differences]
     left = wrong
     if statement.repair and wrong:
@@ -112,14 +111,19 @@ def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TablePr
     )
 
 
-def _said(outcome: Outcome) -> str:
+def _said(outcome: Outcome) -> Iterator[str]:
     count = len(outcome.differences)
     rows = "1 row differs" if count == 1 else f"{count} rows differ"
     found = f"more than {rows}" if outcome.more else rows
     said = f"{_name(outcome.table)}: {found if count else 'equal'}"
     if outcome.changing:
         said += f"; {outcome.changing} rows change too often to tell"
-    return said
+    yield said
+    if count and outcome.lookups:
+        yield (
+            f"look-up {', '.join(outcome.lookups)} was read for the comparison: a row that was "
+            "delivered with another version of it differs until it is delivered again"
+        )
 
 
 def _after(outcome: Outcome, left: list[Outcome]) -> str:

@@ -12,30 +12,28 @@ rows and the differences is in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import TableProgress
-from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.formats import TRAITS
-from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
-from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
-from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.formats import FORMATS
-from changefeed.encoding.plan import MessagePlan, Origin
-from changefeed.encoding.typed_rows import RowPlan
+from changefeed.encoding.plan import Origin
 from changefeed.options import Options
-from changefeed.scan.table import TYPED_ROWS, joined
+from changefeed.plan.targets import query_of
+from changefeed.query.evaluate import QuerySessions
+from changefeed.query.of_feed import FeedQuery
+from changefeed.scan.table import joined
 from changefeed.sources.base import KeyRange, Source
+from changefeed.verify.source_rows import SourceRows
 from sinks import registry
 from sinks.base import Difference, SinkContext, SparkAccess, Target
 
@@ -43,9 +41,6 @@ from sinks.base import Difference, SinkContext, SparkAccess, Target
 LIMIT = 1_000
 #: Comparisons of one table before rows that look different each time are called changing.
 PASSES = 5
-#: When the source's rows were written, as far as their messages say it; any instant will do whose
-#: nanoseconds have the usual number of digits.
-_INSTANT = Timestamp(1_000_000_000_000_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +51,14 @@ class Outcome:
         differences: rows that differ, by key; at most :data:`LIMIT`.
         changing: rows that looked different in the last pass, and otherwise in the one before.
         more: there are differences beyond those named.
+        lookups: tables that the feed's query joins, which were read for the comparison.
     """
 
     table: TableProgress
     differences: tuple[Difference, ...] = ()
     changing: int = 0
     more: bool = False
+    lookups: tuple[str, ...] = ()
 
 
 class TableVerifier:
@@ -74,12 +71,14 @@ class TableVerifier:
         source: Source,
         delivered: Callable[[], object],
         spark: Callable[[Sequence[str]], SparkAccess],
+        sessions: Callable[[], QuerySessions],
     ) -> None:
         """
         Args:
             catalog, job, source: the feed and what it reads.
             delivered: returns when everything that is committed at the source is in the target.
             spark: gives Spark with jar packs; called only where the sink needs it.
+            sessions: evaluates CDC queries; called only where the feed has one.
 
         Raises:
             ChangefeedError: CF1303 the feed's sink cannot be compared with.
@@ -87,12 +86,6 @@ class TableVerifier:
         if job.sink_uri is None:
             message = "a feed without a sink has no target to verify"
             raise ChangefeedError(Code.NOT_SUPPORTED, message)
-        if job.is_query:
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                "the target of a CDC query cannot be verified yet",
-                hint="VERIFY compares feeds of whole tables.",
-            )
         self._catalog = catalog
         self._job = job
         self._source = source
@@ -109,6 +102,9 @@ class TableVerifier:
             )
         self._packs = abilities.spark_packs
         self._options = Options.from_dict(job.options, abilities=abilities)
+        self._sessions = sessions
+        self._query: FeedQuery | None = None
+        self._lookups: tuple[str, ...] = ()
 
     def verify(self, table: TableProgress) -> Outcome:
         """Compare a table, as often as it takes.
@@ -116,6 +112,8 @@ class TableVerifier:
         Raises:
             ChangefeedError: CF1303 the table cannot be compared; the source or the sink failed.
         """
+        # For each table anew: look-up tables as they are now, and the same ones in all passes.
+        self._query = self._feed_query()
         found: list[Difference] = []
         before: frozenset[Difference] | None = None
         for _ in range(PASSES):
@@ -123,15 +121,21 @@ class TableVerifier:
             more, found = len(found) > LIMIT, found[:LIMIT]
             sure = tuple(d for d in found if before is not None and d in before)
             if len(sure) == len(found):
-                return Outcome(table, sure, more=more)
+                return Outcome(table, sure, more=more, lookups=self._lookups)
             before = frozenset(found)
-        return Outcome(table, sure, changing=len(found) - len(sure), more=more)
+        changing = len(found) - len(sure)
+        return Outcome(table, sure, changing=changing, more=more, lookups=self._lookups)
 
     def _pass(self, table: TableProgress) -> list[Difference]:
         """What looks different now; one more than :data:`LIMIT` where there are more."""
         self._require_own_topic(table)
         schema = self._schema(table)
-        plan = message_plan(self._job, self._options, table, schema, origin=self._origin())
+        delivered, query = schema, None
+        if self._query is not None:
+            compiled = self._query.require_of_rows(schema)
+            self._lookups = tuple(lookup.shown for lookup in compiled.lookups)
+            delivered, query = compiled.schema, compiled.shape
+        plan = message_plan(self._job, self._options, table, delivered, query, self._origin())
         deletes = plan.deletes
         if deletes is Deletes.ONLY:
             why = "is delivered as deletes alone"
@@ -148,15 +152,18 @@ class TableVerifier:
             state=self._catalog.state_id,
         )
         try:
-            typed = RowPlan(plan) if sink.capabilities.takes_rows else None
-            shape = self._messages(plan) if typed is None else typed.scanned
-            rows = self._rows(table, schema, shape)
-            seen = schema if typed is None else typed.schema
-            found = sink.compare(context, target, seen, rows, LIMIT + 1)
+            rows = SourceRows(schema, plan, self._query, sink.capabilities.takes_rows)
+            found = sink.compare(context, target, rows.seen, self._rows(table, rows), LIMIT + 1)
         finally:
             sink.close()
         # What was deleted at the source stays in a target that is told of no deletes.
         return [d for d in found if d.kind != "extra" or deletes is not Deletes.NO]
+
+    def _feed_query(self) -> FeedQuery | None:
+        query = query_of(self._job)
+        if query is None:
+            return None
+        return FeedQuery(query, self._job, self._catalog, self._sessions(), math.inf)
 
     def _require_own_topic(self, table: TableProgress) -> None:
         others = [
@@ -180,52 +187,15 @@ class TableVerifier:
             raise ChangefeedError("CF2106", f"another table has the name {table.table} now")
         return self._catalog.intern_schema(schema)
 
-    def _messages(self, plan: MessagePlan) -> Callable[[pa.Table, Timestamp], pa.Table]:
-        """Encodes rows of the source as the feed does, but for what tells of the change."""
-        if not TRAITS[plan.format].read_back:
-            message = f"a feed of format = '{plan.format}' cannot be verified yet"
-            raise ChangefeedError(Code.NOT_SUPPORTED, message, hint="VERIFY reads JSON and Avro.")
-        if plan.schema.keyless:
-            message = f"{plan.schema.table} has no primary key: its messages cannot be verified"
-            raise ChangefeedError(Code.NOT_SUPPORTED, message)
-        written = FORMATS[plan.format].schemas(plan.envelope)
-        bare = replace(
-            plan,
-            updated=False,
-            mvcc_timestamp=False,
-            diff=False,
-            transactions=False,
-            key_in_value=False,
-            topic_in_value=False,
-        )
-
-        def encoded(rows: pa.Table, at: Timestamp) -> pa.Table:
-            made = encode_messages(scan_rows(plan.schema, rows, at), bare, scan=True)
-            return made if written is None else _with_key_schema(made, written.key(bare).text)
-
-        return encoded
-
-    def _rows(
-        self,
-        table: TableProgress,
-        schema: TableSchema,
-        shape: Callable[[pa.Table, Timestamp], pa.Table],
-    ) -> Iterator[pa.Table]:
+    def _rows(self, table: TableProgress, rows: SourceRows) -> Iterator[pa.Table]:
         """The rows of the source; when they have ended, the target has what they showed."""
         keys = KeyRange(table.values_from or None, table.values_to or None)
-        with self._source.snapshot([schema]) as snapshot:
-            parts = snapshot.parts(schema, keys=keys, partition=table.partition)
+        with self._source.snapshot([rows.schema]) as snapshot:
+            parts = snapshot.parts(rows.schema, keys=keys, partition=table.partition)
             batches = (batch for part in parts for batch in part.read())
-            for rows in joined(batches, TYPED_ROWS):
-                yield shape(rows, _INSTANT)
+            for batch in joined(batches, rows.batch_rows):
+                yield rows.shaped(batch)
         self._delivered()
-
-
-def _with_key_schema(messages: pa.Table, schema: str) -> pa.Table:
-    """The messages with the schema of their keys beside these, as that of the values is."""
-    place = messages.schema.get_field_index("key")
-    field = messages.schema.field(place).with_metadata({SCHEMA_KEY: schema})
-    return messages.set_column(place, field, messages.column(place))
 
 
 def _comparable() -> list[str]:

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.copies import CopyComparison, exact
+from sinks.copies import BARE, CopyComparison, exact
 from sinks.files.names import MAX_LABEL, file_order, parse_name
 from sinks.files.places.base import CanRead, FilePlace, PublishedFile
 from sinks.naming import shortened
 
-#: Envelopes of whole rows in which a delete can be told from a row.
-ENVELOPES = ("wrapped", "enriched")
+#: Envelopes of whole rows that tell of deletes.
+ENVELOPES = ("wrapped", "bare", "enriched")
 #: What a packed file's name ends in, and how Arrow calls the packing.
 _PACKINGS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
 #: The extension of files of lines of JSON.
@@ -93,13 +93,24 @@ def _messages(
             raise _unreadable(path, number) from error
         if not isinstance(value, dict):
             raise _unreadable(path, number)
-        payload = value.get("payload", value) if envelope == "enriched" else value
-        if not isinstance(payload, dict):
-            raise _unreadable(path, number)
-        key = payload.get("key", value.get("key"))
-        if key is not None and "after" not in payload:
+        key, whole = _beside(value, envelope)
+        if key is not None and not whole:
             raise _unreadable(path, number)  # of an envelope that the feed had before
         yield None if key is None else _key(key), value
+
+
+def _beside(value: dict[str, Any], envelope: str) -> tuple[object, bool]:
+    """The key in a line, None in a mark; and whether the line has the row where its envelope has
+    it."""
+    if envelope == BARE:
+        beside = value.get("__crdb__")
+        if not isinstance(beside, dict):
+            return value, False
+        return beside.get("key"), True
+    payload = value.get("payload", value) if envelope == "enriched" else value
+    if not isinstance(payload, dict):
+        return value, False
+    return payload.get("key", value.get("key")), "after" in payload
 
 
 def _lines(place: CanRead, path: str) -> Iterator[bytes]:

@@ -12,10 +12,10 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.avro.reading import Read, reader_by_id, reader_of
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.registry import SchemaRegistry
-from sinks.copies import CopyComparison, exact, plain
+from sinks.copies import BARE, CopyComparison, exact, plain
 
-#: Envelopes of whole rows in which a delete can be told from a row.
-ENVELOPES = ("wrapped", "row", "enriched", "debezium")
+#: Envelopes of whole rows.
+ENVELOPES = ("wrapped", "row", "bare", "enriched", "debezium")
 
 #: Key and value of a message.
 Message = tuple[bytes | None, bytes | None]
@@ -64,35 +64,52 @@ class JsonReader:
 class AvroReader:
     """``format = 'avro'``."""
 
-    def __init__(self, key: Read, value: Read) -> None:
-        self._key, self._value = key, value
+    def __init__(self, key: Read, value: Read, envelope: str) -> None:
+        self._key, self._value, self._envelope = key, value, envelope
 
     @classmethod
-    def of_source(cls, messages: pa.Schema) -> AvroReader:
+    def of_source(cls, messages: pa.Schema, envelope: str) -> AvroReader:
         """Of the messages of the rows at the source, which have their schemas beside them."""
-        key, value = (
-            reader_of((messages.field(name).metadata or {})[SCHEMA_KEY].decode())
-            for name in ("key", "value")
-        )
-        return cls(key, value)
+        key, value = (reader_of(schema_of(messages, name)) for name in ("key", "value"))
+        return cls(key, value, envelope)
 
     @classmethod
-    def of_topic(cls, registry: SchemaRegistry, topic: str) -> AvroReader:
+    def of_topic(cls, registry: SchemaRegistry, topic: str, envelope: str) -> AvroReader:
         """Of messages that begin with the id of their schema."""
         read = reader_by_id(lambda number: registry.schema(number, f"topic {topic}").text)
-        return cls(read, read)
+        return cls(read, read, envelope)
 
     def key(self, key: bytes) -> str:
         return json.dumps(plain(list(self._key(key).values())), ensure_ascii=False)
 
     def value(self, value: bytes) -> object:
-        return plain(self._value(value))
+        return of_record(plain(self._value(value)), self._envelope)
+
+
+def of_record(value: object, envelope: str) -> object:
+    """The value of a typed message as JSON has it: in ``bare``, whose row is a record of its own
+    there, the columns stand at the top."""
+    if envelope != BARE or not isinstance(value, dict):
+        return value
+    row = value.get("record")
+    return {"__crdb__": value} if row is None else row
+
+
+def schema_of(messages: pa.Schema, column: str) -> str:
+    """The schema of the keys or the values of messages that have it beside them."""
+    found: bytes = (messages.field(column).metadata or {})[SCHEMA_KEY]
+    return found.decode()
 
 
 def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str, avro: bool) -> None:
     """Take the messages of the rows that the source has."""
     for table in messages:
-        reader = AvroReader.of_source(table.schema) if avro else JsonReader()
+        reader: Reader = JsonReader()
+        if avro:
+            reader = AvroReader.of_source(table.schema, envelope)
+            copy.call_key(
+                field["name"] for field in json.loads(schema_of(table.schema, "key"))["fields"]
+            )
         copy.expect_messages(table, envelope, reader.key, reader.value)
 
 

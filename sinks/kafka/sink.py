@@ -369,17 +369,17 @@ class KafkaSink(Sink):
         self._context, topic = context, target.topic
         with CopyComparison(context.scratch, schema) as copy:
             last_messages.expect(copy, rows, envelope, avro=self.settings.registry is not None)
-            reader = self._reader(topic)
+            reader = self._reader(topic, envelope)
             for partition in range(self._admin().partitions([topic])[topic]):
                 messages = self._messages(topic, partition)
                 last_messages.hold(copy, messages, envelope, partition, reader)
             return copy.differences(limit)
 
-    def _reader(self, topic: str) -> last_messages.Reader:
+    def _reader(self, topic: str, envelope: str) -> last_messages.Reader:
         registry = self.settings.registry
         if registry is None:
             return last_messages.JsonReader()
-        return last_messages.AvroReader.of_topic(connect(registry), topic)
+        return last_messages.AvroReader.of_topic(connect(registry), topic, envelope)
 
     def _messages(self, topic: str, partition: int) -> Iterator[last_messages.Message]:
         """What a partition holds now."""

@@ -86,7 +86,7 @@ class Feeds:
         """VERIFY finds the target of each feed that runs equal to its source; the names of those.
 
         A feed with a failed table is behind, and one whose target says nothing of the rows as
-        they are (a history, a query) cannot be compared.
+        they are (a history, a query over changes) cannot be compared.
         """
         equal = []
         for job in self.catalog.jobs(include_finished=False):

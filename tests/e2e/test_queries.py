@@ -158,8 +158,6 @@ def test_explain_says_the_types_and_show_create_makes_the_feed_again(
     assert by_id(tmp_path / "out")[1]["k"] == "[1,2]"
     with pytest.raises(ChangefeedError, match="tables of a CDC query cannot be altered"):
         feeds.execute("ALTER CHANGEFEED f ADD orders")
-    with pytest.raises(ChangefeedError, match="CDC query, whose result"):
-        feeds.execute("VERIFY CHANGEFEED f")
     feeds.execute("DROP CHANGEFEED f")
     feeds.execute(str(shown).replace("/out", "/again"))
     feeds.sync("f")

@@ -253,3 +253,24 @@ def test_several_look_ups_of_the_catalog_and_of_delta(
     finally:
         with spark_engine.use() as session:
             session.sql("DROP TABLE grades")
+
+
+def test_verify_compares_with_the_look_up_as_it_is_now(
+    feeds: Feeds, customers: Path, tmp_path: Path
+) -> None:
+    """A row keeps the values of the look-up that it was delivered with: REPAIR delivers it anew."""
+    out = tmp_path / "out"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' AS SELECT o.id, c.name "
+        f"FROM shop.public.orders AS o JOIN parquet.`{customers}` AS c ON o.customer = c.id"
+    )
+    feeds.sync("f")
+    assert feeds.execute("VERIFY CHANGEFEED f").notices == ["public.orders: equal"]
+    write(customers, [10, 20], ["Ada", "Eve"])
+    answer = feeds.execute("VERIFY CHANGEFEED f")
+    assert [row[1:] for row in answer.rows] == [
+        ("[2]", "changed", '{"name": "Eve"}', '{"name": "Bob"}')
+    ]
+    assert any("was read for the comparison" in notice for notice in answer.notices)
+    assert feeds.execute("VERIFY CHANGEFEED f REPAIR").failure is None
+    assert told(out)[-1:] == [(2, "Eve")]

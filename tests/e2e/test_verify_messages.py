@@ -127,6 +127,7 @@ class TestKafka:
             slow(" WITH envelope = 'row', delivery = 'exactly_once'"),
             slow(" WITH envelope = 'enriched'"),
             slow(" WITH envelope = 'debezium'"),
+            slow(" WITH envelope = 'bare', updated, topic_in_value"),
         ],
     )
     def test_the_last_messages_are_the_table(
@@ -141,7 +142,9 @@ class TestKafka:
         assert (answer.rows, answer.failure) == ([], None)
         assert answer.notices == ["public.t: equal", "public.wide: equal"]
 
-    @pytest.mark.parametrize("envelope", ["wrapped", *map(slow, ["row", "enriched", "debezium"])])
+    @pytest.mark.parametrize(
+        "envelope", ["bare", *map(slow, ["wrapped", "row", "enriched", "debezium"])]
+    )
     def test_avro_is_read_with_the_schemas_of_the_registry(
         self,
         feeds: Feeds,
@@ -223,7 +226,7 @@ class TestKafka:
             ("public.t", "[3]", "changed", '{"b": "row 3"}', '{"b": null}'),
         }
 
-    @pytest.mark.parametrize("options", [" WITH envelope = 'bare'", " WITH envelope = 'key_only'"])
+    @pytest.mark.parametrize("options", [" WITH envelope = 'key_only'"])
     def test_messages_that_do_not_tell_the_rows_are_refused(
         self, feeds: Feeds, kafka: KafkaBroker, options: str
     ) -> None:
@@ -274,6 +277,7 @@ class TestFiles:
             pytest.param(
                 "", ", envelope = 'enriched', compression = 'zstd'", marks=pytest.mark.extended
             ),
+            pytest.param("", ", envelope = 'bare'", marks=pytest.mark.extended),
         ],
     )
     def test_the_last_lines_are_the_table(
@@ -334,7 +338,6 @@ class TestFiles:
             verified(feeds, "TABLE t")
         assert caught.value.code is Code.NOT_SUPPORTED
         for options, why in (
-            (", envelope = 'bare'", "do not tell of deletes"),
             (", format = 'parquet'", "cannot be verified yet"),
             (", format = 'avro'", "cannot be verified yet"),
         ):

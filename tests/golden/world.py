@@ -19,6 +19,7 @@ from changefeed.core.partition import Interval, Partition
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import ResolvedSink
+from changefeed.query.evaluate import QuerySessions
 from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import (
     Attachment,
@@ -274,6 +275,9 @@ class FakeNode:
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         raise ChangefeedError("CF4003", "a CDC query needs Spark in this process")
+
+    def query_sessions(self) -> QuerySessions:
+        raise AssertionError("no statement of these tests evaluates a query")
 
     def spark(self, packs: Sequence[str]) -> SparkAccess:
         raise AssertionError("no statement of these tests reads a lake table")

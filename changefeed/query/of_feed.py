@@ -9,25 +9,24 @@ import pyarrow as pa
 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
-from changefeed.options import LOOKUP_REFRESH, Options
-from changefeed.plan.queries import no_images
-from changefeed.plan.targets import parse_targets
 from changefeed.query.changes import changes_of_result
 from changefeed.query.evaluate import Evaluator, QuerySessions
 from changefeed.query.functions import called
-from changefeed.query.model import CompiledQuery
+from changefeed.query.model import CompiledQuery, no_images
 from changefeed.query.window_rows import result_rows, window_batch
 from changefeed.query.windows import window_length
-from changefeed.query.written import CREATION_TIME, Constants
+from changefeed.query.written import CREATION_TIME, SCHEMA_TIME, Constants
 from grammar import nodes
 
 
 class FeedQuery:
-    """What a feed with ``AS SELECT`` does with rows. Called by the feed's and its scan's threads.
+    """What a feed with ``AS SELECT`` does with rows.
+
+    Called by the threads of the feed and its scan, and by a statement that compares.
 
     Args:
         query: as the job keeps it.
@@ -53,17 +52,22 @@ class FeedQuery:
         self._compiled: dict[TableSchema, CompiledQuery] = {}
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(
-        cls, catalog: Catalog, job: Job, options: Options, sessions: QuerySessions | None
-    ) -> FeedQuery | None:
-        """The query of a job; None of a job without one."""
-        if not job.is_query or sessions is None:
-            return None
-        (target,) = parse_targets(job.targets)
-        if not isinstance(target, nodes.TableTarget) or target.query is None:
-            raise AssertionError("the target of a query is a table with a query")
-        return cls(target.query, job, catalog, sessions, options[LOOKUP_REFRESH])
+    def require_of_rows(self, schema: TableSchema) -> CompiledQuery:
+        """The query over this version, whose result follows from the rows of the table alone.
+
+        Raises:
+            ChangefeedError: CF1303 it tells of changes; see :meth:`compiled`.
+        """
+        compiled = self.compiled(schema)
+        said = self.grouped or SCHEMA_TIME in called(self._query)
+        if said or compiled.of_changes or compiled.tells_change:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"{schema.table} cannot be verified: the query tells of changes, not only of rows",
+                detail="event_op(), event_timestamp(), event_schema_timestamp(), cdc_prev and "
+                "windows do not follow from the rows of the table",
+            )
+        return compiled
 
     def compiled(self, schema: TableSchema) -> CompiledQuery:
         """The query over this version of the table (kept per version); waits for Spark.

@@ -1,0 +1,69 @@
+"""Comparison of copies kept as messages: the envelope ``bare``, and keys that no row shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from changefeed.core.errors import ChangefeedError, Code
+from sinks.copies import BARE, CopyComparison, exact
+from sinks.testing.rows import table_of
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[CopyComparison]:
+    schema = table_of("t", key=("a",), a="int32", b="text", n="int64")
+    with CopyComparison(str(tmp_path), schema) as made:
+        yield made
+    assert not list(tmp_path.iterdir())
+
+
+def expect(copy: CopyComparison, *rows: dict[str, object]) -> None:
+    messages = pa.table(
+        {
+            "key": [json.dumps([row["a"]]).encode() for row in rows],
+            "value": [json.dumps(row).encode() for row in rows],
+        }
+    )
+    copy.expect_messages(messages, BARE, lambda key: key.decode(), exact)
+
+
+def replay(copy: CopyComparison, *rows: dict[str, object]) -> None:
+    copy.replay(((json.dumps([row["a"]]), row) for row in rows), BARE)
+
+
+def test_a_delete_of_bare_is_no_extra_row(copy: CopyComparison) -> None:
+    expect(copy, {"a": 1, "b": "x", "n": 1})
+    replay(
+        copy,
+        {"a": 1, "b": "x", "n": 1},
+        {"a": 2, "b": "y", "n": 2},
+        {"a": 2, "b": None, "n": None},
+        {"a": 3, "b": None, "n": 3},
+    )
+    assert [(d.kind, d.key) for d in copy.differences(10)] == [("extra", "[3]")]
+
+
+def test_a_row_of_nulls_is_accepted_and_one_that_was_deleted_is_missing(
+    copy: CopyComparison,
+) -> None:
+    expect(copy, {"a": 1, "b": None, "n": None}, {"a": 2, "b": "x", "n": 2})
+    replay(copy, {"a": 1, "b": None, "n": None}, {"a": 2, "b": None, "n": None})
+    [found] = copy.differences(10)
+    assert (found.kind, found.key, found.target) == ("missing", "[2]", None)
+
+
+def test_rows_of_bare_that_look_like_deletes_are_refused(copy: CopyComparison) -> None:
+    with pytest.raises(ChangefeedError, match="a row looks like its delete") as refused:
+        expect(copy, {"a": 1})
+    assert refused.value.code is Code.NOT_SUPPORTED
+
+
+def test_a_key_that_the_row_does_not_show_is_named_by_its_message(copy: CopyComparison) -> None:
+    copy.expect([("[1]", {"b": "x"})])
+    copy.hold([("[1]", {"b": "y"}), ("[2]", {"b": "z"})])
+    assert [(d.kind, d.key) for d in copy.differences(10)] == [("changed", "[1]"), ("extra", "[2]")]
