@@ -30,7 +30,7 @@ from changefeed.options import (
 from changefeed.plan.build import distinct, feed_sql, look_at_targets
 from changefeed.plan.context import PlanContext
 from changefeed.plan.notices import sharing_notices, table_notices
-from changefeed.plan.queries import lookup_problems
+from changefeed.plan.queries import group_problems, lookup_problems
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
 from changefeed.plan.tables import (
@@ -158,6 +158,8 @@ class _Alteration:
         self.problems += lookup_problems(query, new)
         if not self.job.is_query:
             return
+        if query is not None and query.group:
+            self.problems += group_problems(new, to_span(self.statement.feed.span))
         if any(isinstance(a, nodes.AlterAdd | nodes.AlterDrop) for a in self.statement.actions):
             self._problem(
                 "CF1303",

@@ -99,7 +99,7 @@ def query_problems(
             )
         )
     if compiled.window is not None and options is not None:
-        problems += _group_problems(options, span)
+        problems += group_problems(options, span)
     if options is not None and options[KEY_COLUMN] in compiled.hides_key:
         problems.append(
             ChangefeedError(
@@ -112,7 +112,7 @@ def query_problems(
     return problems
 
 
-def _group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedError]:
+def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedError]:
     """Groups are made of changes, and belong to no transaction."""
     if options[INITIAL_SCAN] is not InitialScan.NO:
         yield ChangefeedError(

@@ -252,6 +252,8 @@ def test_what_a_query_with_groups_cannot_have_is_refused(feeds: Feeds, tmp_path:
     )
     with pytest.raises(ChangefeedError, match="groups changes, and a scan reads none"):
         feeds.execute("ALTER CHANGEFEED f RESCAN")
+    with pytest.raises(ChangefeedError, match="a group is of many transactions"):
+        feeds.execute("ALTER CHANGEFEED f SET transaction_metadata")
     explained = feeds.execute(
         f"EXPLAIN CREATE CHANGEFEED g INTO 'file://{tmp_path}/g' AS SELECT {some} "
         f"FROM shop.public.orders GROUP BY {window}"
