@@ -50,7 +50,8 @@ def explained(error: ChangefeedError, job: Job) -> ChangefeedError:
     text = error.explained
     place = _address(job)
     host = place.partition("://")[2].rpartition("@")[2].partition("/")[0]
-    if place and error.code.number.startswith("CF5") and not (host and host in text):
+    named = place in text or (host and host in text)
+    if place and error.code.number.startswith("CF5") and not named:
         text = f"{text} ({place})"
     return ChangefeedError(error.code.number, text, hint=error.hint)
 

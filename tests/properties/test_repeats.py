@@ -23,7 +23,10 @@ COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int64": (pa.int64(), [None, 0, 1, -1, 2**63 - 1, 256]),
     "int16": (pa.int16(), [None, 0, 1, 256]),
     "bool": (pa.bool_(), [None, False, True]),
-    "text": (pa.string(), [None, "", "a", "b", "ab", "ba", "a\0", "\0", "é", "x" * 30]),
+    "text": (
+        pa.string(),
+        [None, "", "a", "b", "ab", "ba", "a\0", "\0", "a\1", "\1", "é", "x" * 30],
+    ),
 }
 KEYS = (("int64",), ("text",), ("int16", "text"), ("text", "text"), ("bool", "int64"))
 
@@ -132,6 +135,28 @@ def test_different_keys_have_different_hashes(kind: str) -> None:
     again = hashes.of(70, [column[::-1] for column in key], len(pairs))
     assert again[0].tolist() == high.tolist()[::-1] and again[1].tolist() == low.tolist()[::-1]
     assert not set(hashes.of(0, key, len(pairs))[0].tolist()) & set(high.tolist())
+
+
+def test_keys_that_share_one_hash_are_told_apart_by_the_other() -> None:
+    """Half of the 128 bits may be the same by chance."""
+    rows = np.zeros(4, repeats._RECORD)
+    rows["high"], rows["low"] = 7, [1, 2, 3, 2]
+    rows["place"], rows["op"] = [10, 20, 30, 40], [UPDATED] * 4
+    found = np.zeros(4, repeats._FOUND)
+    repeats._compare(rows, np.arange(4), found)
+    assert found["kind"].tolist() == [ONCE, SUPERSEDED, ONCE, EXISTED]
+    assert found["first"].tolist()[3] == 20
+
+
+def test_large_texts_are_hashed_in_parts() -> None:
+    """What is in memory at once is bounded, wherever in its buffers a column begins."""
+    column = pa.array(["a" * 99, "xx", None, "x" * 7, "", "xxx", "x" * 25, "x" * 4, "y" * 50])
+    with mock.patch.object(repeats, "_TEXT", 10):
+        parts = repeats._stretches(column[1:-1])
+        assert [len(part) for part in parts] == [4, 1, 1, 1]
+        assert pa.concat_arrays(parts) == column[1:-1]
+        assert [len(part) for part in repeats._stretches(column[1:4])] == [3]
+        assert [len(part) for part in repeats._stretches(column[2:2])] == [0]
 
 
 def test_hashes_are_a_secret_of_the_process() -> None:

@@ -295,6 +295,14 @@ def test_a_round_is_as_large_as_the_sink_likes(bench: Bench) -> None:
     assert bench.commits == 2
 
 
+def test_what_is_delivered_is_counted_by_table(bench: Bench) -> None:
+    bench.sink_session.round_rows = 1000
+    bench.deliver(*THREE)
+    counted = {name: bench.feed.tables[name] for name in (A, B, C)}
+    assert [t.emitted_rows for t in counted.values()] == [3, 2, 0]
+    assert [t.emitted_bytes for t in counted.values()] == [2, 2, 0]
+
+
 def test_a_sink_may_have_enough_after_any_slice(bench: Bench) -> None:
     bench.sink_session.round_rows = 1000
     write = bench.sink_session.write

@@ -8,16 +8,19 @@ from typing import Any, cast
 
 import pytest
 
-from changefeed.catalog import Catalog, LeaseLost, Status
-from changefeed.catalog.model import JobSpec, TableProgress
-from changefeed.core.clock import ManualClock
+from changefeed.catalog import Catalog, Job, LeaseLost, Status
+from changefeed.catalog.model import JobSpec, TableProgress, TableState
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.spark.session import SparkEngine
 
 LONG = 3600.0
+T, U = (TableName("shop", "public", name) for name in "tu")
+REFUSED = ChangefeedError(Code.SINK_CANNOT_TAKE_TABLE, "the table is refused")
 
 
 class Source:
@@ -39,19 +42,23 @@ class Source:
         return None
 
 
+Step = bool | Exception
+
+
 class Scanning:
-    """A scan that is owed all the time; ``steps`` are the turns until it breaks."""
+    """A scan; ``steps`` are the turns until it breaks: whether it came further, or what it met."""
 
     def __init__(self) -> None:
         self.advanced = self.delivers = self.waits = False
-        self.steps: list[bool] = []
+        self.owed = True
+        self.steps: list[Step] = []
         self.stopped = 0
 
     def begin(self, feed: object) -> None:
         """Nothing to do."""
 
     def owes(self, feed: object) -> bool:
-        return True
+        return self.owed
 
     active = owes
 
@@ -61,20 +68,24 @@ class Scanning:
     def follow(self, feed: object, show: object) -> None:
         if not self.steps:
             raise ChangefeedError(Code.SINK_UNREACHABLE, "the sink is away")
-        self.advanced = self.steps.pop(0)
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        self.advanced = step
 
     def stop(self) -> None:
         self.stopped += 1
 
 
 class Rounds:
-    """Delivers nothing."""
+    """Delivers nothing, but where it is told that it did."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
+        self.moved = False
 
     def turn(self, feed: object) -> bool:
-        return False
+        return self.moved
 
     def joining(self, feed: object) -> bool:
         return False
@@ -87,31 +98,52 @@ class Rounds:
 
 
 class Bench:
-    """A feed of one table and its runner, whose thread is the test's."""
+    """A feed of two tables and its runner, whose thread is the test's."""
 
-    def __init__(self, folder: Path, sink_uri: str = "null://") -> None:
+    def __init__(
+        self, folder: Path, sink_uri: str = "null://", end: int | None = None, **options: str
+    ) -> None:
         self.catalog = Catalog.open(folder)
-        table = TableProgress(TableName("shop", "public", "t"), "t")
-        spec = JobSpec("shop", ("TABLE t",), (table,), sink_uri=sink_uri,
-                       options={"retry_for": "2h"}, name="f")  # fmt: skip
+        tables = tuple(TableProgress(table, table.name) for table in (T, U))
+        spec = JobSpec("shop", ("TABLE t",), tables, sink_uri=sink_uri, name="f",
+                       options={"retry_for": "2h", **options},
+                       end_time=None if end is None else Timestamp(end))  # fmt: skip
         job = self.catalog.create_job(spec)
         lease = self.catalog.acquire_lease(job.id, "n", 60)
         assert lease is not None
         self.clock = ManualClock()
-        engine = SparkEngine()
+        self.ended = 0
         services = FeedServices(
-            self.catalog, engine, MessageCache(), "n", lambda: None, clock=self.clock
+            self.catalog, SparkEngine(), MessageCache(), "n", self._ended, clock=self.clock
         )
-        self.scanning = Scanning()
+        self.scanning, self.rounds = Scanning(), Rounds(self.clock)
         self.runner = FeedRunner(job, lease, services, cast(Any, Source()))
         parts = cast(Any, self.runner)
         parts._scanning = parts._status._scanning = self.scanning
-        parts._rounds = Rounds(self.clock)
+        parts._rounds = self.rounds
 
-    def goes_on(self, *steps: bool) -> bool:
-        """After a scan of so many hours, each of which brought it further or not, that broke."""
+    def _ended(self) -> None:
+        self.ended += 1
+
+    def goes_on(self, *steps: Step) -> bool:
+        """Whether the feed does, after a scan of so many hours, and what it met then."""
         self.scanning.steps = list(steps)
         return self.runner._guarded()
+
+    def done(self, upto: int) -> None:
+        """The tables are scanned, and delivered up to there."""
+        self.scanning.owed = False
+        for name in self.runner._feed.tables:
+            self.runner._feed.update(
+                name, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(upto)
+            )
+
+    @property
+    def job(self) -> Job:
+        return self.catalog.job("f")
+
+    def states(self) -> list[TableState]:
+        return [table.state for table in self.catalog.tables(self.runner.job_id)]
 
 
 @pytest.fixture
@@ -127,7 +159,7 @@ def test_the_time_to_retry_counts_from_the_first_failure_since_the_last_progress
     """A scan may be longer than it: failures far apart are not one trouble."""
     for _ in range(3):
         assert bench.goes_on(False, True, True, False)
-        job = bench.catalog.job("f")
+        job = bench.job
         assert (job.status, job.error_code) == (Status.RETRYING, Code.SINK_UNREACHABLE.number)
     assert bench.scanning.stopped == 3
 
@@ -136,7 +168,7 @@ def test_a_scan_that_never_comes_further_ends_with_its_error(bench: Bench) -> No
     assert bench.goes_on(True)
     assert bench.goes_on(False)
     assert not bench.goes_on(False, False)
-    job = bench.catalog.job("f")
+    job = bench.job
     assert (job.status, job.error_code) == (Status.FAILED, Code.SINK_UNREACHABLE.number)
 
 
@@ -144,14 +176,14 @@ def test_an_alter_is_taken_before_the_sink_is_opened(tmp_path: Path) -> None:
     """It may be what brings the sink back."""
     bench = Bench(tmp_path, "postgresql://nobody@127.0.0.1:1/gone")
     assert bench.goes_on()
-    assert bench.catalog.job("f").error_code == Code.SINK_UNREACHABLE.number
+    assert bench.job.error_code == Code.SINK_UNREACHABLE.number
     job = bench.catalog.alter_job(bench.runner.job_id, sink_uri="null://")
     bench.runner.request_reload()
     bench.scanning.steps = [True]
     before = bench.clock.monotonic()
     assert bench.runner._guarded()
     assert bench.scanning.steps == [], "the sink was opened"
-    assert (job.generation, bench.catalog.job("f").taken) == (2, 2)
+    assert (job.generation, bench.job.taken) == (2, 2)
     assert bench.clock.monotonic() >= before + LONG
     bench.catalog.close()
 
@@ -175,4 +207,133 @@ def test_another_node_takes_nothing_for_a_feed_that_it_lost(bench: Bench) -> Non
     assert bench.catalog.acquire_lease(lease.job_id, "other", 60)
     with pytest.raises(LeaseLost):
         bench.catalog.take_generation(lease.job_id, 7, lease)
-    assert bench.catalog.job("f").taken == 0
+    assert bench.job.taken == 0
+
+
+def test_what_is_delivered_is_progress_too(bench: Bench) -> None:
+    """A feed goes on with its tables while the scan of another one breaks again and again."""
+    bench.rounds.moved = True
+    for _ in range(5):
+        assert bench.goes_on(False, False, False)
+
+
+def test_a_feed_that_has_nothing_to_scan_works_again(bench: Bench) -> None:
+    assert bench.goes_on(True)
+    bench.done(5)
+    assert bench.goes_on(False)
+    events = [event.text for event in bench.catalog.events(bench.job.id, kinds=["status"])]
+    assert any("retrying -> running" in text for text in events), events
+
+
+def test_a_table_fails_alone_and_the_last_one_ends_the_feed(bench: Bench) -> None:
+    assert bench.goes_on(TableError(T, REFUSED))
+    assert bench.states() == [TableState.FAILED, TableState.PENDING]
+    assert bench.job.status is not Status.FAILED
+    assert bench.scanning.stopped == 1
+    assert not bench.goes_on(TableError(U, REFUSED))
+    assert (bench.job.status, bench.job.error_code) == (Status.FAILED, REFUSED.code.number)
+
+
+def test_a_fault_of_ours_is_tried_a_few_times_and_stops_what_it_is_about(bench: Bench) -> None:
+    def failure(about: TableName | None) -> Exception:
+        try:
+            raise KeyError("a value of a row")
+        except KeyError as error:
+            if about is None:
+                return error
+            made = TableFailure(about)
+            made.__cause__ = error
+            return made
+
+    for _ in range(5):
+        assert bench.goes_on(failure(T))
+        assert bench.job.error_code == Code.INTERNAL_ERROR.number
+    assert bench.goes_on(failure(T))
+    assert bench.states() == [TableState.FAILED, TableState.PENDING]
+    for _ in range(5):
+        assert bench.goes_on(failure(None))
+    assert not bench.goes_on(failure(None))
+    assert (bench.job.status, bench.job.error_code) == (
+        Status.FAILED,
+        Code.INTERNAL_ERROR_REPEATS.number,
+    )
+    assert "a value of a row" not in f"{bench.job.error} {bench.job.reason}"
+
+
+@pytest.mark.parametrize(
+    ("options", "end", "reason"),
+    [
+        ({"initial_scan": "only"}, None, "initial scan finished"),
+        ({}, 30, "end_time reached"),
+    ],
+)
+def test_a_feed_that_has_nothing_more_to_do_succeeds(
+    tmp_path: Path, options: dict[str, str], end: int | None, reason: str
+) -> None:
+    bench = Bench(tmp_path, end=end, **options)
+    bench.done(29)
+    if end is not None:
+        assert bench.goes_on(False), "it is not there yet"
+        bench.done(30)
+    bench.scanning.owed = True
+    assert bench.goes_on(True), "a scan is owed"
+    bench.scanning.owed = False
+    assert not bench.goes_on(False)
+    assert (bench.job.status, bench.job.reason) == (Status.SUCCEEDED, reason)
+    assert bench.job.high_water == Timestamp(end or 29)
+    bench.catalog.close()
+
+
+def test_a_feed_that_left_a_table_out_has_not_succeeded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, initial_scan="only")
+    bench.done(29)
+    assert bench.goes_on(TableError(T, REFUSED))
+    assert not bench.goes_on(False)
+    assert (bench.job.status, bench.job.error_code) == (Status.FAILED, REFUSED.code.number)
+    assert bench.job.error == "1 of 2 tables failed: shop.public.t: the table is refused (null://)"
+    bench.catalog.close()
+
+
+def test_a_feed_that_is_to_stop_does_not_fail_with_what_that_broke(bench: Bench) -> None:
+    bench.runner.request_stop()
+    bench.clock.advance(3 * LONG)
+    away = ChangefeedError(Code.SINK_UNREACHABLE, "interrupted")
+    assert bench.runner._after_error(away)
+    assert bench.job.status is Status.PENDING
+    assert not bench.goes_on(False), "it ends"
+
+
+def test_a_lease_is_renewed_while_nobody_else_has_it(bench: Bench) -> None:
+    assert bench.runner.renew_lease(60)
+    bench.runner.release_lease()
+    assert bench.catalog.acquire_lease(bench.job.id, "other", 60)
+    assert not bench.runner.renew_lease(60)
+
+
+def test_a_name_is_taken_by_a_running_feed(bench: Bench) -> None:
+    bench.catalog.rename_job(bench.job.id, "g")
+    bench.runner.request_rename("g")
+    assert bench.runner.name == "g"
+    assert bench.goes_on(False)
+    assert bench.runner._feed.job.name == "g"
+
+
+def test_the_thread_saves_closes_and_tells_its_node(bench: Bench) -> None:
+    bench.done(7)
+    bench.runner.request_stop()
+    bench.runner.start()
+    bench.runner.join(20)
+    assert not bench.runner.is_alive()
+    assert bench.ended == bench.scanning.stopped == 1
+    assert bench.job.taken == 1
+    assert bench.job.high_water == Timestamp(7)
+    assert bench.runner._delivery._ahead._shutdown
+
+
+def test_the_thread_ends_when_another_node_has_the_feed(bench: Bench) -> None:
+    bench.runner.release_lease()
+    assert bench.catalog.acquire_lease(bench.job.id, "other", 60)
+    bench.runner.start()
+    bench.runner.join(20)
+    assert not bench.runner.is_alive() and bench.ended == 1
+    assert bench.job.status is Status.PENDING, "whoever has it says how it is"
