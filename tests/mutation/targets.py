@@ -24,6 +24,7 @@ class Target:
 _CHUNK_TESTS = ("tests/unit/test_chunks.py", "tests/unit/test_jobs_delivery.py")
 _DELIVERY_TESTS = (*_CHUNK_TESTS[::-1], "tests/unit/test_jobs_parts.py")
 _SCANNING_TESTS = ("tests/unit/test_jobs_scanning.py", "tests/unit/test_feed_life.py")
+_RETRY_TESTS = ("tests/unit/test_jobs_parts.py", "tests/unit/test_runner.py")
 _LOG_TESTS = (
     "tests/unit/test_log_reader.py",
     "tests/unit/test_log_writer.py",
@@ -57,9 +58,14 @@ TARGETS = {
     "feeds/scan_coordinator": Target("changefeed.feeds.scan_coordinator", _SCANNING_TESTS),
     "feeds/delivery": Target("changefeed.feeds.delivery", _DELIVERY_TESTS),
     "feeds/chunks": Target("changefeed.feeds.chunks", _CHUNK_TESTS),
+    "feeds/runner": Target("changefeed.feeds.runner", ("tests/unit/test_runner.py",)),
+    "feeds/retry": Target("changefeed.feeds.retry", _RETRY_TESTS),
     "feeds/lanes": Target("changefeed.feeds.lanes", _LANE_TESTS),
     "core/engines": Target("changefeed.core.engines", ("tests/unit/test_engines.py",)),
     "core/clock": Target("changefeed.core.clock", ("tests/unit/test_clock.py",)),
+    "encoding/reused_keys": Target(
+        "changefeed.encoding.reused_keys", ("tests/unit/test_reused_keys.py",)
+    ),
     "encoding/select": Target("changefeed.encoding.select", _SELECT_TESTS),
     "log/writer": Target("changefeed.log.writer", _LOG_TESTS),
     "log/cut": Target("changefeed.log.cut", ("tests/properties/test_log_cut.py", *_LOG_TESTS)),
