@@ -29,7 +29,7 @@ def end_unsent(table: pa.Table, plan: MessagePlan) -> pa.Table:
     # second half of an update, whose delete is the row before. Any other goes on from an insert
     # of its transaction, which an earlier chunk has.
     moved = pc.and_(pc.equal(table["op"], "c"), _follows_its_delete(table, deleted))
-    unknown = pc.if_else(pc.is_null(before), moved, pc.fill_null(deleted.take(before), False))
+    unknown = pc.if_else(pc.is_null(before), moved, deleted.take(before))
     place = table.schema.get_field_index("missing")
     return table.set_column(place, "missing", pc.if_else(unknown, None, lacking))
 
@@ -46,8 +46,7 @@ def _before(table: pa.Table, keys: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray
     same = pa.chunked_array([pa.array([True] * (table.num_rows - 1), pa.bool_())])
     for name in sorted_by:
         values = rows[name]
-        equal = pc.equal(values.slice(1), values.slice(0, table.num_rows - 1))
-        same = pc.and_(same, pc.fill_null(equal, False))
+        same = pc.and_(same, pc.equal(values.slice(1), values.slice(0, table.num_rows - 1)))
     earlier = pc.if_else(same, rows["n"].slice(0, table.num_rows - 1), None)
     first = pa.nulls(1, pa.int64())
     found = pa.chunked_array([first, *earlier.chunks], pa.int64())

@@ -150,13 +150,14 @@ def test_keys_that_share_one_hash_are_told_apart_by_the_other() -> None:
 
 def test_large_texts_are_hashed_in_parts() -> None:
     """What is in memory at once is bounded, wherever in its buffers a column begins."""
-    column = pa.array(["a" * 99, "xx", None, "x" * 7, "", "xxx", "x" * 25, "x" * 4, "y" * 50])
-    with mock.patch.object(repeats, "_TEXT", 10):
-        parts = repeats._stretches(column[1:-1])
-        assert [len(part) for part in parts] == [4, 1, 1, 1]
-        assert pa.concat_arrays(parts) == column[1:-1]
-        assert [len(part) for part in repeats._stretches(column[1:4])] == [3]
-        assert [len(part) for part in repeats._stretches(column[2:2])] == [0]
+    tenth = repeats._TEXT // 10
+    sizes = [9, 2, None, 7, 0, 3, 25, 4, 5]
+    column = pa.array([None if size is None else "x" * (size * tenth) for size in sizes])
+    parts = repeats._stretches(column[1:-1])
+    assert [len(part) for part in parts] == [4, 1, 1, 1]
+    assert pa.concat_arrays(parts) == column[1:-1]
+    assert [len(part) for part in repeats._stretches(column[1:4])] == [3]
+    assert [len(part) for part in repeats._stretches(column[2:2])] == [0]
 
 
 def test_hashes_are_a_secret_of_the_process() -> None:

@@ -8,6 +8,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.shapes import Deletes, Unsent
 from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.reused_keys import end_unsent
 from changefeed.encoding.typed_rows import RowPlan
 from sinks.testing.rows import Change, Source, delete, insert, table_of, update
 
@@ -104,6 +105,7 @@ def test_an_insert_of_a_chunk_before_goes_on() -> None:
 def test_rows_that_lack_nothing_stay_as_they_are() -> None:
     table = log((update("t", {"a": 1}, b="y"), delete("t", a=2), update("t", {"a": 3}, a=2)))
     assert PLAN.rows(table)["a0"].to_pylist() == [1, 2]
+    assert end_unsent(table, PLAN.plan) is table
 
 
 def test_a_feed_that_takes_no_unsent_value_still_stops() -> None:
