@@ -36,6 +36,7 @@ from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import (
     alter,
+    cdc_views,
     connections,
     control,
     create,
@@ -118,6 +119,7 @@ HANDLERS: dict[type[nodes.Statement], Handler] = {
     nodes.CreateDataset: create.create_dataset,
     nodes.CreateCdc: create.create_cdc,
     nodes.DropCdc: control.drop_cdc,
+    nodes.ShowCdc: cdc_views.show_cdc,
     nodes.Explain: explain.explain,
     nodes.Validate: explain.validate,
     nodes.AlterChangefeed: alter.alter,

@@ -439,6 +439,15 @@ class _Builder(Transformer[Token, Any]):
 
     # ------------------------------------------------------------ YugabyteDB's dialect
 
+    def cdc_streams(self, meta: Meta) -> str:
+        return "streams"
+
+    def cdc_subscribers(self, meta: Meta) -> str:
+        return "subscribers"
+
+    def show_cdc(self, meta: Meta, aspect: str) -> Statement:
+        return nodes.ShowCdc(aspect, span=_span(meta))
+
     def create_cdc(
         self,
         meta: Meta,

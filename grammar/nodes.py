@@ -445,6 +445,14 @@ class ShowCreateChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowCdc(Statement):
+    """YugabyteDB's tables of its streams; ``aspect`` is ``streams`` or ``subscribers``."""
+
+    aspect: str
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowJobs(Statement):
     span: Span | None = _span()
 

@@ -197,6 +197,8 @@ class _Printer:
                 return _words("SHOW CHANGEFEED", _feed(node.feed), aspect, limit)
             case nodes.ShowCreateChangefeed():
                 return f"SHOW CREATE CHANGEFEED {_feed(node.feed)}"
+            case nodes.ShowCdc():
+                return f"SHOW CDC {node.aspect.upper()}"
             case nodes.ShowJobs():
                 return "SHOW JOBS"
             case _:

@@ -23,6 +23,7 @@ LOOKS = (
     nodes.ShowChangefeed,
     nodes.ShowCreateChangefeed,
     nodes.ShowJobs,
+    nodes.ShowCdc,
     nodes.ShowFunctions,
     nodes.Explain,
     nodes.Validate,

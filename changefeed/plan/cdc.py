@@ -35,6 +35,11 @@ def feed_name(table: nodes.QualifiedName) -> str:
     return "_".join(("cdc", *table.parts))
 
 
+def is_cdc(feed: str) -> bool:
+    """Whether a feed of this name was made by CREATE CDC, so that DROP CDC finds it."""
+    return feed.startswith("cdc_")
+
+
 def translate(statement: nodes.CreateCdc, text: str = "") -> nodes.CreateChangefeed:
     """The CREATE CHANGEFEED that does the same.
 

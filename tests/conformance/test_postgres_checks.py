@@ -90,6 +90,24 @@ def test_tables_without_identity_are_refused_and_the_hint_mends_them(postgres: D
     postgres.execute('update "No Key" set a = 2')
 
 
+def test_the_identity_of_yugabytedb_is_refused_and_the_hint_mends_it(postgres: Database) -> None:
+    """PostgreSQL has no CHANGE: the catalog is made to show what YugabyteDB's does."""
+    postgres.execute(SHOP)
+    postgres.execute("update pg_class set relreplident = 'c' where oid = 'good'::regclass")
+    [problem] = problems(postgres.uri, "good")
+    assert problem.code.number == "CF2003" and "replica identity is CHANGE" in problem.message
+    source = PostgresSource("shop", postgres.uri)
+    [good] = [table for table in source.tables() if table.name.name == "good"]
+    assert (
+        good.identity == "change" and good.note == f"replica identity change: {problem.hint} first"
+    )
+    found = source.locate([good.name], [])
+    assert found.unsafe == frozenset(found.ids.values())
+    postgres.execute(problem.hint)
+    assert messages(postgres.uri, "good") == []
+    source.close()
+
+
 @ALL
 def test_diff_needs_full(postgres: Database) -> None:
     postgres.execute(SHOP)

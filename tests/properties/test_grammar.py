@@ -165,6 +165,7 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.ShowChangefeed, refs, st.sampled_from([None, "tables", "errors"])),
     st.builds(nodes.ShowCreateChangefeed, refs),
     st.just(nodes.ShowJobs()),
+    st.builds(nodes.ShowCdc, st.sampled_from(["streams", "subscribers"])),
     st.builds(nodes.Sync, refs, st.none() | strings | words),
     st.builds(nodes.Verify, refs, st.none() | qualified(3), st.booleans()),
 )

@@ -305,6 +305,7 @@ _HAS_KEY = """
     CASE {c}.relreplident
         WHEN 'f' THEN true
         WHEN 'n' THEN false
+        WHEN 'c' THEN false
         ELSE EXISTS (
             SELECT 1 FROM pg_catalog.pg_index i
             WHERE i.indrelid = {c}.oid AND i.indisvalid AND i.indimmediate
@@ -545,6 +546,8 @@ def _no_identity(
     table: TableFacts, watch: Watch, weak: Sequence[tuple[str, ReplicaIdentity]]
 ) -> ChangefeedError:
     why = {
+        ReplicaIdentity.CHANGE: "its replica identity is CHANGE, which pgoutput does not send "
+        "(YugabyteDB keeps the one that a table has when the replication slot is made)",
         ReplicaIdentity.NOTHING: "its replica identity is NOTHING",
         ReplicaIdentity.INDEX: "the index of its replica identity is gone",
     }.get(weak[0][1], "it has no primary key (a deferrable one does not count)")
@@ -553,7 +556,9 @@ def _no_identity(
         watch,
         f"table {table.name} has no replica identity: {why}",
         _full([name for name, _ in weak]),
-        detail="while it is published, PostgreSQL refuses every UPDATE and DELETE on it",
+        detail=""
+        if weak[0][1] is ReplicaIdentity.CHANGE
+        else "while it is published, PostgreSQL refuses every UPDATE and DELETE on it",
     )
 
 

@@ -66,6 +66,7 @@ from wanted w join pg_type t on t.oid = w.oid join pg_namespace n on n.oid = t.t
 """
 
 _IDENTITIES = {
+    "c": ReplicaIdentity.CHANGE,
     "d": ReplicaIdentity.DEFAULT,
     "f": ReplicaIdentity.FULL,
     "i": ReplicaIdentity.INDEX,

@@ -345,8 +345,8 @@ def quoted(name: str) -> str:
 
 def _note(schema: str, name: str, identity: ReplicaIdentity, has_key: bool) -> str:
     """What CREATE CHANGEFEED would refuse of a table in SHOW TABLES."""
-    nothing = identity is ReplicaIdentity.NOTHING
+    nothing = identity in (ReplicaIdentity.NOTHING, ReplicaIdentity.CHANGE)
     if not nothing and (identity is not ReplicaIdentity.DEFAULT or has_key):
         return ""
-    why = "replica identity nothing" if nothing else "no primary key"
+    why = f"replica identity {identity}" if nothing else "no primary key"
     return f"{why}: ALTER TABLE {quoted(schema)}.{quoted(name)} REPLICA IDENTITY FULL; first"

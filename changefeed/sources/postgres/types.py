@@ -19,8 +19,9 @@ from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSc
 
 
 class ReplicaIdentity(StrEnum):
-    """What a table logs of an old row: ``relreplident``."""
+    """What a table logs of an old row: ``relreplident``. CHANGE is YugabyteDB's."""
 
+    CHANGE = "change"
     DEFAULT = "default"
     FULL = "full"
     INDEX = "index"
