@@ -13,12 +13,19 @@ import pytest
 from changefeed.catalog import Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import SparkEngine
+from tests.conformance.test_postgres_standby import pair
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+
+def ids_in(folder: Path) -> set[int]:
+    """The rows that files in a folder have."""
+    lines = (line for file in folder.rglob("*.ndjson") for line in file.read_text().splitlines())
+    return {message["after"]["id"] for message in map(json.loads, lines)}
 
 
 class Bench:
@@ -37,10 +44,7 @@ class Bench:
 
     def delivered(self) -> set[int]:
         """The rows so far."""
-        lines = (
-            line for file in self.folder.rglob("*.ndjson") for line in file.read_text().splitlines()
-        )
-        return {message["after"]["id"] for message in map(json.loads, lines)}
+        return ids_in(self.folder)
 
     def refused(self, reason: str) -> None:
         """The feed fails with CF2104, SYNC says so, and nothing of the server was delivered."""
@@ -130,3 +134,34 @@ def test_a_promoted_copy_and_the_way_back(
         it.feeds.execute("RESUME CHANGEFEED f")
         it.database.execute("insert into t values (4)")
         it.goes_on(1, 2, 3, 4)
+
+
+@pytest.mark.extended
+def test_a_feed_of_a_standby_that_is_promoted(
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+) -> None:
+    """The connection stays as it is; a table that joins later is scanned at the new primary."""
+    primary = own_postgres_factory(16)
+    with pair(primary) as both, running(tmp_path / "state", spark_engine) as feeds:
+        database = Database(primary, "postgres")
+        database.execute("create table t (id int primary key); insert into t values (1)")
+        database.execute("create table u (id int primary key); insert into u values (50)")
+        feeds.connect(shop=both.uri("postgres"))
+        feeds.execute("USE shop")
+        out = tmp_path / "out"
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{out}'")
+        database.execute("insert into t values (2)")
+        feeds.sync("f")
+        assert database.slots() == [] and len(Database(both.standby, "postgres").slots()) == 1
+        assert ids_in(out) == {1, 2}
+        primary.kill()
+        both.standby.promote()
+        both.standby.execute("insert into t values (3)")
+        feeds.sync("f")
+        feeds.execute("ALTER CHANGEFEED f ADD u")
+        both.standby.execute("insert into u values (51)")
+        feeds.sync("f")
+        assert feeds.catalog.job("f").status is Status.RUNNING
+        assert ids_in(out) == {1, 2, 3, 50, 51}
+        feeds.execute("DROP CHANGEFEED f")
+        until(lambda: Database(both.standby, "postgres").slots() == [])
