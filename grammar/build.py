@@ -237,6 +237,10 @@ class _Builder(Transformer[Token, Any]):
         how, patterns = filtered or (None, ())
         return nodes.DatabaseTarget(name, how, patterns, span=_span(meta))
 
+    def messages_target(self, meta: Meta, *parts: Any) -> nodes.MessagesTarget:
+        *prefixes, topic = parts
+        return nodes.MessagesTarget(tuple(map(string, prefixes)), topic, span=_span(meta))
+
     def table_name(self, meta: Meta, *parts: Token) -> QualifiedName:
         return QualifiedName(tuple(map(identifier, parts)), span=_span(meta))
 
@@ -258,6 +262,8 @@ class _Builder(Transformer[Token, Any]):
 
     def topic(self, _meta: Meta, name: Token) -> str:
         return string(name) if name.type == "TOPIC_STRING" else identifier(name)
+
+    messages_topic = topic
 
     def table_filter(
         self, _meta: Meta, how: Token, *patterns: str

@@ -164,7 +164,24 @@ class DatabaseTarget(Node):
     span: Span | None = _span()
 
 
-Target = TableTarget | SchemaTarget | DatabaseTarget
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MessagesTarget(Node):
+    """``MESSAGES PREFIX 'pattern', .. [AS topic]``: logical messages of the source.
+
+    Patterns are globs as :mod:`fnmatch` reads them, compared with the whole prefix.
+    """
+
+    prefixes: tuple[str, ...]
+    topic: str | None = None
+    span: Span | None = _span()
+
+    @property
+    def name(self) -> QualifiedName:
+        """As the target of a feed that is named; a source has one of them."""
+        return QualifiedName(("messages",), span=self.span)
+
+
+Target = TableTarget | SchemaTarget | DatabaseTarget | MessagesTarget
 
 
 class Statement(Node):

@@ -150,7 +150,12 @@ class _Printer:
                 return _words("VERIFY CHANGEFEED", _feed(node.feed), table, repair)
             case nodes.Option():
                 return self.option(node)
-            case nodes.TableTarget() | nodes.SchemaTarget() | nodes.DatabaseTarget():
+            case (
+                nodes.TableTarget()
+                | nodes.SchemaTarget()
+                | nodes.DatabaseTarget()
+                | nodes.MessagesTarget()
+            ):
                 return self.target(node)
             case _:
                 return self.feed_statement(node)
@@ -272,7 +277,9 @@ class _Printer:
             text = self.target(target)
             is_table = isinstance(target, nodes.TableTarget)
             printed.append(f"TABLE {text}" if after_patterns and is_table else text)
-            after_patterns = not isinstance(target, nodes.TableTarget) and bool(target.patterns)
+            after_patterns = isinstance(target, nodes.SchemaTarget | nodes.DatabaseTarget) and bool(
+                target.patterns
+            )
         return _list(printed)
 
     def target(self, target: Target) -> str:
@@ -300,6 +307,9 @@ class _Printer:
                 return _words("SCHEMA", _qualified(target.name), _narrowed(target))
             case nodes.DatabaseTarget():
                 return _words("DATABASE", _qualified(target.name), _narrowed(target))
+            case nodes.MessagesTarget():
+                topic = None if target.topic is None else f"AS {name(target.topic)}"
+                return _words("MESSAGES PREFIX", _list(map(string, target.prefixes)), topic)
 
     def join(self, target: nodes.TableTarget, query: nodes.Query, join: nodes.LookupJoin) -> str:
         table = name(query.alias or target.name.parts[-1])

@@ -30,6 +30,7 @@ KINDS = {
     "TABLE_PART": "table",
     "TABLE_PATTERN": "table",
     "PATTERN_STRING": "table",
+    "MESSAGE_PREFIX": "message_prefix",
     "SCHEMA_PART": "schema",
     "DATABASE_NAME": "database",
     "TABLE_COLUMN": "column",
@@ -67,12 +68,16 @@ _STRINGS = frozenset(
         "FUNCTION_PATH",
         "OPTION_STRING",
         "PATTERN_STRING",
+        "MESSAGE_PREFIX",
         "TOPIC_STRING",
         "STRING",
     }
 )
 _PUNCTUATION = frozenset(
-    {"$END", "_SEMICOLON", "_COMMA", "_TARGET_COMMA", "_DOT", "_EQUAL", "_LPAR", "_RPAR"}
+    {
+        *("$END", "_SEMICOLON", "_COMMA", "_TARGET_COMMA", "_PREFIX_COMMA"),
+        *("_DOT", "_EQUAL", "_LPAR", "_RPAR"),
+    }
 )
 _TAIL = re.compile(r"[\w$]*\Z")
 _OPTION_NAMES = frozenset({"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"})

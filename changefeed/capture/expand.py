@@ -73,7 +73,7 @@ def _fitting(
     """The tables that fit the patterns and are not watched."""
     found: dict[TableName, ResolvedTarget] = {}
     for target in parse_targets(job.targets):
-        if isinstance(target, nodes.TableTarget):
+        if isinstance(target, nodes.TableTarget | nodes.MessagesTarget):
             continue
         for name in matching(target, source):
             if name in watched or name in found:

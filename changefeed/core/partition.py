@@ -4,6 +4,8 @@ The source publishes changes of a partitioned table as the table's own: a change
 which partition it fell into. Its bounds do, and a feed of ``PARTITION p`` keeps those it began
 with: a condition for each level between the table and the partition, all of which hold.
 
+The same way tells a feed of logical messages those that it wants (:class:`Prefixes`).
+
 Columns are named by their ids (:attr:`~changefeed.core.schema.Column.column_id`), so a rename of
 one changes nothing. Values are in the form of the log
 (:class:`~changefeed.core.schema.Form`), as texts.
@@ -59,7 +61,15 @@ class Members:
     values: tuple[str | None, ...]
 
 
-Condition = Interval | Members
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Logical messages whose prefix, in one column, fits one of these globs (:mod:`fnmatch`)."""
+
+    column: int
+    patterns: tuple[str, ...]
+
+
+Condition = Interval | Members | Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,11 @@ class Partition:
 
     name: str
     conditions: tuple[Condition, ...]
+
+    @property
+    def of_messages(self) -> bool:
+        """It is a part of a source's logical messages, not of a table."""
+        return any(isinstance(condition, Prefixes) for condition in self.conditions)
 
     def to_json(self) -> str:
         """A text form, for the job table."""
@@ -82,4 +97,6 @@ class Partition:
 
 def _condition(found: dict[str, object]) -> Condition:
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    if "patterns" in fields:
+        return Prefixes(**fields)  # type: ignore[arg-type]
     return Members(**fields) if "values" in fields else Interval(**fields)  # type: ignore[arg-type]

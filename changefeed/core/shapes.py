@@ -47,6 +47,14 @@ class Deletes(StrEnum):
     SOFT = "soft"
 
 
+class MessageValue(StrEnum):
+    """What a logical message has for a value: its content alone, byte for byte, or a row in the
+    feed's envelope."""
+
+    CONTENT = "content"
+    ROW = "row"
+
+
 class Unsent(StrEnum):
     """What is done about a value that the source did not send and that nobody can look up.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from changefeed.catalog.model import Job, TableProgress
+from changefeed.core.logical_messages import PREFIX
 from changefeed.core.schema import TableSchema
-from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
+from changefeed.core.shapes import Deletes, Envelope, Format, MessageValue, Unsent
 from changefeed.core.uri import split_uri
 from changefeed.encoding.plan import MessagePlan, Origin, QueryShape
 from changefeed.options import (
@@ -99,6 +100,12 @@ def table_messages(
     origin: Origin = NOWHERE,
 ) -> MessagePlan:
     """The same for a feed that has no job yet."""
+    logical = progress.partition is not None and progress.partition.of_messages
+    # Options name columns of tables. A row of a target is found by its own key.
+    headers = None if logical else options[HEADERS_JSON_COLUMN_NAME]
+    key = options[KEY_COLUMN]
+    if logical:
+        key = None if options.keeps_rows else PREFIX
     return MessagePlan(
         schema=schema,
         topic=progress.topic,
@@ -114,9 +121,9 @@ def table_messages(
         key_to=progress.values_to,
         within=progress.partition.conditions if progress.partition else (),
         deletes=Deletes(options[DELETES].value),
-        headers_column=options[HEADERS_JSON_COLUMN_NAME],
+        headers_column=headers,
         extra_headers=options[EXTRA_HEADERS],
-        key_column=options[KEY_COLUMN],
+        key_column=key,
         json_null_as_object=options[ENCODE_JSON_VALUE_NULL_AS_OBJECT],
         source=source if "source" in options[ENRICHED_PROPERTIES] else None,
         avro_namespace=options[AVRO_SCHEMA_PREFIX],
@@ -124,5 +131,7 @@ def table_messages(
         schemas_enabled=options[SCHEMAS_ENABLE],
         unsent=Unsent(options[UNSENT_VALUES].value),
         transactions=options[TRANSACTION_METADATA],
+        logical=logical,
+        content=logical and options.message_value is MessageValue.CONTENT,
         origin=origin if names_origin(options) else NOWHERE,
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 from changefeed.core.formats import TRAITS
 from changefeed.core.schema import Form
 from changefeed.core.shapes import Envelope
+from changefeed.encoding.contents import contents
 from changefeed.encoding.debezium.messages import with_tombstones
 from changefeed.encoding.formats import FORMATS, message_schema
 from changefeed.encoding.images import TokenRows
@@ -87,6 +88,8 @@ def _encode(
         clean = clean_columns(batch, text_inputs(plan))
     rows = TokenRows(plan, batch, clean, now_ns, scan=scan)
     key, value = FORMATS[plan.format].messages(rows)
+    if plan.content:
+        value = contents(batch, plan)
     made = {"key": key, "value": value, "headers": headers(rows)}
     columns = [
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)

@@ -101,6 +101,9 @@ class MessagePlan:
         origin: for the ``source`` member of Debezium's envelope and of the enriched one.
         unsent: what is done about a value that the log does not have.
         transactions: changes name their transaction and their place in it.
+        logical: the rows are logical messages (:mod:`changefeed.core.logical_messages`): those of
+            one message key stay in their order.
+        content: the value is the content of the logical message alone.
     """
 
     schema: TableSchema
@@ -131,11 +134,13 @@ class MessagePlan:
     origin: Origin = Origin()
     unsent: Unsent = Unsent.MARK
     transactions: bool = False
+    logical: bool = False
+    content: bool = False
 
     def __post_init__(self) -> None:
         for name in (*(self.projection or ()), self.headers_column, self.key_column):
             if name is not None:
-                self._ordinal(name)
+                self.ordinal(name)
         if max(len(self.key_from), len(self.key_to)) > len(self.schema.key):
             raise ChangefeedError(
                 "CF1302",
@@ -143,7 +148,12 @@ class MessagePlan:
                 detail=f"the key has {len(self.schema.key)}",
             )
 
-    def _ordinal(self, name: str) -> int:
+    def ordinal(self, name: str) -> int:
+        """Position of the column of this name.
+
+        Raises:
+            ChangefeedError: CF1101 there is none.
+        """
         for i, column in enumerate(self.schema.columns):
             if column.name == name:
                 return i
@@ -171,10 +181,10 @@ class MessagePlan:
     def columns(self) -> tuple[int, ...]:
         """Positions of the value's columns, in the table's order."""
         every = range(len(self.schema.columns))
-        wanted = set(every) if self.projection is None else set(map(self._ordinal, self.projection))
+        wanted = set(every) if self.projection is None else set(map(self.ordinal, self.projection))
         wanted |= set(self.schema.key)
         if self.headers_column is not None:
-            wanted -= {self._ordinal(self.headers_column)}
+            wanted -= {self.ordinal(self.headers_column)}
         if self.query is not None:
             wanted -= set(self.query.hidden)
         return tuple(i for i in every if i in wanted)
@@ -182,18 +192,23 @@ class MessagePlan:
     @cached_property
     def message_key(self) -> tuple[int, ...]:
         """Positions of the columns that make the message key, in key order."""
-        return self.schema.key if self.key_column is None else (self._ordinal(self.key_column),)
+        return self.schema.key if self.key_column is None else (self.ordinal(self.key_column),)
 
     @cached_property
     def headers_ordinal(self) -> int | None:
         """Position of the column that becomes headers."""
-        return None if self.headers_column is None else self._ordinal(self.headers_column)
+        return None if self.headers_column is None else self.ordinal(self.headers_column)
 
     @cached_property
     def before_columns(self) -> tuple[int, ...]:
         """Positions of the value's columns that have a before value in the log."""
         known = set(self.schema.before_ordinals)
         return tuple(i for i in self.columns if i in known)
+
+    @property
+    def ordered_by(self) -> tuple[int, ...]:
+        """Positions of the columns whose values rows share that have to stay in their order."""
+        return self.message_key if self.logical else self.schema.key
 
     @property
     def whole_deletes(self) -> bool:
@@ -216,7 +231,7 @@ class MessagePlan:
     def inputs(self) -> tuple[str, ...]:
         """Names of the log's row columns that the messages are made of, in log order."""
         after = set(self.message_key) | set(self.schema.key)
-        if self.envelope is not Envelope.KEY_ONLY or TRAITS[self.format].row_alone:
+        if self.content or self.envelope is not Envelope.KEY_ONLY or TRAITS[self.format].row_alone:
             after |= set(self.columns)
         if self.headers_ordinal is not None:
             after.add(self.headers_ordinal)

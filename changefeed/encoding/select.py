@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.partition import AS_THEY_ARE, DATES, INTEGERS, Condition, Members, is_decimal
+from changefeed.core.partition import (
+    AS_THEY_ARE,
+    DATES,
+    INTEGERS,
+    Condition,
+    Members,
+    Prefixes,
+    is_decimal,
+)
 from changefeed.core.schema import Column
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
@@ -96,6 +105,9 @@ def _inside(
     table: pa.Table, plan: MessagePlan, condition: Condition, *, scan: bool
 ) -> pa.ChunkedArray:
     """Which rows a condition of a partition holds for."""
+    if isinstance(condition, Prefixes):
+        prefixes = table[f"a{plan.numbered(condition.column)}"]  # messages are not deleted
+        return pc.match_substring_regex(prefixes, _any_of(condition.patterns))
     if isinstance(condition, Members):
         ((column, values),) = _values(table, [plan.numbered(condition.column)], plan, scan=scan)
         return _one_of(column, values, condition.values)
@@ -111,6 +123,33 @@ def _inside(
         most = condition.high_included
         mask = pc.and_(mask, _beyond(rows, condition.high, above=False, or_equal=most))
     return mask
+
+
+def _any_of(patterns: Sequence[str]) -> str:
+    """A regular expression of whole texts that fit one of these globs."""
+    return rf"(?s)\A(?:{'|'.join(map(_regex, patterns))})\z"
+
+
+#: What a glob is made of: a class of characters, any text, any character, a character.
+_GLOB = re.compile(r"\[(!?)(\]?[^\]]*)\]|(\*)|(\?)|(.)", re.DOTALL)
+
+
+def _regex(pattern: str) -> str:
+    made = []
+    for negated, members, star, mark, plain in _GLOB.findall(pattern):
+        if members:
+            # A range that ends before it begins holds nothing, as for fnmatch.
+            held = re.sub(r"(.)-(.)", lambda m: "" if m[1] > m[2] else m[0], members)
+            safe = re.sub(r"([\\\[\]^])", r"\\\1", held)
+            nothing = r"[^\x00-\x{10FFFF}]" if not negated else "."
+            made.append(f"[{'^' if negated else ''}{safe}]" if safe else nothing)
+        elif star:
+            made.append(".*")
+        elif mark:
+            made.append(".")
+        else:
+            made.append(re.sub(r"[!-/:-@\[-`{-~]", r"\\\g<0>", plain))
+    return "".join(made)
 
 
 def _one_of(

@@ -9,7 +9,7 @@ is less than a shuffle of the rows (``docs/decisions/bulk-work.md``).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +42,12 @@ _WEIGHTS = np.array(
 )
 
 
-def lane_of(rows: pa.Table, schema: TableSchema, lanes: int) -> npt.NDArray[np.int64]:
+def lane_of(
+    rows: pa.Table, schema: TableSchema, lanes: int, key: Sequence[int] | None = None
+) -> npt.NDArray[np.int64]:
     """The lane of each row of a table's log: equal keys have one lane.
+
+    ``key``: positions of the columns of the key; None is the table's.
 
     A table without a key is one lane as a whole: nothing else keeps equal rows in order.
     """
@@ -53,8 +57,11 @@ def lane_of(rows: pa.Table, schema: TableSchema, lanes: int) -> npt.NDArray[np.i
     total = np.zeros(rows.num_rows, dtype=np.uint64)
     # A delete has its key in the row before it, and no row after it.
     gone = pc.equal(rows["op"], "d")
-    for ordinal in schema.key:
-        column = pc.if_else(gone, rows[f"b{ordinal}"], rows[f"a{ordinal}"]).combine_chunks()
+    for ordinal in schema.key if key is None else key:
+        column = rows[f"a{ordinal}"]
+        if f"b{ordinal}" in rows.schema.names:
+            column = pc.if_else(gone, rows[f"b{ordinal}"], column)
+        column = column.combine_chunks()
         total = total * _WEIGHTS[0] + _hashed(column)
     mixed = (total * _SPREAD) >> _TOP
     return (mixed % np.uint64(lanes)).astype(np.int64)
@@ -183,10 +190,10 @@ class Lanes:
 
     def _write(self, chunk: Chunk, number: int, partition: int) -> Receipt | None:
         rows = chunk.load()
-        mine = lane_of(rows, chunk.schema, self.count) == number
+        its = self.versions[chunk.schema]
+        mine = lane_of(rows, chunk.schema, self.count, its.plan.ordered_by) == number
         if not mine.any():
             return None
-        its = self.versions[chunk.schema]
         messages = encode_messages(rows.filter(pa.array(mine)), its.plan, chunk.clean)
         if not messages.num_rows:
             return None

@@ -88,6 +88,8 @@ class ScanCoordinator:
             return
         for table in [t for t in _owed(feed) if not t.scan_wanted]:
             self._place(feed, table)
+        for table in [t for t in _owed(feed) if t.partition and t.partition.of_messages]:
+            self._go_on(feed, table)
         owed = [t for t in _owed(feed) if t.scan_wanted]
         for table in owed:
             self._begin_table(feed, table)
@@ -113,6 +115,23 @@ class ScanCoordinator:
             table = feed.update(table.table, done_upto=None)
         if table.rescan_owed:
             self._skip_gap(feed, table)
+
+    def _go_on(self, feed: Feed, table: TableProgress) -> None:
+        """Logical messages are in the log alone: there is nothing to scan, and what the log does
+        not have any more is lost."""
+        self._source_runtime.wait_captured([table.table], self._stopping)
+        done, oldest = table.done_upto, self._source_runtime.oldest
+        if done is not None and done < oldest < Timestamp.MAX:
+            self._catalog.record_event(
+                feed.job.id,
+                "notice",
+                f"the logical messages between {done} and {oldest} are lost: the change log does "
+                "not have them any more",
+                table=str(table.table),
+            )
+            done = oldest
+        feed.update(table.table, scan_wanted=False, rescanned=table.rescan, done_upto=done)
+        self._place(feed, feed.tables[table.table])
 
     def _skip_gap(self, feed: Feed, table: TableProgress) -> None:
         """The log does not go back to where a table stands, and its RESCAN says to go on: the

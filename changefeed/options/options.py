@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Span, raise_all
 from changefeed.core.formats import TRAITS
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.shapes import Deletes, Envelope, Format, MessageValue
 from changefeed.options.masking import mask_statement
 from changefeed.options.relations import RELATIONS
 from changefeed.options.row import OPTIONS, OptionRow
@@ -29,6 +29,7 @@ from changefeed.options.table import (
     INITIAL_SCAN_ONLY,
     KAFKA_SINK_CONFIG,
     KEY_IN_VALUE,
+    MESSAGE_VALUE,
     MIN_CHECKPOINT_FREQUENCY,
     NO_INITIAL_SCAN,
     RESOLVED,
@@ -62,6 +63,8 @@ class SinkAbilities(Protocol):
     def resolved(self) -> bool: ...
     @property
     def compressions(self) -> tuple[str, ...]: ...
+    @property
+    def owns_targets(self) -> bool: ...
     @property
     def features(self) -> frozenset[Feature]: ...
     @property
@@ -116,6 +119,8 @@ class Options(Mapping[str, Any]):
                 values[INITIAL_SCAN.name] = InitialScan.NO
             if INITIAL_SCAN_ONLY.name in raw:
                 values[INITIAL_SCAN.name] = InitialScan.ONLY
+        self._keeps_rows = abilities is not None and abilities.owns_targets
+        self._carries_bytes = abilities is not None and MESSAGE_VALUE.fits(abilities.features)
         has_place = (
             values[ENVELOPE.name]
             in (
@@ -151,6 +156,21 @@ class Options(Mapping[str, Any]):
     def given(self) -> frozenset[str]:
         """The names the user gave."""
         return frozenset(self._raw)
+
+    @property
+    def message_value(self) -> MessageValue:
+        """What a logical message has for a value, where nobody says it what fits."""
+        told = self[MESSAGE_VALUE]
+        if told is not None:
+            return told
+        enveloped = self[ENVELOPE] in (Envelope.DEBEZIUM, Envelope.KEY_ONLY)
+        fits = self._carries_bytes and not enveloped and TRAITS[Format(self[FORMAT].value)].text
+        return MessageValue.CONTENT if fits else MessageValue.ROW
+
+    @property
+    def keeps_rows(self) -> bool:
+        """The sink has a row or a document for each key."""
+        return self._keeps_rows
 
     @property
     def needs_before(self) -> bool:

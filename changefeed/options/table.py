@@ -8,7 +8,7 @@ from changefeed.core import uri
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.secret_names import is_secret
-from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
+from changefeed.core.shapes import Deletes, Envelope, Format, MessageValue, Unsent
 from changefeed.options import sink_config
 from changefeed.options.cursor import Cursor, DebeziumOffset
 from changefeed.options.row import OPTIONS, option
@@ -170,6 +170,18 @@ TRANSACTION_TOPIC = option(
     example="transaction_topic = 'shop_transactions'",
     shown="transaction",
     feature=Feature.TRANSACTIONS,
+)
+MESSAGE_VALUE = option(
+    "message_value",
+    Choice(MessageValue),
+    cast("MessageValue | None", None),
+    group="Message",
+    summary="What a logical message (FOR MESSAGES) has for a value: with content what the "
+    "application wrote, byte for byte; with row a row with its prefix and its content "
+    "in the feed's envelope.",
+    example="message_value = 'row'",
+    shown="content with format = 'json', except with the envelopes debezium and key_only",
+    feature=Feature.KAFKA_PRODUCER,
 )
 UNSENT_VALUES = option(
     "unsent_values",

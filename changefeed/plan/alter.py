@@ -34,16 +34,24 @@ from changefeed.plan.queries import group_problems, lookup_problems
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
 from changefeed.plan.tables import (
+    check_messages,
     check_range,
     check_table,
     definite,
     find_tables,
     shown,
     table_stages,
+    watches_of,
 )
 from changefeed.plan.target_names import clashes, topics_of
-from changefeed.plan.targets import ResolvedTarget, matching, parse_targets, target_text
-from changefeed.sources.base import Source, Watch
+from changefeed.plan.targets import (
+    ResolvedTarget,
+    matching,
+    parse_targets,
+    second_messages,
+    target_text,
+)
+from changefeed.sources.base import Source
 from grammar import nodes
 from sinks import registry
 from sinks.registry import takers
@@ -233,6 +241,9 @@ class _Alteration:
             if isinstance(target, nodes.TableTarget)
         }
         wanted = {t: named.get((t.schema, t.name)) for t in self.tables}
+        asked = next((t for t in self.targets if isinstance(t, nodes.MessagesTarget)), None)
+        if asked is not None and (messages := self._messages()) is not None:
+            wanted[messages] = asked.topic
         new = topics_of(wanted, sink, options, self.source.database)
         return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
 
@@ -249,7 +260,9 @@ class _Alteration:
         if all(old[row] == new[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME)):
             return
         where = nodes.TableTarget(nodes.QualifiedName(()), span=self.statement.feed.span)
-        for table in self.tables:
+        for table, progress in self.tables.items():
+            if _of_messages(progress):
+                continue
             schema = self.source.describe(table.schema, table.name)
             self.problems += check_table(schema, where, new)
 
@@ -275,9 +288,12 @@ class _Alteration:
             return
         found, problems = find_tables(action.targets, self.source, diff=options.needs_before)
         self.problems += problems
+        self.problems += check_messages(found, options[INITIAL_SCAN])
         fresh: list[ResolvedTarget] = []
         for place in found:
-            if place.schema.table in self.tables:
+            if isinstance(place.target, nodes.MessagesTarget) and self._messages() is not None:
+                self.problems.append(second_messages(place.target))
+            elif place.schema.table in self.tables:
                 if not place.joined:
                     self._problem(
                         "CF1302",
@@ -291,7 +307,7 @@ class _Alteration:
         if self.problems:
             return
         start: Position | None = None
-        if scan is InitialScan.NO:
+        if scan is InitialScan.NO or any(place.messages for place in fresh):
             start = self.source.current_position()
         for place in fresh:
             self.problems += check_table(place.schema, place.target, options)
@@ -323,13 +339,13 @@ class _Alteration:
             self.problems.append(problem)
 
     def _check_source(self, fresh: Sequence[ResolvedTarget], *, diff: bool) -> None:
-        watches = [
-            Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
-            for f in fresh
-        ]
+        watches = watches_of(fresh, diff=diff)
         self.problems += attachment(self.around.catalog, self.source).check(watches)
 
     def _drop(self, target: nodes.Target) -> None:
+        if isinstance(target, nodes.MessagesTarget):
+            self._drop_messages(target)
+            return
         if not isinstance(target, nodes.TableTarget):
             self._drop_pattern(target)
             return
@@ -341,6 +357,24 @@ class _Alteration:
         if self._leave_out(target, table):
             del self.tables[table]
             self.dropped.append(table)
+
+    def _messages(self) -> TableName | None:
+        """What stands for the feed's logical messages among its tables."""
+        return next((t for t, progress in self.tables.items() if _of_messages(progress)), None)
+
+    def _drop_messages(self, target: nodes.MessagesTarget) -> None:
+        """A feed has one target of messages; it goes as a whole."""
+        table = self._messages()
+        asked = [t for t in self.targets if isinstance(t, nodes.MessagesTarget)]
+        same = [t for t in asked if t.prefixes == target.prefixes]
+        if table is None or not same:
+            listed = f"it has {target_text(asked[0])}." if asked else ""
+            message = "the changefeed has no MESSAGES target of these prefixes"
+            self._problem("CF1302", message, listed, target.span)
+            return
+        self.targets = [t for t in self.targets if t not in asked]
+        del self.tables[table]
+        self.dropped.append(table)
 
     def _named(self, name: nodes.QualifiedName) -> list[TableName]:
         """The tables of the feed that a name can mean."""
@@ -376,6 +410,8 @@ class _Alteration:
             if isinstance(known, nodes.TableTarget):
                 if known.name.parts[-2:] != (table.schema, table.name):
                     kept.append(known)
+            elif isinstance(known, nodes.MessagesTarget):
+                kept.append(known)
             elif _covers(known, table):
                 narrowed = _without(known, table)
                 if narrowed is None:
@@ -409,7 +445,7 @@ class _Alteration:
         self.targets = [t for t in self.targets if t not in gone]
         stay: set[TableName] = set()
         for known in self.targets:
-            if not isinstance(known, nodes.TableTarget):
+            if isinstance(known, nodes.SchemaTarget | nodes.DatabaseTarget):
                 stay.update(matching(known, self.source))
         for table, progress in list(self.tables.items()):
             if progress.joined and table not in stay:
@@ -501,6 +537,11 @@ class _Alteration:
             "every row of the rescanned tables is sent again; a row that was deleted while changes "
             "were missed is not: a message sink cannot know of it",
         ]
+
+
+def _of_messages(progress: TableProgress) -> bool:
+    """It is the source's logical messages."""
+    return progress.partition is not None and progress.partition.of_messages
 
 
 def _same_kind(old: str, new: str) -> bool:

@@ -45,12 +45,14 @@ from changefeed.plan.queries import (
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
 from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage
 from changefeed.plan.tables import (
+    check_messages,
     check_range,
     check_table,
     definite,
     find_tables,
     named_topic,
     table_stages,
+    watches_of,
 )
 from changefeed.plan.target_names import clashes, topics_of
 from changefeed.plan.targets import (
@@ -58,7 +60,7 @@ from changefeed.plan.targets import (
     parse_targets,
     target_text,
 )
-from changefeed.sources.base import Attachment, Handover, Source, Watch
+from changefeed.sources.base import Attachment, Handover, Source
 from grammar import nodes
 from grammar.printer import to_sql
 from sinks.base import Target
@@ -225,11 +227,7 @@ class Planner:
         diff = bool(options and options.needs_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
-        watches = [
-            Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
-            for f in found
-        ]
-        self.problems += held.check(watches)
+        self.problems += held.check(watches_of(found, diff=diff))
         if options is not None:
             self.problems += lookup_problems(self.statement.query, options)
         if self.statement.query is not None:
@@ -237,6 +235,8 @@ class Planner:
         for place in found:
             self.problems += check_table(place.delivered, place.target, options)
             self.problems += check_range(place, source)
+        if options is not None:
+            self.problems += check_messages(found, options[INITIAL_SCAN])
         return found
 
     def _with_query(
@@ -278,6 +278,8 @@ class Planner:
             start = handover.position if handover else None
         elif cursor is not None:
             self._check_cursor(cursor, options, connection.name, found)
+        if start is None and cursor is None and any(f.messages for f in found):
+            start = source.current_position()
         tables = table_stages(found, source, sink, options, scan=scan, start=start)
         targets = tuple(
             dict.fromkeys(target_text(t) for t in definite(self.statement.targets, found, source))
@@ -344,8 +346,9 @@ class Planner:
         state = self.catalog.source_state(source.name)
         fresh = not state.memo and not state.identity
         tables = [f.schema.table for f in found]
+        sent = [f.schema.table for f in found if not f.messages]
         try:
-            handover = source.handover(cursor.fields, tables, fresh=fresh)
+            handover = source.handover(cursor.fields, sent, fresh=fresh)
         except ChangefeedError as error:
             for problem in error.problems if isinstance(error, Problems) else [error]:
                 problem.span = problem.span or span

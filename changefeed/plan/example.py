@@ -43,6 +43,8 @@ SHOWN_COLUMNS = 6
 def example(plan: MessagePlan) -> tuple[str, str]:
     """Key and value of an update."""
     traits = TRAITS[plan.format]
+    if plan.content:
+        return _key(plan), "the content of the message"
     if traits.line:
         return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
     if plan.envelope is not Envelope.DEBEZIUM and not traits.text:

@@ -18,6 +18,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption
 from changefeed.core.events import Position
 from changefeed.core.formats import TRAITS
+from changefeed.core.partition import Prefixes
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.options import (
@@ -111,6 +112,9 @@ class TableStage:
 
     def lines(self) -> Iterator[str]:
         schema, progress = self.schema, self.progress
+        if progress.partition is not None and progress.partition.of_messages:
+            yield f"{self.shown}: logical messages of {schema.table.source}, no initial scan"
+            return
         key = names_text(c.name for c in schema.key_columns)
         key = "no key: all columns stand in" if schema.keyless else f"key ({key})"
         size = f"about {self.rows_estimate} rows, {size_text(self.bytes_estimate)}"
@@ -194,8 +198,13 @@ def _selection(progress: TableProgress) -> Iterator[str]:
     if progress.values_from or progress.values_to:
         low = names_text(progress.values_from)
         yield f"key from ({low}) to below ({names_text(progress.values_to)})"
-    if progress.partition is not None:
-        yield f"partition {progress.partition.name}"
+    if progress.partition is None:
+        return
+    for condition in progress.partition.conditions:
+        if isinstance(condition, Prefixes):
+            yield f"messages whose prefix fits {names_text(condition.patterns)}"
+            return
+    yield f"partition {progress.partition.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,15 +368,16 @@ class FeedPlan:
         """In the order a row takes."""
         scan = self.options[INITIAL_SCAN]
         only = scan is InitialScan.ONLY
+        scanned = [table for table in self.tables if table.progress.scan_wanted]
         return (
             self.source,
             *self.tables,
             ScanStage(
-                scan,
+                scan if scanned else InitialScan.NO,
                 self.options[CURSOR],
-                sum(t.rows_estimate for t in self.tables),
-                sum(t.bytes_estimate for t in self.tables),
-                len(self.tables),
+                sum(t.rows_estimate for t in scanned),
+                sum(t.bytes_estimate for t in scanned),
+                len(scanned),
             ),
             LogStage(self.source.source, self.options, only),
             SelectStage(self.tables, self.options),

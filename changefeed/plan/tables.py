@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Span
 from changefeed.core.events import Position
+from changefeed.core.logical_messages import PREFIX
+from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import (
     HEADERS_JSON_COLUMN_NAME,
@@ -21,11 +23,12 @@ from changefeed.plan.target_names import topics_of
 from changefeed.plan.targets import (
     ResolvedTarget,
     look_up,
+    look_up_messages,
     qualified,
     target_text,
     wishes,
 )
-from changefeed.sources.base import KeyRange, Source, TableInfo
+from changefeed.sources.base import KeyRange, Source, TableInfo, Watch
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -36,7 +39,41 @@ def find_tables(
     """The tables that targets mean now, and what is wrong with the targets."""
     asked, problems = wishes(targets, source, diff=diff)
     found, missing = look_up(asked, source)
-    return found, [*problems, *missing]
+    messages, others = look_up_messages(targets, source)
+    return [*found, *messages], [*problems, *missing, *others]
+
+
+def watches_of(found: Sequence[ResolvedTarget], *, diff: bool) -> list[Watch]:
+    """The tables as the source is to check them."""
+    return [
+        Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
+        for f in found
+        if not f.messages
+    ]
+
+
+def check_messages(found: Sequence[ResolvedTarget], scan: InitialScan) -> list[ChangefeedError]:
+    """Whether a feed can have the logical messages that it asks for."""
+    return [
+        ChangefeedError(
+            "CF1303",
+            "MESSAGES cannot be combined with initial_scan='only'",
+            detail="logical messages are in the source's log alone: a scan finds none",
+            hint="leave out one of the two.",
+            span=to_span(place.target.span),
+        )
+        for place in found
+        if place.messages and scan is InitialScan.ONLY
+    ]
+
+
+def _messages_wanted(place: ResolvedTarget) -> Partition | None:
+    """Which of the source's logical messages a target wants; None of a table."""
+    if not isinstance(place.target, nodes.MessagesTarget):
+        return None
+    column = next(c for c in place.schema.columns if c.name == PREFIX)
+    condition = Prefixes(column.column_id, place.target.prefixes)
+    return Partition("", (condition,))
 
 
 def table_stages(
@@ -58,16 +95,17 @@ def table_stages(
         target = place.target
         own = target if isinstance(target, nodes.TableTarget) else None
         info = place.partition or sizes.get(table)
+        part = place.partition.partition if place.partition else _messages_wanted(place)
         progress = TableProgress(
             table,
             topic=topics[table],
-            scan_wanted=scan is not InitialScan.NO,
-            start=start,
+            scan_wanted=scan is not InitialScan.NO and not place.messages,
+            start=start if scan is InitialScan.NO or place.messages else None,
             scan_total=info.rows_estimate if info else 0,
             columns=own.columns if own else (),
             values_from=tuple(v.text for v in own.values_from) if own else (),
             values_to=tuple(v.text for v in own.values_to) if own else (),
-            partition=place.partition.partition if place.partition else None,
+            partition=part,
             joined=place.joined,
             table_id=place.schema.table_id,
         )
@@ -86,13 +124,15 @@ def table_stages(
 
 def named_topic(target: nodes.Target) -> str | None:
     """The name that ``AS`` gives the target of a table."""
-    return target.topic if isinstance(target, nodes.TableTarget) else None
+    return target.topic if isinstance(target, nodes.TableTarget | nodes.MessagesTarget) else None
 
 
 def check_table(
     schema: TableSchema, target: nodes.Target, options: Options | None
 ) -> list[ChangefeedError]:
     """What the target's columns and range, and the options, need of the table."""
+    if isinstance(target, nodes.MessagesTarget):
+        return []  # options name columns of tables
     problems = []
     known = {column.name: column for column in schema.columns}
     span = to_span(target.span)

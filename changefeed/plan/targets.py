@@ -47,6 +47,11 @@ class ResolvedTarget:
     query: CompiledQuery | None = None
 
     @property
+    def messages(self) -> bool:
+        """It is no table: the source's logical messages."""
+        return isinstance(self.target, nodes.MessagesTarget)
+
+    @property
     def delivered(self) -> TableSchema:
         """The shape of what the feed delivers: of a query its result."""
         return self.schema if self.query is None else self.query.schema
@@ -104,6 +109,8 @@ def _renamed(target: nodes.Target, name: nodes.QualifiedName) -> nodes.Target:
             return nodes.SchemaTarget(name, target.filter, target.patterns, span=target.span)
         case nodes.DatabaseTarget():
             return nodes.DatabaseTarget(name, target.filter, target.patterns, span=target.span)
+        case nodes.MessagesTarget():
+            return target
 
 
 def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) -> list[TableName]:
@@ -121,7 +128,8 @@ def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) 
 def wishes(
     targets: Sequence[nodes.Target], source: Source, *, diff: bool
 ) -> tuple[list[TableRequest], list[ChangefeedError]]:
-    """What is asked for, table by table; a name given twice is a problem.
+    """What is asked for, table by table; a name given twice is a problem. Logical messages are
+    no table (:func:`look_up_messages`).
 
     A table named by itself counts before a pattern that fits it too; of two patterns the
     first counts.
@@ -131,6 +139,8 @@ def wishes(
     for target in targets:
         if isinstance(target, nodes.TableTarget):
             found.append(_table_wish(target, source.name, diff))
+            continue
+        if isinstance(target, nodes.MessagesTarget):
             continue
         try:
             names = matching(target, source)
@@ -190,6 +200,34 @@ def look_up(
             problems.append(_duplicate(schema.table, wish))
     order = {id(wish.target): place for place, wish in enumerate(asked)}
     return sorted(found.values(), key=lambda f: order[id(f.target)]), problems
+
+
+def look_up_messages(
+    targets: Sequence[nodes.Target], source: Source
+) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
+    """The target that asks for logical messages, if one does; a second one is a problem."""
+    asked = [target for target in targets if isinstance(target, nodes.MessagesTarget)]
+    if not asked:
+        return [], []
+    first, problems = asked[0], [second_messages(other) for other in asked[1:]]
+    try:
+        schema = source.messages()
+    except ChangefeedError as error:
+        if error.code in _WHOLE_SOURCE:
+            raise
+        error.span = error.span or to_span(first.span)
+        return [], [error, *problems]
+    return [ResolvedTarget(first, schema, joined=False)], problems
+
+
+def second_messages(target: nodes.MessagesTarget) -> ChangefeedError:
+    """A feed has messages already."""
+    return ChangefeedError(
+        "CF1302",
+        "a changefeed takes MESSAGES once",
+        hint="name all prefixes in one target, or make another changefeed for another topic.",
+        span=to_span(target.span),
+    )
 
 
 def _describe(wish: TableRequest, source: Source) -> TableSchema:

@@ -453,6 +453,21 @@ class Source(ABC):
         """
         raise ChangefeedError("CF1303", f"source {self.name} takes over no connector")
 
+    def messages(self) -> TableSchema:
+        """What its logical messages look like as rows of a table, version 0: with the columns of
+        :mod:`changefeed.core.logical_messages`, numbered, each message a row that is inserted. The
+        table's name is one that no table can have; :meth:`Attachment.capture` is given it among the
+        tables where a feed wants messages.
+
+        Raises:
+            ChangefeedError: CF1303 this source has none.
+        """
+        raise ChangefeedError(
+            "CF1303",
+            f"source {self.name} has no logical messages",
+            hint="make a table for them (an outbox), insert into it, and watch that table.",
+        )
+
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
         """Why no row can be in the range: a bound that is no value of its column, or bounds in
         the wrong order."""

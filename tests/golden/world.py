@@ -35,6 +35,7 @@ from changefeed.sources.base import (
     TableLocations,
     Watch,
 )
+from changefeed.sources.postgres.logical_messages import messages_schema
 from grammar import nodes
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
@@ -170,6 +171,9 @@ class FakeSource(Source):
             raise ChangefeedError("CF1101", f'table {table.table.name} has no partition "{name}"')
         number = table.columns[0].column_id
         return PartitionInfo(Partition(name, (Interval((number,), ("1",), ("9",)),)), 10, 8192)
+
+    def messages(self) -> TableSchema:
+        return messages_schema(self.name)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
         self.reach()

@@ -116,6 +116,14 @@ def truncate(tables: Sequence[Table], xid: int | None = None) -> bytes:
     return frame(b"T" + _xid(xid) + struct.pack(">IB", len(tables), 0) + oids)
 
 
+def logical(
+    lsn: int, prefix: str, content: bytes, *, transactional: bool = True, xid: int | None = None
+) -> bytes:
+    """What ``pg_logical_emit_message`` wrote, in a record that ends at ``lsn``."""
+    head = struct.pack(">BQ", transactional, lsn) + prefix.encode() + b"\0"
+    return frame(b"M" + _xid(xid) + head + struct.pack(">I", len(content)) + content)
+
+
 def stream_start(xid: int, first: bool) -> bytes:
     return frame(b"S" + struct.pack(">IB", xid, first))
 

@@ -21,6 +21,8 @@ FULL = replace(T, before_image=BeforeImage.FULL)
 
 DIFFERENT: dict[str, object] = {
     "query": QueryShape("SELECT a FROM t"),
+    "logical": True,
+    "content": True,
     "schema": FULL,
     "topic": "u",
     "envelope": Envelope.ROW,

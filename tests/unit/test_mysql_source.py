@@ -124,3 +124,11 @@ def test_a_range_of_a_key_of_two_columns() -> None:
     assert low == f'(("a" > {one}) OR ("a" = {one} AND "b" >= {two}))'
     assert in_range(table, KeyRange(None, ("1",))) == f'NOT (("a" >= {one}))'
     assert in_range(table, None) == ""
+
+
+def test_there_are_no_logical_messages() -> None:
+    source = MySQLSource("shop", "mysql://u@localhost/shop")
+    with pytest.raises(ChangefeedError, match="has no logical messages") as caught:
+        source.messages()
+    assert caught.value.code.number == "CF1303"
+    assert "outbox" in caught.value.hint

@@ -58,6 +58,7 @@ class Abilities:
     topic_in_value: bool = False
     exactly_once: bool = False
     resolved: bool = True
+    owns_targets: bool = False
     compressions: tuple[str, ...] = ("none", "gzip")
     features: frozenset[Feature] = frozenset(Feature)
     options: tuple[OptionRow[Any], ...] = ()

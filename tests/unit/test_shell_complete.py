@@ -194,7 +194,12 @@ def test_alter_knows_its_feed() -> None:
     assert "kafka_sink_config" not in {c.text for c in found(f"{head} SET ")}
     assert "cursor" not in {c.text for c in found(f"{head} SET ")}, "it cannot be altered"
     assert {c.text for c in found(f"{head} UNSET ")} == {"resolved"}
-    assert {c.text for c in found(f"{head} DROP ")} - {"TABLE", "SCHEMA", "DATABASE"} == {
+    assert {c.text for c in found(f"{head} DROP ")} - {
+        "TABLE",
+        "SCHEMA",
+        "DATABASE",
+        "MESSAGES",
+    } == {
         "orders",
         'sales."Deals"',
     }

@@ -42,6 +42,7 @@ from changefeed.sources.decoded.superseded import CollapsedRows, collapse
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import History, Redelivery, Witness
+from changefeed.sources.postgres.logical_messages import decode_messages
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.relations import Relations, ShapeChange
 from changefeed.sources.postgres.replay import Collapse
@@ -139,6 +140,7 @@ class Assembler:
         self._position = self._start
         self._seq = start.seq
         self.relations = relations
+        self._messages = relations.messages
         self.spool = spool
         self._lookup = lookup
         self._visibility = visibility
@@ -207,6 +209,14 @@ class Assembler:
         self.open = Transaction(lsn, xid, self._last, previous, commit_us, skip)
         return self.open
 
+    def outside(self, end: int) -> Transaction:
+        """A logical message outside of any transaction, by the end of its record: a transaction of
+        its own, which committed when the one before it did."""
+        transaction = self.begin(end - 1, self._last.wall // 1_000, 0)
+        transaction.spoke = not transaction.skip
+        self.commit(end)
+        return transaction
+
     def commit(self, end: int) -> None:
         """The end of the open transaction."""
         transaction, self.open = self.open, None
@@ -218,7 +228,9 @@ class Assembler:
             return
         self._position = max(self._position, end)
         if transaction.touched:
+            # Messages do not make a witness: a later stream may not ask for them.
             self._newest = transaction
+        if transaction.touched or transaction.spoke:
             self._commits.add(transaction, position_of(end))
 
     def _pass_start(self) -> None:
@@ -316,6 +328,8 @@ class Assembler:
         numbers, width = _numbers(len(rows.tags), [(at, d) for _, at, d in decoded])
         ordinals = self._ordinals(rows, width)
         for (oid, _, part), number in zip(decoded, numbers, strict=True):
+            if not len(part.rows):
+                continue  # logical messages of our own
             if collapsed is None:
                 marked = collapse(part.schema, part.rows, rows.of[part.message])
             else:
@@ -335,7 +349,9 @@ class Assembler:
         self, data: bytearray, block: Block, schema: TableSchema, rows: RowMessages, at: Places
     ) -> _TableRows:
         tags = rows.tags[at]
-        if len(at) < self._small:
+        if schema.table == self._messages:
+            found = decode_messages(block, tags, streamed=rows.streamed)
+        elif len(at) < self._small:
             found = decode_rows(data, tags.tolist(), schema, streamed=rows.streamed)
         else:
             found = decode_columns(block, tags, schema, streamed=rows.streamed)

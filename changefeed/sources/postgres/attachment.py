@@ -16,6 +16,7 @@ from changefeed.sources.postgres import checks, introspect, publications, slots,
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import Connection, Sessions
 from changefeed.sources.postgres.handover import Predecessor, take_over
+from changefeed.sources.postgres.logical_messages import is_messages
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.slots import SlotState
 from changefeed.sources.postgres.stream import ReplicationStream
@@ -99,8 +100,9 @@ class Server(Protocol):
 
 
 class PostgresAttachment(Attachment):
-    """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``, and
-    the ``predecessor`` whose slot ours is a copy of."""
+    """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``,
+    the ``predecessor`` whose slot ours is a copy of, ``messages`` where logical ones are wanted.
+    """
 
     def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
         name = object_name(owner, source.name)
@@ -112,12 +114,14 @@ class PostgresAttachment(Attachment):
         self._readers = source.readers
         self._streaming = True
         self._predecessor = Predecessor.of(known)
+        self._messages = bool(known.get("messages"))
 
     @property
     def memo(self) -> Memo:
         """See :class:`changefeed.sources.base.Attachment`."""
         before = {"predecessor": self._predecessor.memo()} if self._predecessor else {}
-        return {"slot": self.slot, "publication": self.publication, **before}
+        messages = {"messages": True} if self._messages else {}
+        return {"slot": self.slot, "publication": self.publication, **before, **messages}
 
     @property
     def holds(self) -> str:
@@ -145,6 +149,8 @@ class PostgresAttachment(Attachment):
         The publication comes first: a slot is no use for a publication younger than itself.
         """
         slot, publication = self.slot, self.publication
+        self._messages = any(map(is_messages, tables))
+        tables = [table for table in tables if not is_messages(table)]
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
         with self._sessions.session("prepare the database for changefeeds") as connection:
             if self._source.address.apart:
@@ -270,6 +276,7 @@ class PostgresAttachment(Attachment):
             primary=address.primary if address.apart else None,
             binary=address.binary,
             streaming=self._streaming,
+            logical=lambda: bool(request.memo().get("messages")),
             decoding_failed=self._stop_streaming,
             system_id=identity.partition("/")[0],
         )

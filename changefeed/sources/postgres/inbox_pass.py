@@ -127,9 +127,22 @@ class _Pass:
 
     def _commit(self, mark: StreamMark) -> None:
         transaction = self.to.open
-        if transaction is not None and self.first_rows and mark.rows > self.first_rows[-1]:
-            transaction.touched = True
+        if transaction is not None and self.first_rows:
+            self._see(transaction, self.first_rows[-1], mark.rows)
         self.to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
+
+    def _see(self, transaction: Transaction, first: int, upto: int) -> None:
+        """Note what there is of a transaction among these rows."""
+        if upto > first:
+            transaction.touched |= self.inbox.has_table_rows(first, upto)
+            transaction.spoke |= self.inbox.logical_between(first, upto) > 0
+
+    def _message(self, mark: StreamMark) -> None:
+        """A logical message outside of any transaction; it is the row before the mark."""
+        if self.to.open is not None:
+            raise ChangefeedError("CF2105", "a message of no transaction came inside of one")
+        end = pgoutput.read_message_lsn(self.inbox.data, mark.place)
+        self._enter(self.to.outside(end), mark.rows - 1)
 
     def _relation(self, mark: StreamMark) -> None:
         if self.to.spooling:
@@ -167,7 +180,7 @@ class _Pass:
         self.to.keepalive(message)
 
     def _nothing(self, mark: StreamMark) -> None:
-        """Type, Origin and Message: nothing that rows need."""
+        """Type and Origin: nothing that rows need."""
 
     # ------------------------------------------------------------------ large ones
 
@@ -214,8 +227,8 @@ class _Pass:
         self.first_rows = [upto] if goes_on else []
         if upto <= first:
             return
-        if goes_on and upto > starts[-1]:
-            transactions[-1].touched = True
+        if goes_on:
+            self._see(transactions[-1], max(starts[-1], first), upto)
         tags = np.array(self.inbox.rows[first:upto], np.intp)
         ends = [*starts[1:], upto]
         counts = np.array(ends, np.intp) - np.maximum(np.array(starts, np.intp), first)
@@ -244,7 +257,7 @@ _ACTIONS: dict[int, Callable[[_Pass, StreamMark], None]] = {
     pgoutput.KEEPALIVE: _Pass._keepalive,
     pgoutput.TYPE: _Pass._nothing,
     pgoutput.ORIGIN: _Pass._nothing,
-    pgoutput.MESSAGE: _Pass._nothing,
+    pgoutput.MESSAGE: _Pass._message,
     pgoutput.STREAM_START: _Pass._stream_start,
     pgoutput.STREAM_STOP: _Pass._stream_stop,
     pgoutput.STREAM_ABORT: _Pass._stream_abort,

@@ -13,6 +13,7 @@ here: that is done for many rows at once in :mod:`.columns`.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ RELATION, TYPE, ORIGIN, MESSAGE = ord("R"), ord("Y"), ord("O"), ord("M")
 STREAM_START, STREAM_STOP = ord("S"), ord("E")
 STREAM_COMMIT, STREAM_ABORT = ord("c"), ord("A")
 KEEPALIVE = ord("k")
+
+#: Flag of a logical message that is part of a transaction.
+TRANSACTIONAL = 1
 
 #: What stands before a tuple: the new row, the old key, the old row.
 NEW, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
@@ -92,11 +96,21 @@ class Inbox:
         marks: everything between them.
         reply_wanted: a keepalive asked for an answer since the flag was last cleared.
         inside_stream: the scan ended between Stream Start and Stream Stop.
+        logical: which of ``rows`` are logical messages. One outside of any transaction has a mark
+            behind it, too.
     """
 
-    def __init__(self, limit: int) -> None:
-        """``limit``: bytes at which the inbox counts as full; a larger message still fits."""
+    def __init__(self, limit: int, *, logical: bool = False, kept: bool = False) -> None:
+        """
+        Args:
+            limit: bytes at which the inbox counts as full; a larger message still fits.
+            logical: logical messages are taken; else they are passed over.
+            kept: what comes is of one transaction.
+        """
         self.limit = limit
+        self.logical: list[int] = []
+        self._takes_logical = logical
+        self._kept = kept
         self.data = bytearray(min(limit, _FIRST_CAPACITY) + PADDING)
         self.filled = 0
         self.place = 0
@@ -156,6 +170,8 @@ class Inbox:
                         self._mark(tag, place + TAG_OFFSET)
                 elif tag in row_tags:
                     add_row(place + TAG_OFFSET)
+                elif tag == MESSAGE:
+                    self._take_logical(place + TAG_OFFSET)
                 else:
                     inside = tag == STREAM_START
                     self._note(tag, place)
@@ -170,6 +186,16 @@ class Inbox:
             place = following
         self.place = place
         self.inside_stream = inside
+
+    def has_table_rows(self, first: int, upto: int) -> bool:
+        """Some of these rows are of a table."""
+        return upto - first > self.logical_between(first, upto)
+
+    def logical_between(self, first: int, upto: int) -> int:
+        """How many of these rows are logical messages."""
+        if not self.logical:
+            return 0
+        return bisect_left(self.logical, upto) - bisect_left(self.logical, first)
 
     def cut(self, everything: bool = False) -> Cut:
         """Where to cut: before the transaction that is still open, or behind all scanned."""
@@ -189,6 +215,8 @@ class Inbox:
         self.filled = rest
         self.place -= shift
         self.rows = [place - shift for place in self.rows[cut.rows :]]
+        if self.logical:
+            self.logical = [row - cut.rows for row in self.logical if row >= cut.rows]
         self.marks = [
             StreamMark(mark.rows - cut.rows, mark.tag, mark.place - shift)
             for mark in self.marks[cut.marks :]
@@ -198,6 +226,14 @@ class Inbox:
 
     def _mark(self, tag: int, place: int) -> None:
         self.marks.append(StreamMark(len(self.rows), tag, place))
+
+    def _take_logical(self, place: int) -> None:
+        if not self._takes_logical:
+            return
+        self.logical.append(len(self.rows))
+        self.rows.append(place)
+        if not self._kept and not self.data[place + 1] & TRANSACTIONAL:
+            self._mark(MESSAGE, place)
 
     def _note(self, tag: int, frame: int) -> None:
         if tag == BEGIN:
@@ -290,6 +326,7 @@ _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">BQQq")
 _KEEPALIVE = struct.Struct(">QqB")
 _XID = struct.Struct(">I")
+_LSN = struct.Struct(">Q")
 _TWO_XIDS = struct.Struct(">II")
 _COUNT = struct.Struct(">IB")
 #: Times are kept in nanoseconds since 1970 as signed 64 bits: up to the year 2262.
@@ -343,6 +380,11 @@ def read_abort(data: bytearray, tag: int) -> tuple[int, int]:
     """Stream Abort: the transaction, and the part of it (or all) that was rolled back."""
     transaction, part = _unpack(_TWO_XIDS, data, tag + 1, frame_end(data, tag))
     return transaction, part
+
+
+def read_message_lsn(data: bytearray, tag: int) -> int:
+    """The end of the record of a logical message that is not part of a streamed transaction."""
+    return _unpack(_LSN, data, tag + 2, frame_end(data, tag))[0]
 
 
 def frame_end(data: bytearray, tag: int) -> int:

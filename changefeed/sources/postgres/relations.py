@@ -16,6 +16,11 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.sources.postgres.details import identity_of
+from changefeed.sources.postgres.logical_messages import (
+    LOGICAL_OID,
+    messages_schema,
+    messages_table,
+)
 from changefeed.sources.postgres.pgoutput import RelationMessage, WireColumn, read_relation
 from changefeed.sources.postgres.types import (
     ColumnInfo,
@@ -98,6 +103,11 @@ class Relations:
         #: What the catalog showed of a table when that was its last known shape.
         self._agreed: dict[int, str] = {}
 
+    @property
+    def messages(self) -> TableName:
+        """What logical messages are rows of."""
+        return messages_table(self._source)
+
     def changes(self, body: bytes) -> bool:
         """Whether this message changes a table that rows may wait to be decoded with."""
         known = self._bodies.get(int.from_bytes(body[:4]))
@@ -120,9 +130,12 @@ class Relations:
             ChangefeedError: CF2105 a row came for a table that was never announced.
         """
         now = self._clock.monotonic()
+        asked = set(oids)
+        if LOGICAL_OID in asked and LOGICAL_OID not in self._schemas:
+            self._schemas[LOGICAL_OID] = self._intern(messages_schema(self._source))
         wanted = [
             oid
-            for oid in oids
+            for oid in asked
             if oid not in self._schemas
             or (oid in self._stale and now >= self._look_again.get(oid, 0.0))
         ]

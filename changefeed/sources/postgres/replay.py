@@ -102,7 +102,9 @@ def has_rows(spool: Spool, xid: int) -> bool:
     a TRUNCATE that was not rolled back."""
     aborted = np.array(sorted(spool.aborted(xid)), np.intp)
     for chunk in spool.scanned(xid).chunks():
-        if len(_not_aborted(Block(_bytes(chunk)), chunk.rows, aborted)):
+        block = Block(_bytes(chunk))
+        left = _not_aborted(block, chunk.rows, aborted)
+        if (block.data[left] != pgoutput.MESSAGE).any():
             return True
         for mark in chunk.marks:
             truncates = mark.tag == pgoutput.TRUNCATE
@@ -310,7 +312,9 @@ class _Replay:
         for number, part in enumerate(self._parts(chunk, tags, writes, shapes)):
             if number and (flush := self.to.flush(None)) is not None:
                 yield flush
-            self.transaction.touched = True
+            logical = block.data[part] == pgoutput.MESSAGE
+            self.transaction.touched |= not logical.all()
+            self.transaction.spoke |= bool(logical.any())
             here = (chunk.start + int(part[0]), chunk.start + int(part[-1]))
             mine = {oid: some.of(*here) for oid, some in writes.items()}
             messages = self._messages(block, part)

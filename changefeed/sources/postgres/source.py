@@ -27,6 +27,7 @@ from changefeed.sources.postgres.attachment import Patience, PostgresAttachment
 from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.handover import handover
+from changefeed.sources.postgres.logical_messages import FIRST_VERSION, messages_schema
 from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from changefeed.sources.postgres.types import TableDetails
 from changefeed.sources.postgres.visibility import read_unseen
@@ -96,6 +97,18 @@ class PostgresSource(Source):
     def describe(self, schema: str | None, name: str) -> TableSchema:
         """See :class:`changefeed.sources.base.Source`."""
         return self.describe_all([Watch(name=name, schema=schema)])[0]
+
+    def messages(self) -> TableSchema:
+        """See :class:`changefeed.sources.base.Source`."""
+        with self.sessions.session("look at the server's version") as connection:
+            version = connection.info.server_version
+        if version < FIRST_VERSION:
+            raise ChangefeedError(
+                "CF1303",
+                f"source {self.name} is PostgreSQL {version // 10_000}: logical messages can be "
+                f"read from version {FIRST_VERSION // 10_000} on",
+            )
+        return messages_schema(self.name)
 
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
         """See :class:`changefeed.sources.base.Source`."""

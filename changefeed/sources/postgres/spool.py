@@ -55,9 +55,15 @@ class _Extent:
 class Spool:
     """Files of transactions in progress, under a folder that is ours alone."""
 
-    def __init__(self, folder: Path, chunk: int = 8 << 20) -> None:
-        """``chunk``: bytes that are decoded at once at commit. The folder is emptied."""
+    def __init__(self, folder: Path, chunk: int = 8 << 20, *, logical: bool = False) -> None:
+        """
+        Args:
+            folder: is emptied.
+            chunk: bytes that are decoded at once at commit.
+            logical: logical messages are taken, too.
+        """
         self.chunk = chunk
+        self._logical = logical
         self._folder = folder
         self._aborted: dict[int, set[int]] = {}
         shutil.rmtree(folder, ignore_errors=True)
@@ -88,7 +94,8 @@ class Spool:
 
     def scanned(self, xid: int) -> ScannedTransaction:
         """A complete transaction, to be read chunk by chunk as often as needed."""
-        return ScannedTransaction(self._path(xid), self.scratch(xid, "places"), self.chunk)
+        places = self.scratch(xid, "places")
+        return ScannedTransaction(self._path(xid), places, self.chunk, logical=self._logical)
 
     def scratch(self, xid: int, name: str) -> Path:
         """A file for what is found out about a transaction; it goes with the transaction."""
@@ -115,8 +122,9 @@ class ScannedTransaction:
     for them again and memory does not grow with the transaction.
     """
 
-    def __init__(self, frames: Path, places: Path, chunk: int) -> None:
+    def __init__(self, frames: Path, places: Path, chunk: int, *, logical: bool = False) -> None:
         self.frames = frames
+        self._logical = logical
         self._places = places
         self._chunk = chunk
         self._extents: list[_Extent] | None = None
@@ -139,7 +147,7 @@ class ScannedTransaction:
     def _first_pass(self) -> Iterator[Chunk]:
         extents: list[_Extent] = []
         if self.frames.exists():
-            inbox, start = Inbox(self._chunk), 0
+            inbox, start = Inbox(self._chunk, logical=self._logical, kept=True), 0
             with self.frames.open("rb", buffering=0) as frames, self._places.open("wb") as places:
                 while inbox.fill(lambda view: frames.readinto(view) or 0):
                     inbox.scan()

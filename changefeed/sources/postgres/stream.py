@@ -35,6 +35,7 @@ from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.idle_changes import IdleChanges
 from changefeed.sources.postgres.inbox_pass import take
+from changefeed.sources.postgres.logical_messages import FIRST_VERSION
 from changefeed.sources.postgres.lsn import LOG_END, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
@@ -112,6 +113,9 @@ class ReplicationStream:
         binary: ask for binary values. Falls back to text, with a warning in the log, when the
             server is older than 14 or a published column has no binary form here.
         streaming: let the server send large transactions while they run (from version 14 on).
+        logical: whether logical messages are wanted now. They are asked for from the beginning of a
+            stream (from version 14 on), which ends with
+            :class:`~changefeed.sources.base.StreamFallback` once they are and it has not.
         decoding_failed: called when the server could not decode its log while that was on,
             before :class:`~changefeed.sources.base.StreamFallback` is raised.
         heartbeat: an idle source's frontier moves about this often, seconds.
@@ -136,6 +140,7 @@ class ReplicationStream:
         system_id: str = "",
         binary: bool = False,
         streaming: bool = True,
+        logical: Callable[[], bool] = lambda: False,
         decoding_failed: Callable[[], None] | None = None,
         heartbeat: float = 1.0,
         batch_bytes: int = BATCH_BYTES,
@@ -169,6 +174,9 @@ class ReplicationStream:
         self._binary = binary
         self._streaming = streaming and upto is None
         self._streams = False
+        self._wants_logical = logical
+        #: None: the server has none to send.
+        self._asks_logical: bool | None = False
         self._decoding_failed = decoding_failed
         self._heartbeat = heartbeat
         self._batch_bytes = batch_bytes
@@ -252,6 +260,12 @@ class ReplicationStream:
                 f"the log up to {self._upto} is read with publication {self._publication!r}; "
                 "reading on with our own",
             )
+
+    def _check_logical(self) -> None:
+        """After a batch was received and before anything of it is given out: a message that was
+        written after somebody wanted it is in none that came before."""
+        if self._asks_logical is False and self._wants_logical():
+            raise StreamFallback("CF2101", "logical messages are wanted now: reading on with them")
 
     # ------------------------------------------------------------------------- start
 
@@ -351,6 +365,12 @@ class ReplicationStream:
             options |= {"proto_version": "2", "streaming": "on"}
         if self._binary and self._all_binary(connection):
             options["binary"] = "true"
+        if connection.server_version < FIRST_VERSION:
+            self._asks_logical = None
+        else:
+            self._asks_logical = self._wants_logical()
+        if self._asks_logical:
+            options["messages"] = "true"
         connection.start_replication(self._slot, start.begin, options)
 
     def _all_binary(self, connection: ReplicationConnection) -> bool:
@@ -381,7 +401,8 @@ class ReplicationStream:
         idle_changes: IdleChanges,
         start: _Start,
     ) -> Iterator[Flush]:
-        spool = Spool(self._spool_dir, self._batch_bytes)
+        logical = bool(self._asks_logical)
+        spool = Spool(self._spool_dir, self._batch_bytes, logical=logical)
         position = lsn_of(start.frontier.position)
         assembler = Assembler(
             start.frontier,
@@ -399,7 +420,7 @@ class ReplicationStream:
                 settled=lambda: reporter.acknowledge(position),
             ),
         )
-        inbox = Inbox(self._batch_bytes)
+        inbox = Inbox(self._batch_bytes, logical=logical)
         told = beaten = start.frontier
         last_beat = self._clock.monotonic()
         gather_until = 0.0
@@ -407,6 +428,7 @@ class ReplicationStream:
             if (pause := gather_until - self._clock.monotonic()) > 0:
                 self._clock.sleep(pause)
             received = self._receive(connection, reporter, inbox)
+            self._check_logical()
             cut = inbox.cut(everything=inbox.full)
             for flush in take(assembler, inbox, cut):
                 if flush.frontier is not None:

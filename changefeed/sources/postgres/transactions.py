@@ -9,6 +9,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.spans import Places
 from changefeed.sources.postgres.columns import Block
+from changefeed.sources.postgres.logical_messages import LOGICAL_OID
+from changefeed.sources.postgres.pgoutput import MESSAGE
 from changefeed.sources.postgres.relations import ShapeChange
 
 
@@ -17,7 +19,8 @@ class Transaction:
     """A transaction being read.
 
     ``lsn`` is the place of its commit record, ``previous`` the timestamp before it; ``rows`` counts
-    what was given out so far, ``touched`` says that it has rows of ours.
+    what was given out so far, ``touched`` says that it has rows of ours, ``spoke`` that it has
+    logical messages.
     """
 
     lsn: int
@@ -28,6 +31,7 @@ class Transaction:
     skip: bool = False
     rows: int = 0
     touched: bool = False
+    spoke: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +62,8 @@ class RowMessages:
 
 def table_oids(block: Block, tags: Places, *, streamed: bool) -> Places:
     """Which table each row message is about."""
-    return block.word(tags + (5 if streamed else 1)) & 0xFFFFFFFF
+    oids = block.word(tags + (5 if streamed else 1)) & 0xFFFFFFFF
+    logical = block.data[tags] == MESSAGE
+    if logical.any():
+        oids[logical] = LOGICAL_OID
+    return oids
