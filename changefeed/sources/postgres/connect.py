@@ -424,9 +424,13 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=detail, hint=hint)
 
 
+#: Code and hint for a text of libpq that tells us nothing.
+_NOT_UNDERSTOOD = ("CF2001", "")
+
+
 def _understood(message: str) -> bool:
     """The text alone tells what is wrong with a connection that could not be made."""
-    return _of_login(message) != ("CF2001", "")
+    return _of_login(message) is not _NOT_UNDERSTOOD
 
 
 def _of_login(message: str) -> tuple[str, str]:
@@ -439,7 +443,7 @@ def _of_login(message: str) -> tuple[str, str]:
         return "CF1207", ""
     if _REFUSED.search(message):
         return "CF2002", next((h for text, h in _REFUSED_HINT.items() if text in message), "")
-    return "CF2001", ""
+    return _NOT_UNDERSTOOD
 
 
 def _message(error: psycopg.Error) -> str:
