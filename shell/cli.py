@@ -14,7 +14,7 @@ import click
 from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.loading import loading
-from changefeed.spark.settings import EngineOption, SparkSettings, parse_property
+from changefeed.spark.settings import EngineOption, SparkSettings, check_staging, parse_property
 from shell.exits import Exit, exit_status
 from shell.render.formats import Format
 
@@ -113,6 +113,15 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     return size
 
 
+def _staging(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value:
+        try:
+            check_staging(value)
+        except ChangefeedError as error:
+            raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from None
+    return value
+
+
 def _place_options(command: F) -> F:
     for option in (
         click.option(
@@ -147,6 +156,14 @@ def _place_options(command: F) -> F:
         ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
+        click.option(
+            "--staging",
+            metavar="DIR|URL",
+            envvar="CHANGEFEED_STAGING",
+            callback=_staging,
+            help="Where Spark's executors find rows of the node, if they do not see its state: "
+            "a directory, s3:// or hdfs:// (default: $CHANGEFEED_STAGING, else the state).",
+        ),
         click.option(
             "--state",
             metavar="DIR|URL",
@@ -197,6 +214,7 @@ def cli(
     heap: str | None,
     conf: tuple[tuple[str, str], ...],
     engine: str,
+    staging: str | None,
     max_memory: int | None,
     max_disk: int | None,
     source: str | None,
@@ -205,7 +223,7 @@ def cli(
     yes: bool,
 ) -> None:
     """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
-    spark = SparkSettings(master, heap, conf, EngineOption(engine))
+    spark = SparkSettings(master, heap, conf, EngineOption(engine), staging)
     place = StatePlace(state, spark, max_memory, max_disk)
     context.obj = place
     if context.invoked_subcommand is not None:
@@ -264,6 +282,7 @@ def start(
     heap: str | None,
     conf: tuple[tuple[str, str], ...],
     engine: str,
+    staging: str | None,
     max_memory: int | None,
     max_disk: int | None,
     http: tuple[str, int] | None,
@@ -271,7 +290,7 @@ def start(
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
     from shell.service import serve
 
-    spark = SparkSettings(master, heap, conf, EngineOption(engine))
+    spark = SparkSettings(master, heap, conf, EngineOption(engine), staging)
     given = StatePlace(state, spark, max_memory, max_disk)
     place = given.over(context.obj)
     context.exit(

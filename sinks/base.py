@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from changefeed.core.clock import Timestamp
@@ -165,6 +166,23 @@ class SparkAccess(Protocol):
 
         Name the packs that extend Spark SQL (``delta``, ``iceberg``) to get the session that
         knows them: it has settings and temporary views of its own.
+        """
+        ...
+
+    def shared(self, paths: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
+        """Files of this machine by the names under which Spark's executors read them, in the same
+        order, while the block lasts: copies in the node's staging place, if it has one.
+
+        Raises:
+            ChangefeedError: CF4002, the staging place cannot be written.
+        """
+        ...
+
+    def shared_folder(self, folder: Path) -> AbstractContextManager[str]:
+        """The name of a folder that executors may make, write and read; removed at the end.
+
+        Args:
+            folder: what it is if the node has no staging place.
         """
         ...
 

@@ -80,6 +80,7 @@ import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 
+from changefeed.embedded.account import server_account
 from changefeed.spark.java import find_java
 from changefeed.spark.session import SparkEngine
 from tests import selection, workers
@@ -444,6 +445,18 @@ def spark_cluster() -> Iterator[SparkCluster]:
     """The run's standalone Spark cluster: a master and two workers as processes."""
     with server_folder("spark-cluster") as folder:
         cluster = SparkCluster(folder).start()
+        yield cluster
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def remote_spark() -> Iterator[SparkCluster]:
+    """A standalone cluster whose executors see no private file of the driver's user: they run under
+    an account of their own."""
+    if os.geteuid() != 0:
+        pytest.skip("only root starts processes under another account")
+    with server_folder("remote-spark") as folder:
+        cluster = SparkCluster(folder, account=server_account()).start()
         yield cluster
         cluster.stop()
 

@@ -10,6 +10,8 @@ the job is over (:mod:`changefeed.scan.admission`).
 from __future__ import annotations
 
 import itertools
+import math
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,16 +31,20 @@ from changefeed.feeds.feed import Feed
 from changefeed.feeds.lanes import DeliveryForm, Lanes
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
+from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
 from changefeed.scan.barrier import Fence, ScanStopped
 from changefeed.spark.session import SparkEngine
-from changefeed.spark.tasks import Done, run_tasks
+from changefeed.spark.tasks import Done, run_files, run_tasks
 from sinks.base import Capabilities, Epoch
 
 #: Rows of one job at most: what comes again when it fails.
 JOB_ROWS = 2_000_000
 #: Each lane reads the whole range: more of them would read more than they deliver.
 MOST_LANES = 8
+#: Bytes of the log in one job at most where its lanes are staged: an executor has a lane's file in
+#: memory.
+STAGED_BYTES = 256 << 20
 _LOOK_SECONDS = 0.2
 
 _numbers = itertools.count(1)
@@ -78,28 +84,33 @@ class Progress:
 
 
 def waiting(
-    log: LogAccess, bounds: Mapping[TableName, Timestamp], upto: Timestamp, slice_bytes: int
+    log: LogAccess,
+    bounds: Mapping[TableName, Timestamp],
+    upto: Timestamp,
+    slice_bytes: int,
+    most_bytes: float = math.inf,
 ) -> LogRange:
     """What can be delivered in lanes, from the log's index: up to the next mark, at most
-    :data:`JOB_ROWS` rows."""
+    :data:`JOB_ROWS` rows, about ``most_bytes`` bytes."""
     found = LogRange(max(bounds.values()))
-    rows, versions = 0, set[TableSchema]()
+    rows, size, versions = 0, 0, set[TableSchema]()
     for item in items(log, bounds, upto, slice_bytes):
         if isinstance(item, MarkItem):
             before = item.event.at.previous()
             if before <= min(bounds.values()):
                 return LogRange(before, mark=item.event.at)
             # Of another table there may be one before it: the range shrinks until there is none.
-            shorter = waiting(log, bounds, before, slice_bytes)
+            shorter = waiting(log, bounds, before, slice_bytes, most_bytes)
             if shorter.mark is None and shorter.upto == before:
                 return replace(shorter, mark=item.event.at)
             return shorter
         if isinstance(item, Chunk):
             rows += item.rows
+            size += sum(piece.bytes for piece in item.pieces)
             versions.add(item.schema)
         else:
             found = LogRange(item.upto, rows, frozenset(versions))
-            if rows >= JOB_ROWS:
+            if rows >= JOB_ROWS or size >= most_bytes:
                 break
     return found
 
@@ -145,6 +156,7 @@ class Backlog:
         self.name = name
         self._log = log
         self._folder = folder
+        self._scratch = sink_session.folder
         self._engine = engine
         self._sink_session = sink_session
         self._note = note
@@ -177,7 +189,8 @@ class Backlog:
             return Progress()
         if min(bounds.values()) < self._refused_upto:
             return Progress(node_upto=self._refused_upto)
-        found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes))
+        most = STAGED_BYTES if self._engine.stages else math.inf
+        found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes), most)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._engine.installed:
             self._tell_missing()
@@ -233,9 +246,7 @@ class Backlog:
             )
             with self._cancelled_when(interrupted, group) as cancelled:
                 try:
-                    done = run_tasks(
-                        self._engine, work, lanes, group=group, on_progress=lambda rows, size: None
-                    )
+                    done = self._run_lanes(work, group)
                 except ChangefeedError:
                     if cancelled.is_set():
                         return Progress()
@@ -246,6 +257,18 @@ class Backlog:
             fence.close()
         fault_point(Point.RUNNER_AFTER_COMMIT)
         return Progress(_settle(feed, bounds, upto, done), moved=True)
+
+    def _run_lanes(self, work: Lanes, group: str) -> list[Done]:
+        def tell(rows: int, size: int) -> None:
+            """Nobody is shown how far a backlog's job is."""
+
+        if not self._engine.stages:
+            return run_tasks(self._engine, work, work.count, group=group, on_progress=tell)
+        # A feed at work has it; a new one may never have staged anything.
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="lanes-", dir=self._scratch) as folder:
+            paths = write_lanes(work, self._log, Path(folder))
+            return run_files(self._engine, StagedLanes(work), paths, group=group, on_progress=tell)
 
     @contextmanager
     def _cancelled_when(

@@ -9,7 +9,7 @@ is less than a shuffle of the rows (``docs/decisions/bulk-work.md``).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
@@ -108,6 +109,21 @@ class DeliveryForm:
     target: Target
 
 
+@dataclass(frozen=True, slots=True)
+class LaneRows:
+    """Rows of one lane, of one table and version, in order.
+
+    Attributes:
+        clean: see :attr:`.chunks.Chunk.clean`.
+        after: all rows are above it.
+    """
+
+    rows: pa.Table
+    schema: TableSchema
+    clean: frozenset[str]
+    after: Timestamp
+
+
 @dataclass
 class Lanes:
     """Delivers a range of the log without marks; one lane a call. Pickles with an unopened sink.
@@ -141,60 +157,90 @@ class Lanes:
         Raises:
             ChangefeedError: the log or the sink failed; CF2201 nobody waits for this any more.
         """
+        return self.deliver(self._of_log(number), tell)
+
+    def deliver(
+        self, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
+    ) -> list[Done]:
+        """Deliver the rows of one lane; see :meth:`__call__`."""
         self.ticket.enter()
         try:
             self.sink.open(self.context)
             try:
-                return self._deliver(number, tell)
+                return self._deliver(lane, tell)
             finally:
                 self.sink.close()
         finally:
             self.ticket.leave()
 
-    def _deliver(self, number: int, tell: Callable[[int, int], None]) -> list[Done]:
+    def _deliver(
+        self, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
+    ) -> list[Done]:
         done = {table: Done(item, 0, 0) for item, table in enumerate(self.bounds)}
         receipts: list[Receipt] = []
-        with LogReader(self.log, cache_bytes=0) as log:
-            self._check_reach(log)
-            for item in items(log, self.bounds, self.upto, self.slice_bytes):
-                if isinstance(item, MarkItem):
-                    raise ChangefeedError(
-                        "CF9001", f"the change log has a mark of {item.table} inside a lane's range"
-                    )
-                if isinstance(item, Watermark) and receipts:
+        for item in lane:
+            if isinstance(item, Watermark):
+                if receipts:
                     require_durable(self.sink.commit(self.epoch, receipts))
                     receipts.clear()
                     tell(*_sums(done))
-                if not isinstance(item, Chunk):
-                    continue
-                receipt = self._write(item, number, len(receipts))
-                if receipt is not None:
-                    receipts.append(receipt)
-                    table = item.schema.table
-                    before = done[table]
-                    done[table] = Done(
-                        before.item, before.rows + receipt.rows, before.bytes + receipt.bytes
-                    )
+                continue
+            receipt = self._write(item, len(receipts))
+            if receipt is not None:
+                receipts.append(receipt)
+                table = item.schema.table
+                before = done[table]
+                done[table] = Done(
+                    before.item, before.rows + receipt.rows, before.bytes + receipt.bytes
+                )
         return [d for d in done.values() if d.rows]
+
+    def _of_log(self, number: int) -> Iterator[LaneRows | Watermark]:
+        try:
+            opened = LogReader(self.log, cache_bytes=0)
+        except PermissionError as cause:
+            raise _unseen("a Spark worker may not read the change log") from cause
+        with opened as log:
+            self._check_reach(log)
+            for item in self.items(log):
+                if isinstance(item, Watermark):
+                    yield item
+                    continue
+                rows = item.load()
+                mine = self.split(rows, item.schema) == number
+                if mine.any():
+                    rows = rows.filter(pa.array(mine))
+                    yield LaneRows(rows, item.schema, item.clean, item.after)
+
+    def split(self, rows: pa.Table, schema: TableSchema) -> npt.NDArray[np.int64]:
+        """The lane of each of the rows."""
+        return lane_of(rows, schema, self.count, self.versions[schema].plan.ordered_by)
+
+    def items(self, log: LogAccess) -> Iterator[Chunk | Watermark]:
+        """What all lanes together deliver.
+
+        Raises:
+            ChangefeedError: the log failed.
+        """
+        for item in items(log, self.bounds, self.upto, self.slice_bytes):
+            if isinstance(item, MarkItem):
+                raise ChangefeedError(
+                    "CF9001", f"the change log has a mark of {item.table} inside a lane's range"
+                )
+            if isinstance(item, Chunk | Watermark):
+                yield item
 
     def _check_reach(self, log: LogReader) -> None:
         frontier = log.frontier
         if frontier is None or frontier.at < self.upto:
-            raise ChangefeedError(
-                "CF3001",
+            raise _unseen(
                 f"the change log ends at {frontier.at if frontier else 'nothing'} for a Spark "
-                f"worker, and the node has it up to {self.upto}",
-                hint="let all machines see the same files of the state directory, or set engine = "
-                "'driver'.",
+                f"worker, and the node has it up to {self.upto}"
             )
 
-    def _write(self, chunk: Chunk, number: int, partition: int) -> Receipt | None:
-        rows = chunk.load()
-        its = self.versions[chunk.schema]
-        mine = lane_of(rows, chunk.schema, self.count, its.plan.ordered_by) == number
-        if not mine.any():
-            return None
-        messages = encode_messages(rows.filter(pa.array(mine)), its.plan, chunk.clean)
+    def _write(self, part: LaneRows, partition: int) -> Receipt | None:
+        its = self.versions[part.schema]
+        messages = encode_messages(part.rows, its.plan, part.clean)
         if not messages.num_rows:
             return None
         return self.sink.write(
@@ -205,10 +251,19 @@ class Lanes:
                 target=its.target,
                 schema=its.seen,
                 rows=messages,
-                frontier=chunk.after,
+                frontier=part.after,
             )
         )
 
 
 def _sums(done: Mapping[TableName, Done]) -> tuple[int, int]:
     return sum(d.rows for d in done.values()), sum(d.bytes for d in done.values())
+
+
+def _unseen(message: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF3001",
+        message,
+        hint="let all machines see the same files of the state directory, name a place that they "
+        "reach with --staging, or set engine = 'driver'.",
+    )

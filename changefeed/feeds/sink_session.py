@@ -86,6 +86,11 @@ class SinkSession:
             scratch=str(self._scratch(scan)) if local else "",
         )
 
+    @property
+    def folder(self) -> Path:
+        """The feed's directory for files that no restart needs; it may have to be made."""
+        return self._layout.scratch(self._feed.job.id)
+
     def _scratch(self, scan: bool) -> Path:
         return self._layout.scratch(self._feed.job.id) / ("scan" if scan else "changes")
 

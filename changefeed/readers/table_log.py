@@ -20,8 +20,9 @@ from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
-from changefeed.log import LogReader, Slice
+from changefeed.log import LogPiece, LogReader
 from changefeed.readers.changes import ChangeRows, place_of
+from changefeed.readers.staged_rows import StagedRows
 
 #: About so many rows are one range: enough that opening the log does not show.
 RANGE_ROWS = 200_000
@@ -81,6 +82,7 @@ class Range:
         files: of a scan, the files to read in place of the log; their rows have ``version``.
         rows: how many rows of the log there are, about.
         on_truncate: what a TRUNCATE becomes.
+        staged: where the rows are, if whoever reads does not see the log.
     """
 
     log: Path
@@ -92,6 +94,7 @@ class Range:
     version: TableSchema | None = None
     rows: int = 0
     on_truncate: OnTruncate = OnTruncate.ERROR
+    staged: StagedRows | None = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The changes in log order.
@@ -100,7 +103,7 @@ class Range:
             ChangefeedError: CF3001 the log is damaged, CF3002 it does not go back so far, CF1303 a
                 TRUNCATE, CF4001 a value does not fit its type.
         """
-        batches = self._scanned() if self.files else self._logged()
+        batches = self._scanned() if self.version is not None else self._logged()
         for batch in batches:
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 yield batch.slice(start, BATCH_ROWS)
@@ -109,6 +112,13 @@ class Range:
         if self.version is None:
             raise AssertionError("a scan has a shape")
         change = ChangeRows(self.schema or self.version)
+        for content in self._files() if self.staged is None else self.staged.files():
+            reader = pa.ipc.open_file(content)
+            for i in range(reader.num_record_batches):
+                rows = pa.Table.from_batches([reader.get_batch(i)])
+                yield change.of(rows, self.version)
+
+    def _files(self) -> Iterator[pa.NativeFile]:
         for name in self.files:
             try:
                 file = pa.memory_map(name)
@@ -119,44 +129,67 @@ class Range:
                     detail=name,
                     hint="make another reader, which begins with a scan of the table.",
                 ) from cause
+            except PermissionError as cause:
+                raise _unseen("the reader's initial scan may not be read here") from cause
             with file:
-                reader = pa.ipc.open_file(file)
-                for i in range(reader.num_record_batches):
-                    rows = pa.Table.from_batches([reader.get_batch(i)])
-                    yield change.of(rows, self.version)
+                yield file
 
     def _logged(self) -> Iterator[pa.RecordBatch]:
-        with LogReader(self.log) as log:
+        if self.staged is None:
+            for event in self.events():
+                if isinstance(event, Truncate):
+                    yield from self._truncated(event.schema, event.at)
+                elif not isinstance(event, SchemaChange):
+                    yield self._changes(event.schema, event.load())
+        else:
+            for version, found in self.staged.events():
+                if isinstance(found, Timestamp):
+                    yield from self._truncated(version, found)
+                else:
+                    yield self._changes(version, found)
+
+    def events(self) -> Iterator[LogPiece | Truncate | SchemaChange]:
+        """What the log has in this range, in its order."""
+        try:
+            opened = LogReader(self.log)
+        except PermissionError as cause:
+            raise _unseen("the change log may not be read here") from cause
+        with opened as log:
             after = self.after
             while after < self.upto:
                 piece = log.slice({self.selection.table: after}, self.upto, RANGE_ROWS, RANGE_BYTES)
-                yield from self._changes(piece)
+                yield from piece.events
                 if piece.upto <= after:
-                    raise ChangefeedError(
-                        "CF3001",
-                        f"the change log ends at {after}, and {self.upto} was promised",
-                        hint="the reader's machine does not see the same files as the node's.",
+                    raise _unseen(
+                        f"the change log ends at {after}, and {self.upto} was promised: this "
+                        "machine does not see the same files as the node's"
                     )
                 after = piece.upto
 
-    def _changes(self, part: Slice) -> Iterator[pa.RecordBatch]:
-        for event in part.events:
-            if isinstance(event, SchemaChange):
-                continue
-            plan = self.selection.of(event.schema)
-            change = ChangeRows(self.schema or plan.schema)
-            if not isinstance(event, Truncate):
-                yield change.of(plan.rows(event.load()), plan.schema)
-            elif self.on_truncate is OnTruncate.ROW:
-                yield change.truncated(event.at)
-            elif self.on_truncate is OnTruncate.ERROR:
-                raise ChangefeedError(
-                    "CF1303",
-                    f"{event.schema.table} was truncated at {event.at}, which no change of a row "
-                    "can say",
-                    hint="the option truncate = 'row' gives a row with _change_type 'truncate', "
-                    "'skip' leaves it out.",
-                )
+    def _changes(self, version: TableSchema, rows: pa.Table) -> pa.RecordBatch:
+        plan = self.selection.of(version)
+        return ChangeRows(self.schema or plan.schema).of(plan.rows(rows), plan.schema)
+
+    def _truncated(self, version: TableSchema, at: Timestamp) -> Iterator[pa.RecordBatch]:
+        if self.on_truncate is OnTruncate.ROW:
+            plan = self.selection.of(version)
+            yield ChangeRows(self.schema or plan.schema).truncated(at)
+        elif self.on_truncate is OnTruncate.ERROR:
+            raise ChangefeedError(
+                "CF1303",
+                f"{version.table} was truncated at {at}, which no change of a row can say",
+                hint="the option truncate = 'row' gives a row with _change_type 'truncate', "
+                "'skip' leaves it out.",
+            )
+
+
+def _unseen(message: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF3001",
+        message,
+        hint="let executors see the node's files, as the node's user, or name a place that both "
+        "reach with the option staging.",
+    )
 
 
 @dataclass(frozen=True)

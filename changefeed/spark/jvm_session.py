@@ -38,6 +38,7 @@ from changefeed.spark.pyspark_globals import (
     launch_for_cluster,
     quiet_py4j,
 )
+from changefeed.spark.shipping import ship_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +52,8 @@ class SessionSpec:
         master: Spark's master URL.
         cores: tasks at the same time where this machine runs them.
         heap: ``-Xmx`` of the driver.
-        properties: a person's, on top of ours.
+        defaults: properties beside ours.
+        properties: a person's, on top of both.
         flags: further JVM flags.
         packs: jar packs on its class path, downloaded where they are missing.
         log: file for what the JVM and the workers print; None: one in the scratch directory.
@@ -61,6 +63,7 @@ class SessionSpec:
     master: str
     cores: int
     heap: str
+    defaults: Mapping[str, str]
     properties: Mapping[str, str]
     flags: tuple[str, ...]
     packs: frozenset[str]
@@ -138,6 +141,7 @@ class JvmSession:
         from pyspark.sql import SparkSession
 
         quiet_py4j()
+        person = dict(spec.properties)
         jars = paths(sorted(self.packs))
         if java is not None:
             self.jvm, gateway = launch_jvm(
@@ -154,14 +158,12 @@ class JvmSession:
             )
             client = connect(gateway)
         else:
-            self.jvm, client = launch_for_cluster(
-                spec.master, spec.heap, spec.properties, self._log, jars
-            )
-        settings = our_properties(spec.master, spec.cores, self.scratch)
+            person |= self._shipped(person)
+            self.jvm, client = launch_for_cluster(spec.master, spec.heap, person, self._log, jars)
+        settings = our_properties(spec.master, spec.cores, self.scratch) | dict(spec.defaults)
         if "hadoop-aws" in self.packs:
             settings |= STORE_PROPERTIES
         site: dict[str, str] = {}
-        person = dict(spec.properties)
         if java is None:
             site = site_properties(client)
             # The launcher was given these together with ours.
@@ -176,6 +178,12 @@ class JvmSession:
         for module in _LATER:
             importlib.import_module(module)
         return SparkSession(context)
+
+    def _shipped(self, person: Mapping[str, str]) -> dict[str, str]:
+        """Properties that ship our Python to the executors, unless it is installed there."""
+        if "spark.pyspark.python" in person or "PYSPARK_PYTHON" in os.environ:
+            return {}
+        return ship_python(self.scratch).properties(person)
 
     def died(self, failure: BaseException) -> bool:
         """Whether the JVM is gone, asked after ``failure``.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from changefeed.spark.properties import (
     is_local,
 )
 from changefeed.spark.settings import SparkSettings
+from changefeed.spark.staging import StagingArea
+from changefeed.spark.staging_place import staging_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +59,8 @@ class SparkEngine:
         flags: further JVM flags.
         packs: jar packs to have from the first start on, downloaded where they are missing.
         preferred: where bulk work of feeds runs that do not say it themselves.
+        staging: where executors find rows that the node has for them, if they do not see its
+            directories; see :func:`.staging_place.staging_place`.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class SparkEngine:
         flags: tuple[str, ...] = (),
         packs: Sequence[str] = (),
         preferred: EngineOption = EngineOption.AUTO,
+        staging: str | None = None,
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
             raise ChangefeedError("CF1204", f"invalid size of Spark's heap: {heap!r}")
@@ -78,7 +84,10 @@ class SparkEngine:
         self.preferred = preferred
         self._settings = dict(settings or {})
         self._flags = flags
-        self._packs = frozenset(pack(name).name for name in packs)
+        self._place = staging_place(staging) if staging else None
+        self._staging = StagingArea(self._place, self.session) if self._place else None
+        wanted = (*packs, *(self._place.packs if self._place else ()))
+        self._packs = frozenset(pack(name).name for name in wanted)
         self._log = log
         self._given_scratch = scratch
         self._lock = threading.Lock()
@@ -96,6 +105,7 @@ class SparkEngine:
             settings=conf,
             log=log,
             preferred=settings.engine,
+            staging=settings.staging,
         )
 
     def start(self) -> None:
@@ -126,6 +136,40 @@ class SparkEngine:
     def local(self) -> bool:
         """Its workers run on this machine."""
         return is_local(self.master)
+
+    @property
+    def stages(self) -> bool:
+        """Executors read what the node has for them from a staging place."""
+        return self._staging is not None
+
+    @contextmanager
+    def shared(self, paths: Sequence[str]) -> Iterator[list[str]]:
+        """Files of this machine by the names under which executors read them, for a block.
+
+        Raises:
+            ChangefeedError: CF4002, the staging place cannot be written.
+        """
+        if self._staging is None:
+            yield list(paths)
+            return
+        with self._staging.shared(paths) as copies:
+            yield copies
+
+    @contextmanager
+    def shared_folder(self, folder: Path) -> Iterator[str]:
+        """The name of a folder that executors may make and write in a block, and read.
+
+        Args:
+            folder: which one, without a staging place.
+        """
+        if self._staging is not None:
+            with self._staging.folder() as name:
+                yield name
+            return
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def state(self) -> SparkState:
         """What the choice of an engine needs to know; starts nothing.
@@ -241,6 +285,8 @@ class SparkEngine:
 
     def close(self) -> None:
         """Stop Spark and remove its files. No process is left. The engine is not usable after."""
+        if self._staging is not None and self.ready:
+            self._staging.close()
         with self._lock:
             self._closed = True
             life, self._life = self._life, None
@@ -259,6 +305,7 @@ class SparkEngine:
             master=self.master,
             cores=self.cores,
             heap=self.heap,
+            defaults=self._place.properties if self._place else {},
             properties=self._settings,
             flags=self._flags,
             packs=self._packs,

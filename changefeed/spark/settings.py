@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 
-__all__ = ["EngineOption", "SparkSettings", "parse_property"]
+__all__ = ["EngineOption", "SparkSettings", "check_staging", "parse_property"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,15 @@ class SparkSettings:
         heap: memory of the driver's JVM, as ``2g``; None: a share of the machine's.
         conf: further Spark properties, which override ours.
         engine: where bulk work of feeds runs that do not say it themselves.
+        staging: a place that node and executors reach, for rows that the one has for the others;
+            None: they see the same files. It may hold a secret.
     """
 
     master: str | None = None
     heap: str | None = None
     conf: tuple[tuple[str, str], ...] = ()
     engine: EngineOption = EngineOption.AUTO
+    staging: str | None = field(default=None, repr=False)
 
     def over(self, other: SparkSettings) -> SparkSettings:
         """These where they are given, else the other's; properties of both."""
@@ -34,6 +37,7 @@ class SparkSettings:
             self.heap or other.heap,
             tuple(merged.items()),
             other.engine if self.engine is EngineOption.AUTO else self.engine,
+            self.staging or other.staging,
         )
 
 
@@ -52,3 +56,15 @@ def parse_property(text: str) -> tuple[str, str]:
             hint="write it as spark-submit does: --conf spark.executor.memory=4g",
         )
     return name, value.strip()
+
+
+def check_staging(url: str) -> str:
+    """The address of a staging place, as it was given.
+
+    Raises:
+        ChangefeedError: CF1201, CF1202.
+    """
+    from changefeed.spark.staging_place import staging_place
+
+    staging_place(url)
+    return url

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -35,6 +36,16 @@ class Task(Protocol):
         ...
 
 
+class FileTask(Protocol):
+    """Runs in a worker with what is in one file; must pickle."""
+
+    def __call__(
+        self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
+    ) -> list[Done]:
+        """Do the work of task ``number``; see :class:`Task`."""
+        ...
+
+
 def run_tasks(
     engine: SparkEngine,
     task: Task,
@@ -61,6 +72,60 @@ def run_tasks(
     return [Done(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
+def run_files(
+    engine: SparkEngine,
+    task: FileTask,
+    paths: Sequence[Path],
+    *,
+    group: str,
+    on_progress: Callable[[int, int], None],
+) -> list[Done]:
+    """Like :func:`run_tasks`, a task for each file of this machine: executors read it, from the
+    staging place where there is one, and hand its content to the task.
+
+    A file should be small enough to be in an executor's memory twice.
+    """
+    with (
+        engine.shared([str(path) for path in paths]) as names,
+        engine.use(group) as plain,
+        Listener(on_progress, driver_host(plain)) as tell,
+    ):
+        session = plain.newSession()
+        # Else several small files share a task.
+        session.conf.set("spark.sql.files.maxPartitionBytes", "1")
+        files = session.read.format("binaryFile").load(list(names)).select("path", "content")
+        rows = files.mapInArrow(_RunFile(task, _numbers(names), tell), _RESULT_DDL).collect()
+    return [Done(row["item"], row["rows"], row["bytes"]) for row in rows]
+
+
+def _numbers(names: Sequence[str]) -> dict[str, int]:
+    return {name.rpartition("/")[2]: number for number, name in enumerate(names)}
+
+
+class _RunFile:
+    """The function that Spark calls with the files of a partition: one."""
+
+    def __init__(
+        self,
+        task: FileTask,
+        numbers: dict[str, int],
+        tell: Callable[[int, int, int], None],
+    ) -> None:
+        self._task = task
+        self._numbers = numbers
+        self._tell = tell
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path, content in zip(batch["path"], batch["content"], strict=True):
+                number = self._numbers[path.as_py().rpartition("/")[2]]
+                with errors_packed():
+                    done = self._task(
+                        number, content.as_buffer(), functools.partial(self._tell, number)
+                    )
+                yield _result(number, done)
+
+
 class _Run:
     """The function that Spark calls with the numbers of a partition: one."""
 
@@ -73,10 +138,11 @@ class _Run:
             for number in batch.column("id").to_pylist():
                 with errors_packed():
                     done = self._task(number, functools.partial(self._tell, number))
-                yield pa.RecordBatch.from_pylist(
-                    [
-                        {"task": number, "item": d.item, "rows": d.rows, "bytes": d.bytes}
-                        for d in done
-                    ],
-                    schema=_RESULT,
-                )
+                yield _result(number, done)
+
+
+def _result(number: int, done: list[Done]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"task": number, "item": d.item, "rows": d.rows, "bytes": d.bytes} for d in done],
+        schema=_RESULT,
+    )

@@ -14,21 +14,47 @@
     )
 
 Built on PySpark's Python Data Source API: the driver looks at the change log's index alone, and the
-executors read its files, as Arrow. Both need this package and the state's directory.
+executors read its files, as Arrow. Both need this package (:func:`executor_properties` ships it);
+the executors need the state's directory, or a staging place.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from changefeed.spark.shipping import ship_python
 from changefeed.spark_source.source import ChangefeedSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ChangefeedSource", "register"]
+__all__ = ["ChangefeedSource", "executor_properties", "register"]
 
 
 def register(spark: SparkSession) -> None:
     """Let a session know the format ``changefeed``."""
     spark.dataSource.register(ChangefeedSource)
+
+
+def executor_properties() -> dict[str, str]:
+    """Properties for a session on a cluster, which ship this package and what it needs.
+
+    ::
+
+        builder.config(map=spark_source.executor_properties())
+
+    The executors need a Python of this one's minor version, which Spark calls by its name there and
+    in the driver, whose ``PATH`` therefore begins with this one's directory from now on. The
+    archives stay where they are made until they are removed; that of the libraries is kept in the
+    user's cache.
+
+    Raises:
+        ChangefeedError: CF4003, the archives cannot be written.
+    """
+    own = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
+    return ship_python(Path(tempfile.mkdtemp(prefix="changefeed-python-"))).properties({})

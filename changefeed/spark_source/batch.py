@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
 from changefeed.readers.table_log import Range, Span, TableLog, lost_columns
 from changefeed.spark_source.settings import OnSchemaChange, Settings
@@ -61,7 +62,11 @@ class ChangeBatchReader(DataSourceReader):
             raise AssertionError("planned in the driver")
         span = self._of_reader(settings) if self._part is None else self._of_log(self._part)
         check_shapes(span, self._shape, settings.on_schema_change)
-        return [ChangePartition(part) for part in span.ranges]
+        ranges: Sequence[Range] = span.ranges
+        if settings.staging:
+            # Spark does not say when a batch query has ended: the rows go a day later.
+            ranges, _ = RangeCopies(settings.staging).stage(ranges)
+        return [ChangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of a range."""

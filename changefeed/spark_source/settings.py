@@ -14,9 +14,13 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import redact
 from changefeed.readers.reader import Start, moment, version
 from changefeed.readers.table_log import RANGE_ROWS, OnTruncate
+from changefeed.spark.staging_place import staging_place
 
 #: Before the name of the environment variable that has the state.
 VARIABLE = "env:"
+
+#: Parameters of a staging place that no plan may show.
+_SECRETS = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -33,6 +37,7 @@ KNOWN = (
     "truncate",
     "maxRowsPerTrigger",
     "rowsPerPartition",
+    "staging",
 )
 
 
@@ -67,9 +72,10 @@ class Settings:
     on_truncate: OnTruncate
     max_rows: int | None
     range_rows: int
+    staging: str = ""
 
     def __repr__(self) -> str:
-        # The state may be a URL with a password.
+        # State and staging place may be URLs with a password.
         return f"Settings(table={self.table!r}, reader={self.reader!r})"
 
     @property
@@ -112,21 +118,49 @@ def settings_of(options: Mapping[str, str]) -> Settings:
         on_truncate=_choice(given, "truncate", OnTruncate),
         max_rows=_count(given, "maxRowsPerTrigger"),
         range_rows=_count(given, "rowsPerPartition") or RANGE_ROWS,
+        staging=_staging(given),
     )
+
+
+def _of_variable(given: Mapping[str, str], option: str) -> tuple[str, bool]:
+    """The text of an option, and whether an environment variable had it."""
+    text = given.get(option, "")
+    if not text.startswith(VARIABLE):
+        return text, False
+    name = text.removeprefix(VARIABLE)
+    text = os.environ.get(name, "")
+    if not text:
+        raise ChangefeedError(
+            "CF1205",
+            f"option {option}: the driver has no environment variable {name}",
+            hint="set it before Spark starts.",
+        )
+    return text, True
+
+
+def _shown(option: str) -> ChangefeedError:
+    return ChangefeedError(
+        "CF1205",
+        f"option {option}: a URL with a password would show in Spark's plans",
+        hint="put the URL into an environment variable of the driver and give 'env:NAME' as the "
+        "option.",
+    )
+
+
+def _staging(given: Mapping[str, str]) -> str:
+    """The staging place; never one whose keys Spark would print with its plans."""
+    text, hidden = _of_variable(given, "staging")
+    if text:
+        place = staging_place(text)
+        if not hidden and _SECRETS & place.parameters.keys():
+            raise _shown("staging")
+    return text
 
 
 def _state(given: Mapping[str, str]) -> str:
     """The state; never one whose password Spark would print with its plans."""
-    text = given.get("state", "")
-    if text.startswith(VARIABLE):
-        name = text.removeprefix(VARIABLE)
-        text = os.environ.get(name, "")
-        if not text:
-            raise ChangefeedError(
-                "CF1205",
-                f"option state: the driver has no environment variable {name}",
-                hint="set it before Spark starts.",
-            )
+    text, hidden = _of_variable(given, "state")
+    if hidden:
         return text
     if not text:
         raise ChangefeedError(
@@ -135,12 +169,7 @@ def _state(given: Mapping[str, str]) -> str:
             hint="name the state's directory or URL, as changefeed --state has it.",
         )
     if "://" in text and redact(text) != text:
-        raise ChangefeedError(
-            "CF1205",
-            "option state: a URL with a password would show in Spark's plans",
-            hint="put the URL into an environment variable of the driver and give "
-            "'env:NAME' as the option.",
-        )
+        raise _shown("state")
     return text
 
 

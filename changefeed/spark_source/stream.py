@@ -16,7 +16,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
+from changefeed.readers.table_log import Range
 from changefeed.spark_source.batch import (
     ChangePartition,
     check_shapes,
@@ -51,10 +53,15 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._ran: Timestamp | None = None
         self._idle_at = self._checked_at = 0.0
         self._paused = False
+        self._copies: RangeCopies | None = None
+        #: By where a batch begins and ends.
+        self._staged: dict[
+            tuple[Timestamp | None, Timestamp], tuple[tuple[Range, ...], tuple[str, ...]]
+        ] = {}
 
     def __getstate__(self) -> dict[str, object]:
         # Executors get no more than they need: the settings may hold a password.
-        return {"_settings": None, "_shape": self._shape, "_opened": None}
+        return {"_settings": None, "_shape": self._shape, "_opened": None, "_copies": None}
 
     # -- offsets --------------------------------------------------------------------------------
 
@@ -80,7 +87,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         if self._ran is not None:
             # Spark asks for the next batch once the one before is in its commit log, but says so
             # only with the next batch, which may be long in coming.
-            reader.commit(self._ran)
+            self._done(reader, self._ran)
             self._ran = None
         planned = self._planned = self._planned or reader.place().planned
         if not self._allowed(reader):
@@ -134,7 +141,13 @@ class ChangeStreamReader(DataSourceStreamReader):
         """Spark is done with everything up to ``end``."""
         at = _place(end)
         if at is not None:
-            self._reader.commit(at)
+            self._done(self._reader, at)
+
+    def _done(self, reader: Reader, at: Timestamp) -> None:
+        reader.commit(at)
+        if self._copies is not None:
+            for batch in [batch for batch in self._staged if batch[1] <= at]:
+                self._copies.remove(self._staged.pop(batch)[1])
 
     # -- work -----------------------------------------------------------------------------------
 
@@ -149,7 +162,20 @@ class ChangeStreamReader(DataSourceStreamReader):
         span = self._reader.work(after, upto, self._shape)
         if self._settings is not None:
             check_shapes(span, self._shape, self._settings.on_schema_change)
-        return [ChangePartition(part) for part in span.ranges]
+        return [ChangePartition(part) for part in self._reachable(after, upto, span.ranges)]
+
+    def _reachable(
+        self, after: Timestamp | None, upto: Timestamp, ranges: tuple[Range, ...]
+    ) -> tuple[Range, ...]:
+        """The ranges of a batch as executors can read them; Spark may ask for a batch again."""
+        if self._settings is None or not self._settings.staging:
+            return ranges
+        if self._copies is None:
+            self._copies = RangeCopies(self._settings.staging)
+        batch = after, upto
+        if batch not in self._staged:
+            self._staged[batch] = self._copies.stage(ranges)
+        return self._staged[batch][0]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of a range; runs in an executor."""
@@ -158,6 +184,9 @@ class ChangeStreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         """The query has ended."""
         self._stopped.set()
+        if self._copies is not None:
+            self._copies.close()
+            self._copies = None
         if self._opened is not None:
             self._opened.close()
             self._opened = None

@@ -33,23 +33,27 @@ _VIEW = "changefeed_source_rows"
 
 
 @contextmanager
-def staged_source(rows: Iterable[pa.Table], schema: TableSchema, scratch: str) -> Iterator[Path]:
-    """A folder of Parquet files with the rows as ``c0..cn`` in log form, removed at the end.
+def staged_source(
+    rows: Iterable[pa.Table], schema: TableSchema, scratch: str
+) -> Iterator[list[str]]:
+    """Parquet files with the rows as ``c0..cn`` in log form, removed at the end.
 
     Args:
         rows: of the source, in the schema ``schema.log_schema()``.
         schema: of the rows.
-        scratch: a directory that Spark's executors can read.
+        scratch: a directory for them.
     """
     folder = Path(scratch) / f"verify-{uuid4().hex}"
     folder.mkdir(parents=True)
     try:
         names = [f"c{i}" for i in range(len(schema.columns))]
+        made = []
         for number, batch in enumerate(rows):
             columns = [batch[f"a{i}"] for i in range(len(names))]
             path = folder / f"{number:08d}.parquet"
             pq.write_table(pa.table(columns, names=names), path, compression="zstd")
-        yield folder
+            made.append(str(path))
+        yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -69,13 +73,18 @@ class LakeComparison:
         self._numbers = range(len(schema.columns))
         self._text = DifferenceText(schema)
 
-    def run(self, staged: Path, limit: int) -> list[Difference]:
-        """The differences, at most ``limit``: missing and changed rows first, by key."""
+    def run(self, staged: Sequence[str], limit: int) -> list[Difference]:
+        """The differences to the rows of staged files, at most ``limit``: missing and changed rows
+        first, by key."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         session = self._lake.session
         columns = [pa.field(f"c{i}", c.arrow) for i, c in enumerate(self._schema.columns)]
-        frame = session.read.schema(from_arrow_schema(pa.schema(columns))).parquet(str(staged))
+        shape = from_arrow_schema(pa.schema(columns))
+        if staged:
+            frame = session.read.schema(shape).parquet(*staged)
+        else:
+            frame = session.createDataFrame([], shape)
         frame.createOrReplaceTempView(_VIEW)
         query = self._counts(limit) if self._schema.keyless else self._rows(limit)
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -318,13 +317,11 @@ class LakeSink(TableSink):
             else:
                 # A MERGE reads its source more than once.
                 path = self._scratch / f"scan-{epoch.number:012d}-{next(self._numbers):08d}"
-                try:
-                    _staged_form(rows, schema).write.parquet(str(path))
-                    staged = lake.session.read.parquet(str(path))
+                with self._spark.shared_folder(path) as folder:
+                    _staged_form(rows, schema).write.parquet(folder)
+                    staged = lake.session.read.parquet(folder)
                     count = staged.count()
                     self._load(lake, staged, epoch, target, schema)
-                finally:
-                    shutil.rmtree(path, ignore_errors=True)
         return Receipt(0, count, 0)
 
     def compare(
@@ -337,8 +334,13 @@ class LakeSink(TableSink):
     ) -> list[Difference]:
         """See :meth:`sinks.base.Sink.compare`."""
         self._context = context
-        with staged_source(rows, schema, context.scratch) as staged, self._working(target) as s:
-            return LakeComparison(self._table(s, target), self._policy, schema).run(staged, limit)
+        with (
+            staged_source(rows, schema, context.scratch) as staged,
+            self._working(target) as session,
+            self._spark.shared(staged) as names,
+        ):
+            comparison = LakeComparison(self._table(session, target), self._policy, schema)
+            return comparison.run(names, limit)
 
     # -- one table --------------------------------------------------------------------------
 
@@ -347,8 +349,11 @@ class LakeSink(TableSink):
         target, schema = files[0].target, files[0].schema
         if self._policy.history is History.OFF:
             files = settled(files)
-        with self._writing(target, schema) as lake:
-            frame = read(lake.session, files)
+        with (
+            self._writing(target, schema) as lake,
+            self._spark.shared([file.path for file in files]) as names,
+        ):
+            frame = read(lake.session, files, names)
             if files[0].scan:
                 self._load(lake, frame, epoch, target, schema)
                 return

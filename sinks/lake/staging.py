@@ -170,14 +170,17 @@ def _mask(rows: pa.Array, count: int) -> object:
     return mask
 
 
-def read(session: SparkSession, files: Sequence[StagedFile]) -> DataFrame:
-    """The rows of files of one shape. Spark is told the columns: to look for itself costs a job,
-    and would find ``_missing`` only if the first file has it."""
+def read(
+    session: SparkSession, files: Sequence[StagedFile], names: Sequence[str] = ()
+) -> DataFrame:
+    """The rows of files of one shape, of which Spark's executors know by ``names``, or by their
+    own. Spark is told the columns: to look for itself costs a job, and would find ``_missing`` only
+    if the first file has it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     columns = max((file.columns for file in files), key=len)
     reader = session.read.schema(from_arrow_schema(columns))
-    return reader.parquet(*(file.path for file in files))
+    return reader.parquet(*(names or [file.path for file in files]))
 
 
 def _write(table: pa.Table, path: Path) -> None:

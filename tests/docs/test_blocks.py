@@ -211,8 +211,10 @@ def spark_source(found: list[Block], folder: Path) -> None:
         assert set(re.findall(r'\.option\(\s*"(?!checkpointLocation)(\w+)"', block.text)) <= set(
             KNOWN
         )
-    stream, batch, plain = found
+    stream, batch, plain, cluster = found
     assert callable(changefeed.spark_source.register)
+    assert callable(changefeed.spark_source.executor_properties)
+    assert "spark_source.executor_properties()" in cluster.text
     assert "foreachBatch" in stream.text and "spark.read." in batch.text
     (call,) = [
         node

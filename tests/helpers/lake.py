@@ -7,11 +7,14 @@ import json
 import string
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from changefeed.spark.session import SparkEngine
 from sinks.lake import iceberg
-from sinks.lake.place import place_of
+from sinks.lake.place import LakePlace, place_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _numbers = itertools.count(1)
 
@@ -44,9 +47,7 @@ class Lake:
         """The rows of a query; ``{t}`` in it is the table ``t``."""
         place = place_of(self.uri)
         with self.engine.use(packs=place.packs) as session:
-            if place.format == "iceberg":
-                for name, value in iceberg.settings(place).items():
-                    session.conf.set(name, value)
+            _tell(session, place)
             names = {part: self.table(part) for part in _names(sql)}
             return [tuple(row) for row in session.sql(sql.format(**names)).collect()]
 
@@ -54,9 +55,8 @@ class Lake:
         """Everything a table holds; nothing where there is no such table."""
         place = place_of(self.uri)
         with self.engine.use(packs=place.packs) as session:
+            _tell(session, place)
             if place.format == "iceberg":
-                for setting, value in iceberg.settings(place).items():
-                    session.conf.set(setting, value)
                 if not session.catalog.tableExists(self.table(name)):
                     return []
             else:
@@ -87,6 +87,13 @@ class Lake:
     def notes(self, name: str) -> list[dict[str, str]]:
         """What the commits of a table say of themselves, oldest first."""
         return [notes for _, notes in self.commits(name)]
+
+
+def _tell(session: SparkSession, place: LakePlace) -> None:
+    """Let a session reach the place."""
+    known = iceberg.settings(place) if place.format == "iceberg" else dict(place.settings)
+    for name, value in known.items():
+        session.conf.set(name, value)
 
 
 def _names(sql: str) -> list[str]:

@@ -1,7 +1,8 @@
 """A standalone Spark cluster on loopback: a master and workers, each a process of its own.
 
-The classes come with PySpark's jars. Executors run this Python with this checkout on their
-path, the way a cluster does whose machines have changefeed installed.
+The classes come with PySpark's jars. Executors have no package of ours: the driver ships them. As
+root the workers run under an account of their own, so they see no more of the driver's files than
+other machines do.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from changefeed.core.child_path import import_path
+from changefeed.embedded.account import Account
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
@@ -40,13 +42,15 @@ class SparkCluster:
 
     Args:
         folder: for the logs and the executors' files.
+        account: whom the workers and their executors run as; ourselves when not given.
     """
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
+    def __init__(self, folder: Path, workers: int = 2, account: Account | None = None) -> None:
         self.folder = folder
         self._port = free_port()
         self.master = f"spark://127.0.0.1:{self._port}"
         self._count = workers
+        self._account = account
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: list[subprocess.Popen[bytes]] = []
 
@@ -57,8 +61,6 @@ class SparkCluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "768m",
-            "spark.executorEnv.PYTHONPATH": import_path(),
-            "spark.pyspark.python": sys.executable,
         }
 
     @property
@@ -90,11 +92,17 @@ class SparkCluster:
         """Start one more worker."""
         number = len(self._workers)
         work = self.folder / f"worker{number}"
+        work.mkdir(exist_ok=True)
+        if self._account is not None:
+            self._account.own(work)
         arguments = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
         arguments += ["--webui-port", "0", "--work-dir", str(work), self.master]
         self._workers.append(
             self._spawn(
-                "org.apache.spark.deploy.worker.Worker", arguments, self._log(f"worker{number}")
+                "org.apache.spark.deploy.worker.Worker",
+                arguments,
+                self._log(f"worker{number}"),
+                self._account,
             )
         )
 
@@ -132,19 +140,40 @@ class SparkCluster:
         self._workers.clear()
         self.kill_master()
 
-    def _spawn(self, name: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, name: str, arguments: list[str], log: Path, account: Account | None = None
+    ) -> subprocess.Popen[bytes]:
         jars = spark_jars()
         java = str(find_java().executable)
         command = [java, "-cp", f"{jars}/*", *_FLAGS, name, *arguments]
         environment = {
-            "PATH": os.environ["PATH"],
+            "PATH": f"{self._python(account)}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
             # A worker builds the command line of its executors from these.
             "SPARK_HOME": str(jars.parent),
             "SPARK_SCALA_VERSION": "2.13",
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        return spawn(command, log_file=log, environment=environment)
+        return spawn(command, log_file=log, environment=environment, account=account)
+
+    def _python(self, account: Account | None) -> Path:
+        """A directory with the Python that executors call by its name: this one's, without its
+        packages, or one like it that their account may run."""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        own = Path(sys.base_prefix) / "bin" / version
+        others = (Path(place) / version for place in ("/usr/bin", "/usr/local/bin"))
+        for found in (own, *others):
+            if found.exists() and (account is None or account.reaches(found)):
+                return found.parent
+        copy = self.folder / "python"
+        if not copy.exists():
+            left_out = shutil.ignore_patterns("site-packages", "test", "__pycache__")
+            shutil.copytree(
+                Path(sys.base_prefix) / "lib" / version, copy / "lib" / version, ignore=left_out
+            )
+            (copy / "bin").mkdir()
+            shutil.copy(own.resolve(), copy / "bin" / version)
+        return copy / "bin"
 
     def _registered(self) -> int:
         return len(re.findall(rb"Registering worker", self._log("master").read_bytes()))

@@ -19,7 +19,8 @@ from changefeed.core.events import ChangeBatch, Truncate
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.lanes import DeliveryForm, Lanes
-from changefeed.log import LogSettings, LogWriter
+from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
+from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.scan.admission import WorkerAdmission
 from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext, Target
 from tests.helpers.log_samples import Row, batch, flush, narrow
@@ -151,6 +152,47 @@ def test_lanes_deliver_each_row_once_and_each_key_in_one_lane(
     assert sorted(walls["a"]) == list(range(1001, 1601))
     assert sorted(walls["b"]) == list(range(1501, 1601)), "each table above its own bound"
     assert len(lane_of_key) == 80 and all(len(found) == 1 for found in lane_of_key.values())
+
+
+def test_a_lane_out_of_a_file_delivers_what_it_delivers_out_of_the_log(
+    log: LogWriter, gate: WorkerAdmission, tmp_path: Path
+) -> None:
+    """The same batches, commits and counts: only where the rows come from differs."""
+    folder = tmp_path / "staged"
+    folder.mkdir()
+    with LogReader(tmp_path) as reader:
+        paths = write_lanes(lanes(tmp_path, gate, Written(gate)), reader, folder)
+    assert len(paths) == LANES
+    for number, path in enumerate(paths):
+        sinks = Written(gate), Written(gate)
+        expected = lanes(tmp_path, gate, sinks[0])(number, lambda rows, size: None)
+        until(lambda: not gate.inside)
+        staged = lanes(tmp_path / "unseen", gate, sinks[1])
+        content = pa.py_buffer(path.read_bytes())
+        assert StagedLanes(staged)(number, content, lambda rows, size: None) == expected
+        until(lambda: not gate.inside)
+        assert sinks[1].calls == sinks[0].calls
+        assert sinks[1].committed == sinks[0].committed
+        for ours, theirs in zip(sinks[1].batches, sinks[0].batches, strict=True):
+            assert ours.rows.equals(theirs.rows)
+            assert (ours.target, ours.schema, ours.frontier) == (
+                theirs.target,
+                theirs.schema,
+                theirs.frontier,
+            )
+
+
+def test_a_log_that_a_worker_may_not_read_is_an_error(
+    log: LogWriter, gate: WorkerAdmission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object, **named: object) -> LogReader:
+        raise PermissionError("HEAD")
+
+    monkeypatch.setattr("changefeed.feeds.lanes.LogReader", refused)
+    with pytest.raises(ChangefeedError, match="may not read the change log") as caught:
+        lanes(tmp_path, gate, Written(gate))(0, lambda rows, size: None)
+    assert caught.value.code.number == "CF3001"
+    assert "--staging" in caught.value.hint
 
 
 def test_a_lane_without_rows_commits_nothing(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -19,6 +22,8 @@ from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSc
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
+from changefeed.readers.presigned import S3Keys
+from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import moment, table_name, version
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns
 from tests.helpers.log_samples import flush
@@ -285,6 +290,106 @@ def test_a_log_that_another_machine_does_not_see_is_an_error(
     part = Range(tmp_path, Selection(NAME), None, at(1000), at(2000))
     with pytest.raises(ChangefeedError, match="was promised"):
         read([part])
+
+
+def test_staged_ranges_have_what_the_log_has_and_need_none_of_its_files(
+    writer: LogWriter, tmp_path: Path
+) -> None:
+    newer = replace(PLAIN, columns=(ID, NOTE, PRICE), version=2)
+    truncated(writer)
+    batch = rows(newer, row("c", at(1004), (2, "b", "3.00"))).to_batches()[0]
+    change = SchemaChange(PLAIN, newer, at(1004), 1)
+    writer.append(flush([change, ChangeBatch(newer, batch)], at(1004), 1004))
+    span = table_log(tmp_path, on_truncate=OnTruncate.ROW).span(at(1000), at(1004), newer)
+    expected = read(span.ranges)
+    assert len(expected) == 4
+    place = tmp_path / "place"
+    staging = RangeCopies(str(place))
+    staged, names = staging.stage(span.ranges)
+    unseen = [replace(part, log=tmp_path / "elsewhere") for part in staged]
+    assert read(unseen) == expected
+    staging.remove(names[:1])
+    with pytest.raises(ChangefeedError, match="cannot be read any more") as error:
+        read(unseen)
+    assert error.value.code.number == "CF3002"
+    staging.close()
+    assert list(place.iterdir()) == []
+
+
+def test_a_staged_scan_has_the_rows_of_its_files(tmp_path: Path) -> None:
+    found = rows(PLAIN, row("r", at(1), (1, "a")), row("r", at(1), (2, "b")))
+    for name in ("one.arrow", "two.arrow"):
+        with pa.ipc.new_file(str(tmp_path / name), found.schema) as file:
+            file.write_table(found)
+    files = tuple(str(tmp_path / name) for name in ("one.arrow", "two.arrow"))
+    part = Range(tmp_path, Selection(NAME), None, at(1), at(1), files=files, version=PLAIN)
+    expected = read([part])
+    assert len(expected) == 4
+    staged, _ = RangeCopies(str(tmp_path / "place")).stage([part])
+    for path in files:
+        Path(path).unlink()
+    assert read(staged) == expected
+
+
+def test_old_ranges_of_planners_that_are_gone_are_removed(tmp_path: Path) -> None:
+    place, day = tmp_path / "place", 90_000
+    old, fresh = (place / f"changefeed-ranges-{n * 32}" / "00000001" for n in "ab")
+    theirs = place / "changefeed-ranges-of-mine" / "00000001"
+    for path in (old, fresh, theirs):
+        path.parent.mkdir(parents=True)
+        path.write_text("x")
+    for path in (old, theirs):
+        os.utime(path, (time.time() - day,) * 2)
+    RangeCopies(str(place)).stage([])
+    assert not old.exists() and fresh.exists() and theirs.exists()
+
+
+def test_a_place_that_cannot_be_written_is_an_error(writer: LogWriter, tmp_path: Path) -> None:
+    put(writer, 1001, PLAIN, row("c", at(1001), (1, "a")))
+    (tmp_path / "file").write_text("")
+    span = table_log(tmp_path).span(at(1000), at(1001))
+    with pytest.raises(ChangefeedError, match="rows cannot be staged") as error:
+        RangeCopies(str(tmp_path / "file")).stage(span.ranges)
+    assert error.value.code.number == "CF4002"
+    with pytest.raises(ChangefeedError, match="not in HDFS"):
+        RangeCopies("hdfs://namenode:8020/rows")
+
+
+def test_files_that_may_not_be_read_are_an_error_that_names_the_way(
+    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object) -> None:
+        raise PermissionError("HEAD")
+
+    monkeypatch.setattr("changefeed.readers.table_log.LogReader", refused)
+    monkeypatch.setattr("pyarrow.memory_map", refused)
+    logged = Range(tmp_path, Selection(NAME), None, at(1000), at(1001))
+    scanned = replace(logged, files=("one.arrow",), version=PLAIN)
+    for part in (logged, scanned):
+        with pytest.raises(ChangefeedError, match="may not be read here") as error:
+            read([part])
+        assert "staging" in error.value.hint
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9000"])
+@pytest.mark.parametrize("token", ["", "a/b+c="])
+def test_a_signed_url_is_the_one_of_amazons_client(endpoint: str, token: str) -> None:
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    keys = S3Keys("AKIA", "s3cr3t+/s3cr3t", token, "eu-west-1", endpoint)
+    signed = keys.url("bucket", "of/range 1", at(1).datetime(), seconds=600)
+    plain = signed.partition("?")[0]
+    theirs = AWSRequest("GET", plain)
+    signer = S3SigV4QueryAuth(
+        Credentials("AKIA", "s3cr3t+/s3cr3t", token or None), "s3", "eu-west-1", expires=600
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.auth.get_current_datetime", lambda: at(1).datetime())
+        signer.add_auth(theirs)
+    assert dict(parse_qsl(urlsplit(signed).query)) == dict(parse_qsl(urlsplit(theirs.url).query))
+    assert "s3cr3t" not in signed and "s3cr3t" not in repr(keys)
 
 
 def test_a_scan_that_is_gone_is_an_error(tmp_path: Path) -> None:

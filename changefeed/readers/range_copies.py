@@ -1,0 +1,197 @@
+"""Copies of ranges in a staging place, for executors that do not see the change log.
+
+Whoever plans a read makes them, an object for each range of the log and for each file of a scan,
+and removes them (:mod:`.staged_rows` reads them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.row_parts import put_part
+from changefeed.core.schema import TableSchema
+from changefeed.readers.presigned import S3Keys
+from changefeed.readers.staged_rows import StagedRows
+from changefeed.readers.table_log import Range
+from changefeed.spark.staging_place import staging_place
+
+#: What a planner left that did not end well is removed after so long, seconds.
+ORPHAN_SECONDS = 24 * 3600.0
+_OURS = re.compile(r"changefeed-ranges-[0-9a-f]{32}(/|\Z)")
+_FAILED = (OSError, pa.ArrowException)
+
+
+@dataclass
+class RangeCopies:
+    """The planner's side: copies ranges to a place, and removes them.
+
+    Args:
+        url: a directory, or ``s3://bucket/folder`` with parameters; see
+            :func:`changefeed.spark.staging_place.staging_place`.
+    """
+
+    url: str = field(repr=False)
+    clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
+
+    def __post_init__(self) -> None:
+        self._store = _store(self.url, self.clock)
+        self._folder = f"{self._store.root}/changefeed-ranges-{uuid.uuid4().hex}"
+        self._count = 0
+        self._swept = False
+
+    def stage(self, ranges: Sequence[Range]) -> tuple[tuple[Range, ...], tuple[str, ...]]:
+        """The ranges as executors take them, and the names to give to :meth:`remove`.
+
+        Raises:
+            ChangefeedError: CF4002 the place cannot be written; what reading the log raises.
+        """
+        names: list[str] = []
+        try:
+            self._sweep()
+            staged = tuple(self._staged(part, names) for part in ranges)
+        except BaseException:
+            self.remove(names)
+            raise
+        return staged, tuple(names)
+
+    def _staged(self, part: Range, names: list[str]) -> Range:
+        if part.files:
+            for file in part.files:
+                names.append(self._name())
+                self._put(names[-1], Path(file))
+            found = tuple(self._store.location(name) for name in names[-len(part.files) :])
+            return replace(part, files=(), staged=StagedRows(found))
+        versions: dict[TableSchema, int] = {}
+        with tempfile.TemporaryDirectory(prefix="changefeed-range-") as folder:
+            path = Path(folder) / "rows"
+            with path.open("wb") as made:
+                for event in part.events():
+                    if isinstance(event, SchemaChange):
+                        continue
+                    number = versions.setdefault(event.schema, len(versions))
+                    if isinstance(event, Truncate):
+                        put_part(made, {"version": number, "truncated": str(event.at)})
+                    else:
+                        put_part(made, {"version": number}, event.load())
+            names.append(self._name())
+            self._put(names[-1], path)
+        return replace(part, staged=StagedRows((self._store.location(names[-1]),), tuple(versions)))
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"{self._folder}/{self._count:08d}"
+
+    def _put(self, name: str, path: Path) -> None:
+        system = self._store.system
+        try:
+            if isinstance(system, fs.LocalFileSystem):
+                os.makedirs(self._folder, exist_ok=True)
+            with pa.memory_map(str(path)) as source, system.open_output_stream(name) as target:
+                target.write(source.read_buffer())
+        except _FAILED as failure:
+            # Texts of the store's client may name keys.
+            raise ChangefeedError(
+                "CF4002",
+                f"rows cannot be staged in {self._store.shown}: {type(failure).__name__}",
+                hint="check the address and the rights of the staging place.",
+            ) from None
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove what was staged; what cannot be removed now is removed a day later."""
+        for name in names:
+            with contextlib.suppress(*_FAILED):
+                self._store.system.delete_file(name)
+
+    def close(self) -> None:
+        """Remove everything."""
+        with contextlib.suppress(*_FAILED):
+            self._store.system.delete_dir(self._folder)
+
+    def _sweep(self) -> None:
+        if self._swept:
+            return
+        self._swept = True
+        selector = fs.FileSelector(self._store.root, recursive=True, allow_not_found=True)
+        oldest = self.clock.now().wall - int(ORPHAN_SECONDS * 1e9)
+        with contextlib.suppress(*_FAILED):  # who may not list leaves nothing behind mostly
+            for info in self._store.system.get_file_info(selector):
+                inner = info.path.removeprefix(f"{self._store.root}/")
+                old = (info.mtime_ns or oldest) < oldest
+                if info.type is fs.FileType.File and old and _OURS.match(inner):
+                    self._store.system.delete_file(info.path)
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A filesystem, the place in it, and how executors are told of a name in it."""
+
+    system: fs.FileSystem
+    root: str
+    shown: str
+    location: Callable[[str], str]
+
+
+def _store(url: str, clock: Clock) -> _Store:
+    place = staging_place(url)
+    if place.root.startswith("hdfs:"):
+        raise ChangefeedError(
+            "CF1204",
+            "rows of a reader are staged in S3 or in a directory, not in HDFS",
+            hint="Python has no client of HDFS without Hadoop's native library.",
+        )
+    if not place.root.startswith("s3a:"):
+        return _Store(fs.LocalFileSystem(), place.root, place.root, str)
+    root = place.root.removeprefix("s3a://")
+    keys = _keys(place.parameters)
+    system = _client(place.parameters)
+
+    def location(name: str) -> str:
+        if keys is None:
+            return f"s3://{name}"
+        bucket, _, key = name.partition("/")
+        return keys.url(bucket, key, clock.now().datetime())
+
+    return _Store(system, root, place.root, location)
+
+
+def _keys(given: Mapping[str, str]) -> S3Keys | None:
+    """The keys of the URL, else those of the environment."""
+
+    def one(name: str) -> str:
+        return given.get(name) or os.environ.get(name, "")
+
+    if not one("AWS_ACCESS_KEY_ID"):
+        return None
+    return S3Keys(
+        one("AWS_ACCESS_KEY_ID"),
+        one("AWS_SECRET_ACCESS_KEY"),
+        one("AWS_SESSION_TOKEN"),
+        one("AWS_REGION") or "us-east-1",
+        given.get("AWS_ENDPOINT", ""),
+    )
+
+
+def _client(given: Mapping[str, str]) -> fs.FileSystem:
+    endpoint = given.get("AWS_ENDPOINT", "")
+    scheme, _, host = endpoint.rpartition("://")
+    return fs.S3FileSystem(
+        access_key=given.get("AWS_ACCESS_KEY_ID"),
+        secret_key=given.get("AWS_SECRET_ACCESS_KEY"),
+        session_token=given.get("AWS_SESSION_TOKEN"),
+        region=given.get("AWS_REGION"),
+        scheme=scheme or "https",
+        endpoint_override=host or None,
+    )

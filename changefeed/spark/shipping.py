@@ -1,0 +1,187 @@
+"""Our Python for the executors of a cluster: packages that Spark ships to each of them.
+
+Two archives: the packages that ours need, kept in the user's cache as long as their versions stay,
+and our own code, which is small. Executors unpack them beside their work; of their machines they
+need a Python of the same minor version and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.telemetry import log
+
+#: Our packages that run in executors.
+OWN = ("changefeed", "sinks", "grammar")
+#: Extras whose sinks and formats deliver there.
+_EXTRAS = frozenset({"elasticsearch", "registry", "webhook"})
+#: Whose packages may bring a sink or a source of somebody else's.
+_GROUPS = ("changefeed.sinks", "changefeed.sources")
+#: What no executor reads: Spark's jars are there, and nobody compiles or tests.
+_LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include)(/|$)|^pyspark/(jars|examples|bin|data)/")
+#: An archive of other versions that no node has used for so long is removed, seconds.
+_UNUSED = 30 * 86400.0
+
+_LIBRARIES, _CODE = "changefeed-libraries", "changefeed-code"
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w.-]+)['"]""")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonArchives:
+    """The archives, as Spark is told of them."""
+
+    libraries: Path
+    code: Path
+
+    def properties(self, person: Mapping[str, str]) -> dict[str, str]:
+        """Spark's properties with both archives, beside what a person wants shipped."""
+        archives = [f"{self.code.as_uri()}#{_CODE}", f"{self.libraries.as_uri()}#{_LIBRARIES}"]
+        if person.get("spark.archives"):
+            archives.insert(0, person["spark.archives"])
+        places = [f"./{_CODE}", f"./{_LIBRARIES}"]
+        if person.get("spark.executorEnv.PYTHONPATH"):
+            places.insert(0, person["spark.executorEnv.PYTHONPATH"])
+        return {
+            "spark.archives": ",".join(archives),
+            "spark.executorEnv.PYTHONPATH": os.pathsep.join(places),
+            "spark.pyspark.python": f"python{sys.version_info.major}.{sys.version_info.minor}",
+        }
+
+
+def ship_python(
+    scratch: Path, cache: Path | None = None, clock: Clock = SYSTEM_CLOCK
+) -> PythonArchives:
+    """The archives of this process's packages; that of the libraries is made where it is missing.
+
+    Args:
+        scratch: for the archive of our own code.
+        cache: where the other is kept; the user's cache when not given.
+        clock: tells how old archives in the cache are.
+
+    Raises:
+        ChangefeedError: CF4003, an archive cannot be written.
+    """
+    cache = cache or user_cache_path("changefeed", appauthor=False) / "python"
+    try:
+        code = scratch / f"{_CODE}.tar.gz"
+        _write(code, _own_files())
+        return PythonArchives(_libraries(cache, clock), code)
+    except OSError as cause:
+        raise ChangefeedError(
+            "CF4003",
+            f"the Python packages for Spark's executors cannot be packed: {cause.strerror}",
+            hint=f"make room for 200 MB in {cache}, or install changefeed on the executors and "
+            "name the interpreter: --conf spark.pyspark.python=/opt/changefeed/bin/python.",
+        ) from cause
+
+
+def _libraries(cache: Path, clock: Clock) -> Path:
+    found = needed()
+    names = sorted(f"{each.name}=={each.version}" for each in found)
+    platform = f"{sys.implementation.cache_tag} {sys.platform} {os.uname().machine}"
+    digest = hashlib.sha256("\n".join([platform, *names]).encode()).hexdigest()[:16]
+    archive = cache / f"{_LIBRARIES}-{digest}.tar.gz"
+    if archive.exists():
+        os.utime(archive)
+        return archive
+    cache.mkdir(parents=True, exist_ok=True)
+    log.info("packing %d packages for Spark's executors", len(found))
+    _write(archive, (file for each in found for file in _files_of(each)))
+    now = clock.now().wall / 1e9
+    for old in cache.glob(f"{_LIBRARIES}-*.tar.gz"):
+        if old != archive and now - old.stat().st_mtime > _UNUSED:
+            old.unlink(missing_ok=True)
+    return archive
+
+
+def needed() -> list[Distribution]:
+    """The installed packages that our code needs in an executor, ours left out."""
+    known: dict[str, Distribution] = {}
+    todo = [("changefeed", _EXTRAS)]
+    for group in _GROUPS:
+        todo += [(p.dist.name, frozenset()) for p in entry_points(group=group) if p.dist]
+    asked: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        name, extras = todo.pop()
+        if (name, extras) in asked:
+            continue
+        asked.add((name, extras))
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue  # for another system or Python, or an extra that is not installed
+        if found.name != "changefeed":
+            known[found.name] = found
+        for line in found.requires or ():
+            todo += _wanted(line, extras)
+    return [known[name] for name in sorted(known)]
+
+
+def _wanted(requirement: str, extras: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
+    """The package of a requirement with the extras it is wanted with, if it is wanted."""
+    text, _, marker = requirement.partition(";")
+    named = _NAME.match(text.strip())
+    wanted = _EXTRA.search(marker)
+    if named is None or (wanted is not None and wanted[1] not in extras):
+        return []
+    inner = re.search(r"\[([^]]*)\]", text)
+    return [(named[0], frozenset(re.split(r"\s*,\s*", inner[1])) if inner else frozenset())]
+
+
+def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
+    for file in package.files or ():
+        name = file.as_posix()
+        if not name.startswith("..") and not _LEFT_OUT.search(name):
+            path = Path(str(package.locate_file(file)))
+            if path.is_file():
+                yield name, path
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    for name in OWN:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise AssertionError(f"{name} is a package of ours")
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*")):
+            inner = f"{name}/{path.relative_to(root).as_posix()}"
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield inner, path
+
+
+def _write(archive: Path, files: Iterator[tuple[str, Path]]) -> None:
+    """An archive that appears under its name when it is whole; anybody may read what is in it."""
+    handle, partial = tempfile.mkstemp(prefix=".partial-", dir=archive.parent)
+    try:
+        with (
+            os.fdopen(handle, "wb") as file,
+            tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as made,
+        ):
+            for name, path in files:
+                made.add(path, name, recursive=False, filter=_plain)
+        os.replace(partial, archive)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o644
+    return member
