@@ -108,14 +108,14 @@ class Application:
         node = self._node
         if node is not None and node.is_node and not node.alive:
             raise ChangefeedError(
-                "CF6005", "the node's thread has ended: no feed is started any more"
+                "CF6005", "the node's thread has ended: no more feeds are started"
             )
 
     def monitor(self, host: str, port: int) -> MonitorServer:
         """The status page, metrics and health of this process, to be entered.
 
         Raises:
-            ChangefeedError: CF6006 the address cannot be had.
+            ChangefeedError: CF6006 the address is taken or not allowed.
         """
         from changefeed.monitor import Monitor, MonitorServer
 

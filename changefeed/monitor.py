@@ -195,7 +195,7 @@ class MonitorServer:
         after ``read_timeout`` seconds.
 
         Raises:
-            ChangefeedError: CF6006 the address cannot be had.
+            ChangefeedError: CF6006 the address is taken or not allowed.
         """
 
         local = _names_this_machine(host)

@@ -509,7 +509,7 @@ class Sink(ABC):
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """The whole table as it was at ``at`` was written and committed (rows of the scan have
         that timestamp): what the target has of an older version, from a scan that broke off,
-        is not at the source any more and goes. Idempotent. Called by the sink object of the
+        no longer exists at the source and goes. Idempotent. Called by the sink object of the
         scan, before the table counts as scanned. Where deletes are not delivered it is called
         only for tables that keep every change (``history = 'append'``), and for tables without
         a key in sinks of rows, which may gather a scan beside the target.
@@ -526,7 +526,7 @@ class Sink(ABC):
         ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
         each key once; it reads the source when an action runs, so run one action only. The
         same rows may come again. Run the action in the calling thread: the engine cancels the
-        jobs of this thread when the scan is not wanted any more, and waits for their end.
+        jobs of this thread when the scan is cancelled, and waits for their end.
         """
         raise _undeclared(self, "scans_by_spark")
 
@@ -555,7 +555,7 @@ class Sink(ABC):
         for scans together) stated, each name as of its last call. Asked after ``open``, before
         anything is written.
 
-        Answers only when no ``commit_with`` of an earlier object can become true any more.
+        Answers only when no ``commit_with`` of an earlier object can still become true.
         """
         raise _undeclared(self, "keeps_progress")
 

@@ -212,7 +212,7 @@ class Database:
     def _reported(self) -> Iterator[None]:
         """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
         if self._path is not None and _identity(self._path) != self._file:
-            # SQLite would go on in a file that nobody can open any more.
+            # SQLite would go on in a file that can no longer be opened.
             raise ChangefeedError(
                 "CF6001",
                 f"cannot use state {self.shown}: state.db was removed or replaced while in use",

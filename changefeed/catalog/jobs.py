@@ -330,7 +330,7 @@ class Jobs(Store):
         """Drop a job: progress, lease, events and secrets go, a row for SHOW JOBS stays.
 
         Of a sinkless feed nothing stays. The name is free afterwards. Dropping a dropped job,
-        or one that is not there any more, does nothing.
+        or one that no longer exists, does nothing.
         """
         now = self._now()
         with self._database.write() as transaction:

@@ -136,7 +136,7 @@ class TableProgress:
         table_id: see :attr:`changefeed.core.schema.TableSchema.table_id`: a table of another id
             under this name is another table. 0: not known.
         rescan: the last ``RESCAN`` of the table, as ns when it was asked for; 0: none. It names
-            the request: progress that was made before it is not saved any more.
+            the request: progress that was made before it is no longer saved.
         rescanned: the last ``RESCAN`` that was carried out.
         gap: when (ns) the last gap was found that the feed knows of; 0: none.
     """

@@ -1,7 +1,7 @@
 """Rows and bytes per second of a feed, from two windows of counts kept in its row.
 
 The current window and the one before it: the figure moves smoothly, and falls to zero by
-itself when nothing is saved any more, because the reader's clock moves on.
+itself when nothing is saved, because the reader's clock moves on.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Code(StrEnum):
         "CF2103",
         _STOP,
         Scope.SOURCE,
-        "source's log is another than the one that was read",
+        "source's log is not the one that was read before",
         "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
         "source, begins a new change log and reads the tables again.",
     )
@@ -177,7 +177,7 @@ class Code(StrEnum):
         _STOP,
         Scope.SOURCE,
         "change log is damaged",
-        "put the folder of the log back as it was and RESUME; or ALTER CHANGEFEED .. "
+        "restore the folder of the log and RESUME; or ALTER CHANGEFEED .. "
         "RESCAN, for each feed of this source, begins a new log and reads the tables again.",
     )
     POSITION_TOO_OLD = (
@@ -212,7 +212,7 @@ class Code(StrEnum):
         _RETRY,
         Scope.FEED,
         "look-up table cannot be used",
-        "mend the look-up table: the feed tries again by itself, and loses nothing meanwhile.",
+        "repair the look-up table: the feed tries again by itself and loses no change.",
     )
 
     # 41xx: schema changes

@@ -166,7 +166,7 @@ class MessagePlan:
         """Position of the column that the source calls ``number``.
 
         Raises:
-            ChangefeedError: CF1101 the table has none any more.
+            ChangefeedError: CF1101 the table no longer has one.
         """
         for i, column in enumerate(self.schema.columns):
             if column.column_id == number:

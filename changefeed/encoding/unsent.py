@@ -1,4 +1,4 @@
-"""Values that the source did not send and that nobody can look up any more: marked, not invented.
+"""Values that the source did not send and that can no longer be looked up: marked, not invented.
 
 A source may leave a large value (PostgreSQL: TOAST) out of a change that did not touch it. Where
 the value as of the change is not known, the log has NULL and names the column in ``missing``. A

@@ -73,7 +73,7 @@ class Progress:
 
     Attributes:
         rows: delivered by Spark, for good.
-        moved: Spark has come to the end of a range, be it without a row that the feed takes.
+        moved: Spark has come to the end of a range, also of one without a row that the feed takes.
         node_upto: where it has not: how far the node should go on by itself before it asks
             again; None: as far as it likes.
     """

@@ -1,4 +1,4 @@
-"""When a feed's progress is made durable, and when consumers are told how far they are.
+"""When a feed's progress is made durable, and when consumers learn how far they are.
 
 Resolved is emitted only after the progress it states was saved, so it can never be taken back.
 """
@@ -38,7 +38,7 @@ class Checkpoint:
 
     @property
     def resolved(self) -> Timestamp | None:
-        """What consumers were told last, by this run."""
+        """The last timestamp that this run resolved for consumers."""
         return self._resolved
 
     def want(self) -> None:

@@ -60,14 +60,14 @@ class Feed:
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
         #: The feed's schemas in its registry; None where it has none.
         self.schemas = feed_schemas(self.options, uri)
-        #: Tables whose progress is not saved any more: a RESCAN has asked for them meanwhile, or
+        #: Tables whose progress is no longer saved: a RESCAN has asked for them meanwhile, or
         #: a DROP taken them away.
         self.superseded: frozenset[TableName] = frozenset()
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
         self._origin = self._named_origin()
-        #: Where the begin and the end of transactions go; None where they are not told.
+        #: Where the begin and the end of transactions go; None where they are not announced.
         self.boundaries: Target | None = None
         if self.options[TRANSACTION_METADATA]:
             name = self.options[TRANSACTION_TOPIC]
@@ -122,7 +122,7 @@ class Feed:
         same, unless the feed has a query.
 
         Raises:
-            ChangefeedError: the query does not fit the table any more (CF1101, CF1303), fails on
+            ChangefeedError: the query no longer fits the table (CF1101, CF1303), fails on
                 a row (CF4001), Spark failed (CF4002, CF4003), or a look-up cannot be used (CF4004).
         """
         if self.query is None:
@@ -250,7 +250,7 @@ class Feed:
                 self.update(name, done_upto=done, scan_at=done.next() if done else None)
 
     def keep_only(self, names: Collection[TableName]) -> None:
-        """Forget the tables that the job does not have any more."""
+        """Forget the tables that the job no longer has."""
         for name in self.tables.keys() - set(names):
             del self.tables[name]
             self._changed.discard(name)
@@ -328,7 +328,7 @@ class Feed:
         return _least(live)
 
     def resolved(self, *, by_topic: bool) -> Timestamp | None:
-        """No change at or below it will be sent to anybody who is told so.
+        """No change at or below it will be sent after consumers get it.
 
         A table that failed goes on one day from where it stopped, so it holds up what covers it:
         a mark for the whole feed, or for a topic that it shares with a table which goes on.

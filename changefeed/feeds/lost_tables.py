@@ -1,4 +1,4 @@
-"""Tables that are not at the source any more leave their feed.
+"""Removes tables that no longer exist at the source from their feed.
 
 Everything they had is delivered first. One that came by a SCHEMA or DATABASE target goes quietly
 (another table of its name joins as a new one, with a scan); one that the feed names fails alone.

@@ -173,7 +173,7 @@ class Rounds:
         )
 
     def _leave_dropped_tables(self, feed: Feed) -> None:
-        """What commits after ALTER .. DROP has answered is not delivered any more.
+        """What commits after ALTER .. DROP has answered is no longer delivered.
 
         The rest of an ALTER waits for the node, which has to prepare the source first.
         """

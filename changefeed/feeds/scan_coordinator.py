@@ -145,7 +145,7 @@ class ScanCoordinator:
             feed.job.id,
             "notice",
             f"the changes between {done} and the rescan are not in the change log, which begins at "
-            f"{oldest}: a message sink is not told of rows that were deleted then",
+            f"{oldest}: a message sink gets no messages for rows that were deleted then",
             table=str(table.table),
         )
 

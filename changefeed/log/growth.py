@@ -42,7 +42,7 @@ class Growth:
         return self.total - (self._totals[known - 1] if known else self._base)
 
     def forget(self, upto: Stamp) -> None:
-        """The log has nothing up to here any more."""
+        """The log no longer has anything up to here."""
         gone = bisect_right(self._upto, upto)
         if gone:
             self._base = self._totals[gone - 1]

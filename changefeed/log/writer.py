@@ -521,7 +521,7 @@ class LogWriter:
         faults.fault_point(faults.Point.LOG_COMPACT_DONE)
 
     def _sweep(self, now: int) -> int:
-        """Remove files that nobody needs any more; how many bytes."""
+        """Remove files that nobody needs now; how many bytes."""
         with self._lock:
             garbage = self._ledger.garbage
             pressed = not self.room()

@@ -2,7 +2,7 @@
 
 A thread looks for an extract that is due and has stopped changing, and compares it by the node's
 Spark. Feeds learn of a comparison from the files, as they do of one that a command made. An
-extract that is refused is told to the dataset's feeds and not tried again before it changes.
+extract that is refused is reported to the dataset's feeds and not tried again before it changes.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class NodeSources:
     # -- the end ----------------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """No source is made ready for anything any more."""
+        """No source is prepared from here on."""
         for reconciler in list(self._reconcilers.values()):
             reconciler.stop()
 

@@ -523,7 +523,7 @@ class _Alteration:
         return present if present != known.table_id else 0
 
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
-        """Which tables are others by now, and what a consumer of messages cannot be told."""
+        """Which tables are others by now, and what no message can say."""
         notices = [
             f"table {table.schema}.{table.name} was replaced: the feed goes on with the table that "
             "has the name now"

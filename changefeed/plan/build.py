@@ -1,7 +1,7 @@
 """CREATE CHANGEFEED -> :class:`~changefeed.plan.stages.FeedPlan`.
 
 Planning asks the source and the sink's own checks, changes nothing anywhere, and goes on after
-a problem as far as it can, so that all of them are told at once.
+a problem as far as it can, so that all problems are reported at once.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class QuerySessions:
         return LookupCache(lambda lookup: read_lookup(self.engine, lookup), self._clock, refresh)
 
     def _forget(self, session: SparkSession, names: set[str]) -> None:
-        """Functions that were dropped since are not known any more."""
+        """Forgets functions that were dropped since."""
         with self._lock:
             for name in names & self._registered.keys():
                 session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {backticked(name)}")

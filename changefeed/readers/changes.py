@@ -13,7 +13,7 @@ column             type                 meaning
 A transaction shows what it did to each key as a whole: one change per key, however often it wrote
 it. A row that a scan read is an ``insert`` at the instant of the scan. ``update_preimage`` exists
 where the source sends whole old rows (``REPLICA IDENTITY FULL``); elsewhere a ``delete`` has the
-key columns alone. A large value that the source did not send and that is not known any more has the
+key columns alone. A large value that the source did not send and that is no longer known has the
 placeholder of :mod:`changefeed.encoding.unsent`. No Python code runs per row.
 """
 

@@ -125,7 +125,7 @@ class Range:
             except FileNotFoundError as cause:
                 raise ChangefeedError(
                     "CF3002",
-                    "the reader's initial scan is not there any more",
+                    "the reader's initial scan no longer exists",
                     detail=name,
                     hint="make another reader, which begins with a scan of the table.",
                 ) from cause

@@ -24,7 +24,7 @@ from changefeed.core.telemetry import log
 _HELLO = struct.Struct(">16si")
 _ADMITTED, _REFUSED = b"+", b"-"
 
-#: Seconds a worker of this machine gets to end by itself once it is not wanted any more.
+#: Seconds a worker of this machine gets to end by itself once its scan was cancelled.
 GRACE_SECONDS = 5.0
 #: How long the other side may be silent before the connection is tried, and between tries.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -43,7 +43,7 @@ class AdmissionTicket:
         """Ask to come in; nothing happens when we are in already.
 
         Raises:
-            ChangefeedError: CF2201, nobody waits for this delivery any more.
+            ChangefeedError: CF2201, no one waits for this delivery.
         """
         if self._held is not None:
             return
@@ -110,7 +110,7 @@ class WorkerAdmission:
             return tuple(self._inside.values())
 
     def close(self) -> None:
-        """Let nobody in any more; returns when everybody has left. May be called again."""
+        """Admit no more workers; return once all have left. May be called again."""
         with self._changed:
             if not self._closed:
                 self._closed = True
@@ -183,4 +183,4 @@ class WorkerAdmission:
 
 
 def _over() -> ChangefeedError:
-    return ChangefeedError("CF2201", "the scan is over: nobody waits for these rows any more")
+    return ChangefeedError("CF2201", "the scan is over: no one waits for these rows")

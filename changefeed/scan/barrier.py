@@ -10,7 +10,7 @@ from changefeed.scan.admission import AdmissionTicket, WorkerAdmission
 
 
 class ScanStopped(Exception):
-    """The scan is not wanted any more; nothing went wrong."""
+    """The scan was cancelled; nothing went wrong."""
 
 
 class Fence:
@@ -30,7 +30,7 @@ class Fence:
         """A call of the sink from this process.
 
         Raises:
-            ScanStopped: not any more.
+            ScanStopped: the scan was cancelled.
         """
         with self._passing:
             if self._closing.is_set():
@@ -41,7 +41,7 @@ class Fence:
         """For the workers of a Spark job, which reach us at ``host`` (``here``: this machine).
 
         Raises:
-            ScanStopped: not any more.
+            ScanStopped: the scan was cancelled.
         """
         with self.passing():
             if self._gate is None:

@@ -95,7 +95,7 @@ def _prepare_here(plan: FeedPlan, context: Context) -> None:
     """Make the source send the tables without a node.
 
     Raises:
-        ChangefeedError: the source refuses, be it one of the tables.
+        ChangefeedError: the source refuses, for itself or for one of the tables.
     """
     catalog, source = context.catalog, context.source(plan.source.source)
     mine = {table.schema.table for table in plan.tables}

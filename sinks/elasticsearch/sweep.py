@@ -81,7 +81,7 @@ def documents(
     if opened.status == 404:
         return
     size = SOURCES if source else PAGE
-    # A filtered answer is written anew by the server, with numbers as doubles.
+    # A filtered answer is written again by the server, with numbers as doubles.
     shape = {"allow_partial_search_results": "false"}
     if not source:
         shape["filter_path"] = _FILTER

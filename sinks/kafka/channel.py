@@ -82,7 +82,7 @@ class Channel(Protocol):
 
     def init_transactions(self) -> None:
         """Register the producer's ``transactional.id``: an open transaction of an earlier
-        producer of that id is aborted, and that producer can write nothing any more.
+        producer of that id is aborted, and that producer can write nothing more.
 
         This and the other steps raise ChangefeedError as :meth:`settle` does; the channel is
         then to be closed.

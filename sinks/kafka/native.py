@@ -326,7 +326,7 @@ class NativeChannel:
         self._transact(lambda h: self._lib.rd_kafka_commit_transaction(h, _STEP_MS))
 
     def abort_transaction(self) -> None:
-        # What the library had to say of the messages is of no interest any more.
+        # What the library had to say of the messages no longer matters.
         self._lib.rd_kafka_purge(self._handle, _PURGE_ALL)
         self._drain(0)
         self._transact(lambda h: self._lib.rd_kafka_abort_transaction(h, _STEP_MS))

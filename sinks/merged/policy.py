@@ -66,7 +66,7 @@ class ScanEnd(StrEnum):
     NOTHING = "nothing"
     """Rows that the scan did not find stay."""
     OLDER = "older"
-    """Rows of an older version are not at the source any more (:class:`Removal`)."""
+    """Rows of an older version no longer exist at the source (:class:`Removal`)."""
     REPLACED = "replaced"
     """All rows that are not the scan's: nothing tells one that it found from one of before."""
 

@@ -565,7 +565,7 @@ class WarehouseSink(TableSink):
         if int(str(found[0][0])) != staged.rows:
             raise ChangefeedError(
                 "CF5001",
-                f"staged rows of {table.topic} are not there any more",
+                f"staged rows of {table.topic} are gone",
                 detail=f"{found[0][0]} of {staged.rows} rows",
             )
         statements = self._strategy.begin(table, self._node)

@@ -230,7 +230,7 @@ def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
 
 
 def sweep(table: Table, shape: TargetShape, version: int) -> list[str]:
-    """Rows of an older version than a scan are not at the source any more.
+    """Rows of an older version than a scan no longer exist at the source.
 
     A row without a number was not written by the feed: in a shared target it stays, in one of the
     feed's own somebody put it there, and it goes.

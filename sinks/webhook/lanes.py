@@ -36,7 +36,7 @@ class Lanes:
     def put(self, lane: int, piece: BodyPiece) -> None:
         """Queue messages; waits while too much is queued.
 
-        After a failure it takes nothing any more: ``settle`` says why.
+        After a failure it takes nothing more: ``settle`` says why.
         """
         with self._moved:
             if self._failed is not None:

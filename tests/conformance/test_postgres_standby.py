@@ -254,7 +254,7 @@ def test_the_standby_that_is_read_is_promoted(
             with reading(state, source) as reader:
                 reader.catch_up()
             assert ids(state) == [1, 2, 3, 4, 5]
-            assert any("is no standby (any more)" in word for word in source.warnings())
+            assert any("is not a standby (or was promoted)" in word for word in source.warnings())
             state.attach(source).release()
             assert made.standby.execute("select slot_name from pg_replication_slots") == []
 

@@ -75,7 +75,7 @@ class LookupAnswer(Protocol):
 
     @property
     def values(self) -> Sequence[pa.Array | None]:
-        """Values by column asked for; None for a column that cannot be read any more."""
+        """Values by column asked for; None for a column that can no longer be read."""
         ...
 
 

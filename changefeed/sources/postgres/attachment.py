@@ -320,7 +320,7 @@ def _publication_gone(publication: str) -> ChangefeedError:
 
 def _demand_slot(state: SlotState, slot: str) -> None:
     if not state.exists:
-        raise ChangefeedError("CF2102", f"replication slot {slot!r} does not exist any more")
+        raise ChangefeedError("CF2102", f"replication slot {slot!r} no longer exists")
     if state.lost:
         raise ChangefeedError(
             "CF2102",

@@ -2,7 +2,7 @@
 
 A Relation message is true for its moment but knows neither nullability nor the primary key's
 order nor what a type is made of; the catalog knows, but as of now. So the message decides names
-and types, the catalog adds the rest by column name, and what it cannot say any more (a column
+and types, the catalog adds the rest by column name, and what it no longer knows (a column
 renamed since) is taken from the last shape we knew.
 """
 

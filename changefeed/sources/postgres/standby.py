@@ -94,7 +94,7 @@ def await_replay(
         ChangefeedError: CF2005 it does not get there.
     """
     if not in_recovery(standby):
-        return  # It was promoted: nothing is replayed any more.
+        return  # It was promoted: it replays nothing now.
     written = server.current_position(primary)
     deadline = clock.monotonic() + seconds
     while True:
@@ -175,8 +175,8 @@ def warnings(primary: Connection, standby: Connection) -> Iterator[str]:
     """What works but deserves a word."""
     if not in_recovery(standby):
         yield (
-            "the server that read_from names is no standby (any more): changes are read from the "
-            "primary itself"
+            "the server that read_from names is not a standby (or was promoted): changes are read "
+            "from the primary itself"
         )
         return
     if not server.settings(standby, ["primary_slot_name"]).get("primary_slot_name"):

@@ -17,7 +17,7 @@ from sinks.files.staged import sync
 
 TEMPORARY = ".tmp"
 ORPHAN_SECONDS = 3600.0
-"""Age at which a temporary file of another run is nobody's any more."""
+"""Age at which a temporary file of another run is removed."""
 
 
 class LocalPlace:

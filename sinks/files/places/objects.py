@@ -35,7 +35,7 @@ TOKEN_SECONDS = 1800.0
 """Half of what Google gives a token."""
 
 ORPHAN_SECONDS = 3600.0
-"""Age at which a file below ``.tmp`` is nobody's any more: no upload takes that long."""
+"""Age at which a file below ``.tmp`` no longer belongs to an upload: none takes that long."""
 
 TEMPORARY = ".tmp"
 

@@ -168,7 +168,7 @@ class SpannerSink(WarehouseSink):
 
     def _apply_all(self, parts: Sequence[tuple[_PendingRows, TransactionRows]]) -> None:
         """One commit. Refused, it is one for each table, so that the error names the one that
-        stops: it will not be as the others are any more."""
+        stops: it no longer keeps up with the others."""
         topics = {pending.table.topic: None for pending, _ in parts}
         try:
             self._apply_one(parts)
