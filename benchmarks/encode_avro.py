@@ -24,7 +24,7 @@ import fastavro
 import pyarrow as pa
 
 from benchmarks.encoding import Messages, Row, compare_registered, main, moment_of, stamps_of
-from changefeed.core.shapes import Format
+from changefeed.core.formats import Format
 from changefeed.encoding.avro.schema import key_schema, value_schema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.registry_header import header

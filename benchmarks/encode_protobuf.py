@@ -20,7 +20,7 @@ import pyarrow as pa
 from google.protobuf.internal import api_implementation
 
 from benchmarks.encoding import Messages, Row, compare_registered, main, moment_of, stamps_of
-from changefeed.core.shapes import Format
+from changefeed.core.formats import Format
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import key_proto, message_header, value_proto
 from tests.helpers.proto_reader import message_class

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.measure import Meter
+from changefeed.core.formats import Format
 from changefeed.core.schema import Column, Form, TableName, TableSchema
-from changefeed.core.shapes import Format
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 

@@ -1,14 +1,32 @@
-"""What the options, the planner and the sinks ask of a format: one row for each.
+"""The formats of messages: one row for each.
 
-How a format writes messages is a row of :data:`changefeed.encoding.formats.FORMATS`.
+A new format is a member of :class:`Format`, a row of :data:`TRAITS`, and the module that the row
+names, with a class for how messages are written (:mod:`changefeed.encoding.message_format`).
+Options, planner, encoding, VERIFY and sinks ask the row; nobody compares a format's name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
+
+
+class Format(StrEnum):
+    """How a message is written.
+
+    CSV has no envelope and no key: it is for scans to files. Parquet is for files too; its
+    messages have a struct of typed columns for a value. Protobuf is for sinks of messages: a
+    file of it could not say what is in it.
+    """
+
+    JSON = "json"
+    CSV = "csv"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    PARQUET = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +35,9 @@ class FormatTraits:
 
     Attributes:
         meaning: a few words, for completion.
+        written_by: ``module:class`` of a
+            :class:`~changefeed.encoding.message_format.MessageFormat`. A name, because this room
+            knows nothing of encoding.
         text: messages are JSON text: a member may be left out, carry a schema, or be a JSON null.
         schemas: messages have schemas of their own, which a registry may keep; a record has all its
             fields.
@@ -30,6 +51,7 @@ class FormatTraits:
     """
 
     meaning: str
+    written_by: str
     text: bool = False
     schemas: bool = False
     unreadable_alone: bool = False
@@ -44,9 +66,16 @@ class FormatTraits:
 _LINE = "a line of csv is the row and nothing else"
 
 TRAITS: Mapping[Format, FormatTraits] = {
-    Format.JSON: FormatTraits("JSON, exact to the digit", text=True, read_back=True, debezium=True),
+    Format.JSON: FormatTraits(
+        "JSON, exact to the digit",
+        "changefeed.encoding.json_envelope:JsonFormat",
+        text=True,
+        read_back=True,
+        debezium=True,
+    ),
     Format.AVRO: FormatTraits(
         "Avro, with a schema registry or in files",
+        "changefeed.encoding.avro.format:AvroFormat",
         schemas=True,
         unreadable_alone=True,
         read_back=True,
@@ -56,18 +85,21 @@ TRAITS: Mapping[Format, FormatTraits] = {
     ),
     Format.PROTOBUF: FormatTraits(
         "a protobuf message type for each table",
+        "changefeed.encoding.protobuf.format:ProtobufFormat",
         schemas=True,
         never=(Envelope.CHANGED,),
         because="a record has all its fields: one left out could not be told from NULL",
     ),
     Format.PARQUET: FormatTraits(
         "columnar files",
+        "changefeed.encoding.parquet:ParquetFormat",
         row_alone="the key's columns are in the row, and a file is of one topic",
         never=(Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),
         because="a row of a Parquet file is the row with columns of our own beside it",
     ),
     Format.CSV: FormatTraits(
         "rows only, of an initial scan",
+        "changefeed.encoding.csv_lines:CsvFormat",
         row_alone=_LINE,
         line=True,
         never=(Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),

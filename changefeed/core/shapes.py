@@ -20,21 +20,6 @@ class Envelope(StrEnum):
     DEBEZIUM = "debezium"
 
 
-class Format(StrEnum):
-    """How a message is written.
-
-    CSV has no envelope and no key: it is for scans to files. Parquet is for files too; its
-    messages have a struct of typed columns for a value. Protobuf is for sinks of messages: a
-    file of it could not say what is in it.
-    """
-
-    JSON = "json"
-    CSV = "csv"
-    AVRO = "avro"
-    PROTOBUF = "protobuf"
-    PARQUET = "parquet"
-
-
 class Deletes(StrEnum):
     """Which changes are delivered: all, all but deletes, or deletes alone.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from changefeed.catalog.model import Job, TableProgress
+from changefeed.core.formats import Format
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.schema import TableSchema
-from changefeed.core.shapes import Deletes, Envelope, Format, MessageValue, Unsent
+from changefeed.core.shapes import Deletes, Envelope, MessageValue, Unsent
 from changefeed.core.uri import split_uri
 from changefeed.encoding.plan import MessagePlan, Origin, QueryShape
 from changefeed.options import (

@@ -1,32 +1,29 @@
-"""The formats: one row for each.
-
-A new one is a module with a :class:`MessageFormat` and a row here; what options ask of it is a row
-of :data:`changefeed.core.formats.TRAITS`.
-"""
+"""How each format writes messages, as its row in :mod:`changefeed.core.formats` says."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from functools import lru_cache
 
 import pyarrow as pa
 
 from changefeed.core.arrow import MESSAGE_SCHEMA
-from changefeed.core.shapes import Format
-from changefeed.encoding.avro.format import AvroFormat
-from changefeed.encoding.csv_lines import CsvFormat
-from changefeed.encoding.json_envelope import JsonFormat
+from changefeed.core.formats import TRAITS, Format
 from changefeed.encoding.message_format import MessageFormat
-from changefeed.encoding.parquet import ParquetFormat
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.protobuf.format import ProtobufFormat
+
+
+def _made(written_by: str) -> MessageFormat:
+    module, _, name = written_by.partition(":")
+    made = getattr(importlib.import_module(module), name)()
+    if not isinstance(made, MessageFormat):
+        raise TypeError(f"{written_by} is no MessageFormat")
+    return made
+
 
 FORMATS: Mapping[Format, MessageFormat] = {
-    Format.JSON: JsonFormat(),
-    Format.AVRO: AvroFormat(),
-    Format.PROTOBUF: ProtobufFormat(),
-    Format.PARQUET: ParquetFormat(),
-    Format.CSV: CsvFormat(),
+    name: _made(traits.written_by) for name, traits in TRAITS.items()
 }
 
 _VALUE = MESSAGE_SCHEMA.get_field_index("value")

@@ -12,10 +12,10 @@ from functools import cached_property
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.formats import TRAITS
+from changefeed.core.formats import TRAITS, Format
 from changefeed.core.partition import Condition
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
+from changefeed.core.shapes import Deletes, Envelope, Unsent
 
 
 @dataclass(frozen=True, slots=True)

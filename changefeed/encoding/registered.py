@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.formats import TRAITS
+from changefeed.core.formats import TRAITS, Format
 from changefeed.core.schema import TableName
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.core.uri import SinkURL
 from changefeed.encoding.formats import FORMATS
 from changefeed.encoding.plan import MessagePlan, SchemaIds

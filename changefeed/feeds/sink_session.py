@@ -17,8 +17,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.faults import Point, fault_point
+from changefeed.core.formats import Format
 from changefeed.core.schema import TableName
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log

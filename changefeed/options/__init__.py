@@ -9,11 +9,8 @@
 This module is the public face: sinks and the shell import from here.
 """
 
-from changefeed.core.shapes import (
-    Deletes,
-    Envelope,
-    Format,
-)
+from changefeed.core.formats import Format
+from changefeed.core.shapes import Deletes, Envelope
 from changefeed.options.cursor import DebeziumOffset
 from changefeed.options.masking import hide_masked, mask_statement
 from changefeed.options.options import (

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar, overload
 
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Span, raise_all
-from changefeed.core.formats import TRAITS
-from changefeed.core.shapes import Deletes, Envelope, Format, MessageValue
+from changefeed.core.formats import TRAITS, Format
+from changefeed.core.shapes import Deletes, Envelope, MessageValue
 from changefeed.options.masking import mask_statement
 from changefeed.options.relations import RELATIONS
 from changefeed.options.row import OPTIONS, OptionRow

@@ -7,8 +7,9 @@ from typing import cast
 from changefeed.core import uri
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
+from changefeed.core.formats import Format
 from changefeed.core.secret_names import is_secret
-from changefeed.core.shapes import Deletes, Envelope, Format, MessageValue, Unsent
+from changefeed.core.shapes import Deletes, Envelope, MessageValue, Unsent
 from changefeed.options import sink_config
 from changefeed.options.cursor import Cursor, DebeziumOffset
 from changefeed.options.row import OPTIONS, option

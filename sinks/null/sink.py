@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.formats import Format
 from changefeed.core.uri import SinkURL
 from changefeed.options import Feature
 from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
@@ -16,7 +17,7 @@ class NullSink(Sink):
     """Takes everything. ``rows``, ``bytes`` and ``marks`` count what came in this process."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        formats=("json", "avro", "protobuf", "csv", "parquet"),
+        formats=tuple(map(str, Format)),
         executor=True,
         lanes=True,
         exactly_once=True,

@@ -10,6 +10,9 @@ A target is written in three small pieces:
   cannot take) stop the one table whose topic is the error's ``target``; CF5002 stops the feed.
 * a subclass of :class:`~sinks.warehouse.sink.WarehouseSink` whose constructor reads the URI.
 
+A database that is not written by SQL has a store of its own (:mod:`.spanner`) under the same
+:class:`~sinks.warehouse.database_sink.DatabaseSink`.
+
 How a batch travels, with the tables involved (``language.md`` 4.1)::
 
     write   Arrow rows, in log form ──► _staging_<table>        _batch_id, _sequence_num, _ord,

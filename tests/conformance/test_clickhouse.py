@@ -130,7 +130,7 @@ def _deliver_until(feed: RowFeed, sink: Sink, begin: int, cut: int) -> bool:
     """Deliver a round whose process ends after ``cut`` statements of its commit; False when it
     had not so many."""
     epoch, receipts = feed.write(sink, begin, len(feed.source.log))
-    server = sink._server  # type: ignore[attr-defined]
+    server = sink.server  # type: ignore[attr-defined]
     run = server.run
 
     def partly(statements: Sequence[Statement]) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.formats import Format
 from changefeed.core.schema import BeforeImage, Column, Form
-from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
+from changefeed.core.shapes import Deletes, Envelope, Unsent
 from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
 from changefeed.encoding.plan import MessagePlan, mark_payload

@@ -75,8 +75,8 @@ class SpannerHarness(MergeHarness):
         )
         sink = self.sink()
         assert isinstance(sink, SpannerSink)
-        sink._server.connect()
-        sink._server.transact(lambda tx: tx.upsert(name, ("a", "b"), [("9", "theirs")]))
+        sink.server.connect()
+        sink.server.transact(lambda tx: tx.upsert(name, ("a", "b"), [("9", "theirs")]))
         sink.close()
 
 
@@ -113,8 +113,8 @@ class _Watched:
     ) -> None:
         assert isinstance(sink, SpannerSink)
         self.sink, self.commits, self.cut = sink, 0, 10**9
-        sink.most_cells = cells
-        transact: Any = sink._server.transact
+        sink.commits.most_cells = cells
+        transact: Any = sink.server.transact
 
         def watched(work: Any, *topics: str) -> Any:
             if self.commits >= self.cut:
@@ -124,7 +124,7 @@ class _Watched:
             after()
             return found
 
-        sink._server.transact = watched  # type: ignore[method-assign]
+        sink.server.transact = watched  # type: ignore[method-assign]
 
 
 def test_readers_see_whole_transactions(harness: SpannerHarness) -> None:
@@ -224,8 +224,8 @@ def test_a_commit_that_is_too_large_is_cut_again(
     feed = RowFeed(source, options=options, write_scan=write)
     sink = feed.open(harness.sink(options))
     assert isinstance(sink, SpannerSink)
-    sink.most_cells, sink.fewest_cells = 400, 10  # type: ignore[misc]
-    transact: Any = sink._server.transact
+    sink.commits.most_cells, sink.commits.fewest_cells = 400, 10
+    transact: Any = sink.server.transact
     refused: list[int] = []
 
     def strict(work: Any, *topics: str) -> Any:
@@ -240,26 +240,26 @@ def test_a_commit_that_is_too_large_is_cut_again(
 
         return transact(counted, *topics)
 
-    sink._server.transact = strict  # type: ignore[method-assign]
+    sink.server.transact = strict  # type: ignore[method-assign]
     for table in source.schemas:
         at = feed.scan(sink, table, end=False)
         feed.commit(sink, Epoch(1, at), [])
-        assert refused and 10 <= sink.most_cells < 400
+        assert refused and 10 <= sink.commits.most_cells < 400
         assert visible(harness.rows(table)) == source.rows(table)
         sink.end_scan(feed.targets[table], source.schemas[table], at)
-        sink.most_cells = 400
+        sink.commits.most_cells = 400
         source.commit(*(insert(table, a=i, b="y") for i in range(100, 150)))
         feed.deliver(sink)
         assert visible(harness.rows(table)) == source.rows(table)
-        sink.most_cells = 400
+        sink.commits.most_cells = 400
     if options:
         source._rows["t"] = []  # all rows went unseen, and the next scan tells
         feed.open(sink)
         source._step += 1
         feed.scan(sink, "t")
         assert not harness.rows("t") and not harness.rows("changefeed_sequence_t")
-        sink.most_cells = 400
-    sink.fewest_cells = 100  # type: ignore[misc]
+        sink.commits.most_cells = 400
+    sink.commits.fewest_cells = 100
     source.commit(*(insert("t", a=i, b="y") for i in range(200, 250)))
     with pytest.raises(ChangefeedError) as caught:
         feed.deliver(sink)
@@ -299,7 +299,7 @@ def test_an_aborted_transaction_begins_anew(harness: SpannerHarness) -> None:
     assert isinstance(late, SpannerSink)
     epoch, receipts = feed.write(late, 0, 2)
     source.commit(delete("t", a=1), update("t", {"a": 2}, b="y"))
-    attempt: Any = late._server._attempt
+    attempt: Any = late.server._attempt
     attempts = []
 
     def meanwhile(work: Any) -> Any:
@@ -312,7 +312,7 @@ def test_an_aborted_transaction_begins_anew(harness: SpannerHarness) -> None:
 
         return attempt(later)
 
-    late._server._attempt = meanwhile  # type: ignore[method-assign]
+    late.server._attempt = meanwhile  # type: ignore[method-assign]
     feed.commit(late, epoch, receipts)
     assert len(attempts) == 2
     assert visible(harness.rows("t")) == source.rows("t")
@@ -449,7 +449,7 @@ def test_rows_are_found_by_keys_of_all_types(
     rows = sorted((row["n"], row["_deleted"]) for row in harness.rows("t"))
     assert rows == [(0, True), (7, False)]
     assert isinstance(sink, SpannerSink)
-    sink._server.transact(
+    sink.server.transact(
         lambda tx: tx.update(
             "t",
             ("k", "_sequence_num", "n"),
@@ -463,7 +463,7 @@ def test_rows_are_found_by_keys_of_all_types(
 
 
 def _answered(sink: SpannerSink) -> list[Any]:
-    return [row[0] for row in sink._server.query("SELECT k FROM t")]
+    return [row[0] for row in sink.server.query("SELECT k FROM t")]
 
 
 def test_the_number_beside_the_table(harness: SpannerHarness) -> None:
@@ -553,7 +553,7 @@ def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
     for attempt in range(4):
         sink = feed.open(harness.sink())
         assert isinstance(sink, SpannerSink)
-        run: Any = sink._server.run
+        run: Any = sink.server.run
 
         def refusing(statements: Any, run: Any = run) -> None:
             if any("DROP COLUMN `b`" in s.sql for s in statements):
@@ -561,7 +561,7 @@ def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
             run(statements)
 
         if not harness.server.real:  # the fake lets it go
-            sink._server.run = refusing  # type: ignore[method-assign]
+            sink.server.run = refusing  # type: ignore[method-assign]
         with pytest.raises(ChangefeedError) as caught:
             feed.deliver(sink, start)
         assert caught.value.code.number == "CF5006", attempt
@@ -574,8 +574,8 @@ def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
     client = harness.sink()
     assert isinstance(client, SpannerSink)
     feed.open(client)
-    client._server.transact(lambda tx: tx.update("t", ("a", "b"), [("2", "w")]))
-    client._server.transact(lambda tx: tx.update("t", ("a", "b"), [("1", None)]))
+    client.server.transact(lambda tx: tx.update("t", ("a", "b"), [("2", "w")]))
+    client.server.transact(lambda tx: tx.update("t", ("a", "b"), [("1", None)]))
     feed.deliver(client, start, start + 1)
     found = {row["a"]: row["d"] for row in harness.rows("t")}
     assert found == {1: None, 2: "w"} and "b" not in harness.rows("t")[0]
@@ -608,7 +608,7 @@ def test_what_was_dropped_is_moved_aside_whole(harness: SpannerHarness) -> None:
 
             return counted
 
-        server: Any = sink._server
+        server: Any = sink.server
         server.run, server.change_all = once(server.run), once(server.change_all)
         with suppress(_Cut):
             feed.deliver(sink, 3)

@@ -12,9 +12,10 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import BeforeImage
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
 from changefeed.scan.spark import run_scan
 from changefeed.spark.session import SparkEngine

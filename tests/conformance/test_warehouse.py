@@ -159,7 +159,7 @@ class RedshiftHarness(PostgreSQLHarness):
         uri = self._database.uri.replace("postgres@", f"postgres:{self.secret}@")
         uri = uri.replace("postgresql:", "redshift:")
         made = RedshiftSink(f"{uri}?schema=copy&sslmode=disable", options)
-        made._warehouse.dialect = _PlainStaging()
+        made._tables.warehouse.dialect = _PlainStaging()
         return made
 
 

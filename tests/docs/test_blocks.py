@@ -30,7 +30,8 @@ import yaml
 import changefeed
 import changefeed.spark_source
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.formats import Format
+from changefeed.core.shapes import Envelope
 from changefeed.dataset.config import read_config
 from changefeed.dataset.model import OPERATION
 from changefeed.encoding.plan import MessagePlan

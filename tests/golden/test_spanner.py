@@ -132,9 +132,8 @@ def _told(
 ) -> list[str]:
     sink = open_sink("spanner://p/i/d", options)
     assert isinstance(sink, SpannerSink)
-    told = _Told(sink._server, source.log[0].schema if there else None, stored)
-    sink._server = told  # type: ignore[assignment]
-    sink._warehouse = told  # type: ignore[assignment]
+    told = _Told(sink.server, source.log[0].schema if there else None, stored)
+    sink._tables.warehouse = told  # type: ignore[assignment]
     feed = RowFeed(source, options=options)
     act(feed, feed.open(sink))
     return told.lines

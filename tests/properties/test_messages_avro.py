@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.schema import BeforeImage, TableSchema
-from changefeed.core.shapes import Deletes, Envelope, Format
+from changefeed.core.shapes import Deletes, Envelope
 from changefeed.encoding.arrow_schema import parquet_rows
 from changefeed.encoding.avro.schema import key_schema, value_schema
 from changefeed.encoding.encode import encode_messages

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.schema import TableSchema
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import NUMBERS, key_proto, value_proto

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.log_form import form_of
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.byte_text import base64
 from changefeed.encoding.compile import origin_of
 from changefeed.encoding.debezium import avro

@@ -18,8 +18,9 @@ import pytest
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.schema import BeforeImage
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.arrow_schema import (
     AVRO_CODECS,
     SYNC_SIZE,

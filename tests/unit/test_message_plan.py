@@ -10,9 +10,10 @@ from dataclasses import fields, replace
 import pytest
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.partition import Members
 from changefeed.core.schema import BeforeImage
-from changefeed.core.shapes import Deletes, Envelope, Format, Unsent
+from changefeed.core.shapes import Deletes, Envelope, Unsent
 from changefeed.encoding.plan import MessagePlan, Origin, QueryShape, SchemaIds
 from tests.helpers.message_model import column, table
 

@@ -18,7 +18,7 @@ from changefeed.options import ExistingTarget
 from sinks.merged.policy import TablePolicy
 from sinks.ownership import Claim, Owner, claim
 from sinks.registry import open_sink, place_of
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.database_sink import DatabaseSink
 from tests.golden.world import World, shape
 
 ME = Owner("s", 2, "shop.public.t", "me")
@@ -228,10 +228,10 @@ _names = st.one_of(
 
 def objects(sink: Any, topic: str) -> set[str]:
     """What the sink makes for a topic, as its statements name it."""
-    if not isinstance(sink, WarehouseSink):
+    if not isinstance(sink, DatabaseSink):
         return {topic}
-    applied = sink._strategy.applied(sink._warehouse, "s/1", "shop.public.t")
-    table = sink._strategy.table(sink._warehouse, topic, TablePolicy(), applied)
+    applied = sink._tables.strategy.applied(sink._tables.warehouse, "s/1", "shop.public.t")
+    table = sink._tables.strategy.table(sink._tables.warehouse, topic, TablePolicy(), applied)
     return {table.name, table.staging, table.side, table.scan, table.view} - {""}
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from changefeed.catalog.model import MOVES, Status, TableProgress, check_move
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.schema import TableName
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.compile import origin_of, source_members, table_messages
 from changefeed.encoding.encode import encode_messages

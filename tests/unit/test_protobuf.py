@@ -11,8 +11,9 @@ from google.protobuf import text_format
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.formats import Format
 from changefeed.core.schema import BeforeImage, Column, TableSchema
-from changefeed.core.shapes import Envelope, Format
+from changefeed.core.shapes import Envelope
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.formats import message_schema
 from changefeed.encoding.plan import MessagePlan, SchemaIds

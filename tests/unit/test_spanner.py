@@ -55,7 +55,7 @@ def test_secrets_are_hidden() -> None:
     sink = open_sink(uri)
     assert isinstance(sink, SpannerSink)
     assert KEY not in sink_location(uri)
-    assert "private_key" not in repr(sink) + repr(sink._server) + sink._server.place
+    assert "private_key" not in repr(sink) + repr(sink.server) + sink.server.place
 
 
 @pytest.mark.parametrize(
@@ -266,14 +266,14 @@ def test_names_that_spanner_does_not_take(table: str, column: str, words: str) -
     sink = open_sink("spanner://p/i/d", {"deletes": "soft"})
     assert isinstance(sink, SpannerSink)
     keeping = TablePolicy.read({"deletes": "soft"})
-    applied = sink._strategy.applied(sink._server, "x/1", table)
-    made = sink._strategy.table(sink._server, table, keeping, applied)
+    applied = sink._tables.strategy.applied(sink.server, "x/1", table)
+    made = sink._tables.strategy.table(sink.server, table, keeping, applied)
     schema = table_of(table, key=("k",), **{"k": "int32", column: "text"})
     if not words:
-        sink._strategy.check(made, schema)
+        sink._tables.strategy.check(made, schema)
         return
     with pytest.raises(ChangefeedError) as caught:
-        sink._strategy.check(made, schema)
+        sink._tables.strategy.check(made, schema)
     assert caught.value.code.number == "CF5006" and words in caught.value.message
 
 

@@ -26,13 +26,14 @@ from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
+from sinks.warehouse.database_sink import PACE, SLOWEST
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.duckdb import DuckDB, DuckDBDialect, DuckDBSink
 from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
-from sinks.warehouse.sink import PACE, SLOWEST, WarehouseSink
+from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape, before_name, check_values
 from sinks.warehouse.tables import Table
@@ -328,7 +329,7 @@ def test_staged_rows_that_went_are_missed(tmp_path: Path, source: Source) -> Non
     feed, sink = opened(path, source)
     source.commit(insert("t", a=1, b="x"))
     epoch, receipts = feed.write(sink, 0, 1)
-    sink._load(sink._pending[0])
+    sink.load(sink._pending[0])
     with duckdb.connect(str(path)) as connection:
         connection.execute("DELETE FROM _staging_t")
     with pytest.raises(ChangefeedError) as caught:

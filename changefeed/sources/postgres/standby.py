@@ -39,8 +39,9 @@ _GROW = "SELECT pg_catalog.pg_logical_emit_message(false, 'changefeed', 'grow')"
 class Prompter:
     """While it is open, the primary writes down its open transactions every moment."""
 
-    def __init__(self, primary: str) -> None:
+    def __init__(self, primary: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._primary = primary
+        self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pg-prompter", daemon=True)
 
@@ -67,7 +68,7 @@ class Prompter:
                     except errors.InsufficientPrivilege:
                         statement = _GROW
                         continue
-                    self._stop.wait(_PROMPT_SECONDS)
+                    self._clock.wait(self._stop, _PROMPT_SECONDS)
         except (ChangefeedError, psycopg.Error):
             # Who waits for the standby gives up in time, and says what it waited for.
             return

@@ -6,7 +6,7 @@ How rows are kept is :mod:`.keeping`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.parameters import Kind, Parameter
@@ -14,16 +14,65 @@ from changefeed.core.uri import SinkURL
 from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
 from sinks.warehouse.clickhouse.keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.sink import SQLTables, WarehouseSink
 from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.tables import Table
 
+if TYPE_CHECKING:
+    from sinks.warehouse.clickhouse.client import ClickHouse
+
 _PLAIN, _TLS = 8123, 8443
+
+
+class ClickHouseTables(SQLTables):
+    """Tables of ClickHouse, each with a view for its readers."""
+
+    @property
+    def server(self) -> ClickHouse:
+        """The client of the server."""
+        return cast("ClickHouse", self.warehouse)
+
+    def check_target(self, context: SinkContext, target: Target) -> None:
+        if target.schema is not None:
+            self.inspect(self.names(target, context), TargetShape(target.schema, target.topic))
+        super().check_target(context, target)
+
+    def inspect(self, table: Table, shape: TargetShape) -> None:
+        """Nobody's table is replaced by the view, and rows of another way of keeping (the feed had
+        another ``history``) are not mixed with these: by another key they would be lost."""
+        engine = self.server.engine(shape.topic)
+        if engine == "View" and not self.server.view_reads(shape.topic, ROWS + shape.topic):
+            raise occupied(
+                str(shape.schema.table),
+                f"the view {self.server.schema}.{shape.topic}",
+                "the view of that name that this sink makes",
+            )
+        if engine not in ("", "View"):
+            raise ChangefeedError(
+                NOT_OURS,
+                f"{shape.schema.table}: {shape.topic} is a table already, and this sink would make "
+                "a view of that name",
+                detail=f"{self.server.place}, engine {engine}",
+                hint=f"rename it (to {ROWS}{shape.topic} when its columns and engine are those "
+                "that the sink would give it), or give the feed another database.",
+            )
+        place = ROWS + shape.topic
+        engine, order = engine_of(table, shape.schema)
+        there = self.server.engine(place)
+        if there and not (same_engine(there, engine) and self.server.order(place) == set(order)):
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: {place} has another engine or another key than this feed "
+                "needs",
+                detail=f"{self.server.place}: wanted {engine} ORDER BY ({', '.join(order)})",
+                hint="drop or rename the table, or give the feed another database.",
+            )
 
 
 class ClickHouseSink(WarehouseSink):
     """``clickhouse://user:password@host:8123/database?tls_enabled=&ca_cert_file=``."""
 
+    tables: ClassVar[type[SQLTables]] = ClickHouseTables
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("ca_cert_file", "The authority that signed the server's certificate.", Kind.PATH),
         Parameter("tls_enabled", "Connects by TLS.", Kind.FLAG, default="true with ca_cert_file"),
@@ -51,41 +100,5 @@ class ClickHouseSink(WarehouseSink):
 
         port = url.port or (_TLS if tls else _PLAIN)
         login = url.user or "default", url.password or ""
-        self._server = ClickHouse(Address(url.host, port, *login, tls, authority), database)
-        super().__init__(self._server, options, ClickHouseStrategy())
-
-    def _check_target(self, context: SinkContext, target: Target) -> None:
-        if target.schema is not None:
-            self._look(self._names(target, context), TargetShape(target.schema, target.topic))
-        super()._check_target(context, target)
-
-    def _look(self, table: Table, shape: TargetShape) -> None:
-        """Nobody's table is replaced by the view, and rows of another way of keeping (the feed had
-        another ``history``) are not mixed with these: by another key they would be lost."""
-        engine = self._server.engine(shape.topic)
-        if engine == "View" and not self._server.view_reads(shape.topic, ROWS + shape.topic):
-            raise occupied(
-                str(shape.schema.table),
-                f"the view {self._server.schema}.{shape.topic}",
-                "the view of that name that this sink makes",
-            )
-        if engine not in ("", "View"):
-            raise ChangefeedError(
-                NOT_OURS,
-                f"{shape.schema.table}: {shape.topic} is a table already, and this sink would make "
-                "a view of that name",
-                detail=f"{self._server.place}, engine {engine}",
-                hint=f"rename it (to {ROWS}{shape.topic} when its columns and engine are those "
-                "that the sink would give it), or give the feed another database.",
-            )
-        place = ROWS + shape.topic
-        engine, order = engine_of(table, shape.schema)
-        there = self._server.engine(place)
-        if there and not (same_engine(there, engine) and self._server.order(place) == set(order)):
-            raise ChangefeedError(
-                "CF5006",
-                f"{shape.schema.table}: {place} has another engine or another key than this feed "
-                "needs",
-                detail=f"{self._server.place}: wanted {engine} ORDER BY ({', '.join(order)})",
-                hint="drop or rename the table, or give the feed another database.",
-            )
+        self.server = ClickHouse(Address(url.host, port, *login, tls, authority), database)
+        super().__init__(self.server, options, ClickHouseStrategy())

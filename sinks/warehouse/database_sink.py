@@ -1,0 +1,160 @@
+"""The sink of a database's tables: what is alike however rows are written.
+
+It gathers rows until they are worth a load, and leaves tables to :mod:`.feed_tables`. SQL
+warehouses (:mod:`.sink`) load rows into staging tables and merge them; Spanner
+(:mod:`.spanner.sink`) writes them by mutations.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import pyarrow as pa
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.schema import TableSchema
+from changefeed.options import Feature
+from sinks.base import Accepts, Batch, Capabilities, CommitPace, Receipt, SinkContext, Target
+from sinks.merged.applied import AppliedVersion
+from sinks.merged.pace import SlowToFall
+from sinks.merged.policy import TablePolicy
+from sinks.merged.sink import TableSink
+from sinks.warehouse.feed_tables import FeedTables, KnownTable
+from sinks.warehouse.pending import PendingRows, new_batch
+from sinks.warehouse.staging import TargetShape
+
+#: Rows and bytes gathered before they are loaded: a load costs much whatever it holds.
+LOAD_ROWS = 200_000
+LOAD_BYTES = 64 << 20
+#: Seconds between merges: never less than the first, never more than the second, and so long
+#: that merging takes about a fifth of the time.
+PACE, SLOWEST, SHARE = 5.0, 60.0, 5.0
+
+
+class DatabaseSink(TableSink):
+    """Keeps tables of a database equal to the source's. Used by one thread at a time."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        accepts=Accepts.ROWS,
+        exactly_once=True,
+        pacing=CommitPace(PACE, 500_000),
+        resolved_by_topic=True,
+        owns_targets=True,
+        features=frozenset({Feature.MERGED_TABLES, Feature.EXISTING_TARGETS}),
+        evolves=True,
+        ends_scans=True,
+    )
+
+    #: Rows gathered before they are loaded.
+    load_rows: int = LOAD_ROWS
+
+    def __init__(self, policy: TablePolicy, tables: FeedTables) -> None:
+        super().__init__(policy, SlowToFall(PACE, SLOWEST, SHARE))
+        self._tables = tables
+        self._pending: list[PendingRows] = []
+
+    # ------------------------------------------------------------- what a way of writing fills in
+
+    @abstractmethod
+    def begin_rows(self, known: KnownTable, shape: TargetShape) -> str:
+        """Rows of this shape begin to gather. Returns the staging table, or nothing."""
+
+    @abstractmethod
+    def load(self, pending: PendingRows) -> None:
+        """Rows that were gathered leave the memory, where that is possible."""
+
+    @abstractmethod
+    def truncate_table(self, known: KnownTable, shape: TargetShape, event: Truncate) -> None:
+        """TRUNCATE, and that it is applied."""
+
+    @abstractmethod
+    def change_shape(self, known: KnownTable, event: SchemaChange) -> None:
+        """The change of shape, and that it is applied."""
+
+    # ------------------------------------------------------------- every sink
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._tables.warehouse.place})"
+
+    def topic(self, name: str) -> str:
+        """The target table of a source table: its name; dots become underscores."""
+        return self._tables.warehouse.dialect.fit(name.replace(".", "_"))
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._begun.clear()
+        self._tables.open(context)
+        self._tables.warehouse.rest()
+
+    def check(self, context: SinkContext) -> list[ChangefeedError]:
+        """See :meth:`.feed_tables.FeedTables.check`."""
+        return self._tables.check(context)
+
+    def claims(self, topic: str) -> tuple[str, ...]:
+        """See :meth:`sinks.base.Sink.claims`."""
+        d, strategy = self._tables.warehouse.dialect, self._tables.strategy
+        names = (topic, strategy.place(topic), *strategy.beside(topic))
+        return tuple(dict.fromkeys(map(d.canonical, names)))
+
+    def reserved(self) -> tuple[str, ...]:
+        """See :meth:`sinks.base.Sink.claims`."""
+        d = self._tables.warehouse.dialect
+        return tuple(map(d.canonical, self._tables.strategy.bookkeeping_names))
+
+    def close(self) -> None:
+        self._pending = []
+        self._tables.forget()
+        self._tables.warehouse.close()
+
+    # ------------------------------------------------------------- every store
+
+    def applied(self, target: Target, schema: TableSchema) -> AppliedVersion:
+        self._tables.connect()
+        return self._tables.find(target, schema).applied
+
+    def scanned(self, target: Target, schema: TableSchema) -> int:
+        self._tables.connect()
+        return self._tables.find(target, schema).scanned
+
+    def stage(self, batch: Batch, rows: pa.Table) -> Receipt:
+        """Gathers rows; a value that the target cannot hold is refused here."""
+        receipt = Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
+        if rows.num_rows == 0:
+            return receipt
+        self._tables.connect()
+        known = self._tables.find(batch.target, batch.schema)
+        shape = TargetShape(batch.schema, batch.target.topic)
+        self._tables.prepare(known, shape, scan=batch.scan)
+        pending = self._pending_rows(known, shape, batch.scan)
+        pending.add(rows, self._tables.warehouse.dialect)
+        gathered = sum(table.num_rows for table in pending.buffer)
+        if gathered >= self.load_rows or pending.buffered >= LOAD_BYTES:
+            self.load(pending)
+        return receipt
+
+    def _pending_rows(self, known: KnownTable, shape: TargetShape, scan: bool) -> PendingRows:
+        """Where rows of this table and shape gather."""
+        for pending in self._pending:
+            same = pending.table.topic == shape.topic and pending.scan == scan
+            if same and pending.shape.schema == shape.schema:
+                return pending
+        staging = self.begin_rows(known, shape)
+        pending = PendingRows(known.table, shape, scan, new_batch(self.clock), staging)
+        self._pending.append(pending)
+        return pending
+
+    def empty(self, event: Truncate, target: Target) -> None:
+        known = self._tables.find(target, event.schema)
+        shape = TargetShape(event.schema, target.topic)
+        self._tables.prepare(known, shape, scan=False)
+        self.truncate_table(known, shape, event)
+        known.applied = AppliedVersion(event.at.version, event.seq)
+
+    def reshape(self, event: SchemaChange, target: Target) -> None:
+        known = self._tables.find(target, event.old)
+        self.change_shape(known, event)
+        known.applied = AppliedVersion(event.at.version, event.seq)
+        known.ready.clear()
+        known.staging.clear()

@@ -1,0 +1,104 @@
+"""The tables of a feed at Spanner: their marks, and what a target must be like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableSchema
+from sinks.base import Target
+from sinks.merged.applied import AppliedVersion
+from sinks.ownership import Claim
+from sinks.warehouse.dialect import Statement
+from sinks.warehouse.feed_tables import FeedTables, KnownTable
+from sinks.warehouse.owning import TargetContent
+from sinks.warehouse.spanner import keeping
+from sinks.warehouse.spanner.keeping import FACTS
+from sinks.warehouse.staging import TargetShape
+from sinks.warehouse.tables import Table
+
+if TYPE_CHECKING:
+    from sinks.warehouse.spanner.client import Spanner, Transaction
+
+
+class SpannerTables(FeedTables):
+    """Tables of a Spanner database, whose bookkeeping is written in transactions."""
+
+    @property
+    def server(self) -> Spanner:
+        """The client of the database."""
+        return cast("Spanner", self.warehouse)
+
+    def make_bookkeeping(self) -> None:
+        """See the base class.
+
+        Raises:
+            ChangefeedError: CF5002, the database has the PostgreSQL dialect.
+        """
+        self.server.check_dialect()
+        super().make_bookkeeping()
+
+    def progress(self, transaction: Transaction, table: Table) -> AppliedVersion:
+        """How far a table is.
+
+        Raises:
+            ChangefeedError: CF5001, its row is gone.
+        """
+        found = keeping.read_progress(transaction, table.applied.id)
+        if found is None:
+            raise ChangefeedError(
+                "CF5001",
+                f"{self.server.place} lost what it knew of table {table.topic}",
+            )
+        return found
+
+    def take(
+        self, table: Table, target: Target, schema: TableSchema, content: TargetContent
+    ) -> None:
+        row, feed = table.applied.id, self.context.feed
+        if content.claim is Claim.REPLACE:
+            with self.errors():
+                self.server.change_all(f"DELETE FROM {table.name} WHERE TRUE", target.topic)
+
+        def work(transaction: Transaction) -> None:
+            stale = [(each,) for each in content.stale if each != row]
+            if stale:
+                transaction.delete(FACTS, stale)
+            columns = ("id", "feed", "table_name", "version", "seq", "scanned")
+            transaction.upsert(FACTS, columns, [(row, feed, target.topic, "0", "0", "0")])
+
+        with self.errors():
+            self.server.transact(work, target.topic)
+
+    def make(self, known: KnownTable, shape: TargetShape) -> None:
+        table = known.table
+        self.define(self.strategy.create(table, shape.schema), shape.topic)
+        with self.errors():
+            self.server.transact(
+                lambda transaction: keeping.reset(transaction, table.applied.id), shape.topic
+            )
+
+    def inspect(self, table: Table, shape: TargetShape) -> None:
+        """A table of that name has the key that rows are found by."""
+        found, wanted = self.server.key(shape.topic), keeping.key_of(shape.schema)
+        if not found:
+            return
+        if [name.casefold() for name in found] != [name.casefold() for name in wanted]:
+            raise ChangefeedError(
+                "CF5006",
+                f"{shape.schema.table}: the target table {shape.topic} has another primary key "
+                "than this feed needs",
+                detail=f"{self.server.place}: wanted ({', '.join(wanted)})",
+                hint="drop or rename the target table, or give the feed another database.",
+            )
+        if table.has_side(shape.schema) and not self.server.columns(keeping.side_of(shape.topic)):
+            self.define([keeping.create_side(table, shape.schema)], shape.topic)
+
+    def complete(self, known: KnownTable, shape: TargetShape, present: Mapping[str, str]) -> None:
+        names = self.strategy.columns(known.table, shape.schema)
+        super().complete(known, shape, keeping.spelled(names, present))
+
+    def define(self, statements: Sequence[str], topic: str) -> None:
+        with self.errors():
+            self.server.run([Statement(sql, topic) for sql in statements])
