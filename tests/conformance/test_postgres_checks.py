@@ -108,6 +108,37 @@ def test_the_identity_of_yugabytedb_is_refused_and_the_hint_mends_it(postgres: D
     source.close()
 
 
+_TIMESCALE = """
+    create schema _timescaledb_catalog;
+    create table _timescaledb_catalog.hypertable (schema_name name, table_name name);
+    insert into _timescaledb_catalog.hypertable values ('public', 'good')
+"""
+_CITUS = """
+    set allow_system_table_mods = on;
+    create table pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char");
+    insert into pg_catalog.pg_dist_partition values ('good', 'h')
+"""
+
+
+@pytest.mark.parametrize(("made", "word"), [(_TIMESCALE, "chunks"), (_CITUS, "shards")])
+def test_a_table_whose_rows_lie_elsewhere_is_refused(
+    postgres: Database, made: str, word: str
+) -> None:
+    """A feed of it would be silent. The catalogs are made as the extensions document them."""
+    postgres.execute(SHOP)
+    postgres.execute(made)
+    [problem] = problems(postgres.uri, "good", "full_one")
+    assert problem.code.number == "CF1302" and word in problem.message
+    source = PostgresSource("shop", postgres.uri)
+    tables = [source.describe(None, name).table for name in ("good", "full_one")]
+    held = source.attach("tests", None)
+    assert [table.name for table in held.capture(tables, resume=False).problems] == ["good"]
+    published = "select tablename from pg_publication_tables"
+    assert postgres.execute(published) == [("full_one",)]
+    held.release()
+    source.close()
+
+
 @ALL
 def test_diff_needs_full(postgres: Database) -> None:
     postgres.execute(SHOP)

@@ -3,7 +3,7 @@
 wire transport lsn     the replication protocol on a plain socket
 types details columns values rows pgoutput spool stream
                        the log, decoded by columns
-address connect introspect checks server publications slots standby
+address connect introspect checks scattered server publications slots standby
                        sessions, names and shapes, what hinders, what we make there
 snapshot lookup        the initial scan, and single values by key
 """

@@ -27,6 +27,7 @@ from changefeed.sources.postgres.connect import (
 )
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.introspect import Relation, quoted
+from changefeed.sources.postgres.scattered import read_scattered
 from changefeed.sources.postgres.types import ReplicaIdentity
 
 #: Oldest server that works.
@@ -280,7 +281,8 @@ def _owns_publication(connection: Connection, publication: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What the checks of one table go by. ``leaves`` are its partitions with their identity."""
+    """What the checks of one table go by. ``leaves`` are its partitions with their identity,
+    ``elsewhere`` says where an extension keeps its rows."""
 
     relation: Relation
     owner: str
@@ -291,6 +293,7 @@ class TableFacts:
     has_identity_key: bool
     generated_key: tuple[str, ...]
     policies: bool
+    elsewhere: str
     leaves: tuple[tuple[str, ReplicaIdentity, bool], ...]
 
     @property
@@ -419,6 +422,7 @@ def unsafe(connection: Connection, oids: Sequence[int]) -> frozenset[int]:
 def _facts(connection: Connection, relations: Sequence[Relation]) -> dict[int, TableFacts]:
     by_oid = {relation.oid: relation for relation in relations}
     facts: dict[int, TableFacts] = {}
+    elsewhere = read_scattered(connection, list(by_oid))
     for row in connection.execute(_FACTS, [list(by_oid)]):
         oid, owner, owned, schema, unreadable, letter, has_key, generated, policies, leaves = row
         facts[oid] = TableFacts(
@@ -431,6 +435,7 @@ def _facts(connection: Connection, relations: Sequence[Relation]) -> dict[int, T
             has_identity_key=has_key,
             generated_key=tuple(generated),
             policies=policies,
+            elsewhere=elsewhere.get(oid, ""),
             leaves=tuple(
                 (f"{quoted(schema)}.{quoted(name)}", identity_of(leaf), key)
                 for schema, name, leaf, key in leaves
@@ -490,7 +495,7 @@ def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[
 
 def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
     """Old rows must be told apart, and carry what the feed needs of them."""
-    publishable = True
+    publishable = not table.elsewhere
     for problem in _check_publishable(table, watch):
         publishable = publishable and problem.code is not Code.SOURCE_NOT_SET_UP
         yield problem
@@ -500,6 +505,15 @@ def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
 
 def _check_publishable(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
     """Without a usable replica identity the *application's* updates would start to fail."""
+    if table.elsewhere:
+        yield _problem(
+            "CF1302",
+            watch,
+            f"table {table.name} cannot be watched: {table.elsewhere}, and a publication of the "
+            "table has none of them",
+            "watch an ordinary table that the application, or a trigger, writes to as well.",
+        )
+        return
     if table.generated_key:
         yield _problem(
             "CF1302",
