@@ -49,7 +49,9 @@ PARAMETERS = (
         default="the client's",
     ),
     Parameter(
-        "schema_topic", "A topic that gets every change of a table's schema.", default="none"
+        "schema_topic",
+        "A topic that gets every change of a table's schema, and its drop.",
+        default="none",
     ),
     Parameter(
         "confluent_schema_registry",

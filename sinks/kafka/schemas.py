@@ -1,4 +1,5 @@
-"""``schema_topic``: every schema a feed delivers, told before the first row that has it.
+"""``schema_topic``: every schema a feed delivers, told before the first row that has it, and every
+table that was dropped, told after its last.
 
 One JSON message a schema, its key the table: at a feed's first row of a table and at every
 change. A reader that builds tables of its own reads this topic first; the newest message of a
@@ -39,6 +40,10 @@ class Announcements:
         """The table's schema is out."""
         self._memory(context)[_place(context, target)] = schema.fingerprint()
 
+    def gone(self, context: SinkContext, target: Target) -> None:
+        """The table was dropped: the schema of another one of its name is to be told."""
+        self._memory(context).pop(_place(context, target), None)
+
     def forget(self) -> None:
         """Messages may be lost: tell everything again."""
         self._told.clear()
@@ -56,17 +61,32 @@ def announcement(target: Target, schema: TableSchema, at: Timestamp) -> tuple[by
 
     ``at`` is the smallest timestamp of rows that have it, as far as is known.
     """
-    table = schema.table
     value = {
-        "table": {"source": table.source, "schema": table.schema, "name": table.name},
-        "topic": target.topic,
+        **_of(target),
         "version": schema.version,
         "columns": [_column(column) for column in schema.columns],
         "key": [] if schema.keyless else [column.name for column in schema.key_columns],
         "at": str(at),
     }
+    return _message(target, value)
+
+
+def drop_announcement(target: Target) -> tuple[bytes, bytes]:
+    """Key and value of the message that tells that a table was dropped."""
+    return _message(target, {**_of(target), "dropped": True})
+
+
+def _of(target: Target) -> dict[str, object]:
+    table = target.table
+    return {
+        "table": {"source": table.source, "schema": table.schema, "name": table.name},
+        "topic": target.topic,
+    }
+
+
+def _message(target: Target, value: dict[str, object]) -> tuple[bytes, bytes]:
     return (
-        json.dumps([str(table)], ensure_ascii=False).encode(),
+        json.dumps([str(target.table)], ensure_ascii=False).encode(),
         json.dumps(value, ensure_ascii=False).encode(),
     )
 

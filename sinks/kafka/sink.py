@@ -55,7 +55,7 @@ from sinks.kafka.channel import (
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PARAMETERS, PRODUCER_ONLY, KafkaSettings, parse
 from sinks.kafka.producers import open_channel
-from sinks.kafka.schemas import Announcements
+from sinks.kafka.schemas import Announcements, drop_announcement
 from sinks.kafka.topics import REQUEST_SECONDS, Topics
 from sinks.kafka.transactions import (
     PROGRESS_TOPIC_SETTINGS,
@@ -277,6 +277,15 @@ class KafkaSink(Sink):
         """Tell the new schema in the schema topic; topics themselves take any row."""
         self._announce(target, event.new, event.at)
         self._end_transaction()
+
+    def dropped(self, target: Target) -> None:
+        """Tell it in the schema topic; the table's own topic stays as it is."""
+        if not self.settings.schema_topic:
+            return
+        self._sending().send_one(self.settings.schema_topic, *drop_announcement(target))
+        self._settle()
+        self._end_transaction()
+        self._schemas.gone(self._opened(), target)
 
     def _sending(self) -> Channel:
         """The producer, in a transaction where there are any."""

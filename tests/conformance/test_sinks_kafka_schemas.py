@@ -69,3 +69,22 @@ def test_without_the_parameter_nothing_is_told(kafka: KafkaBroker, topic: str) -
     )
     sink.close()
     assert len(kafka.messages(topic)) == 1
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_dropped_table_is_told(kafka: KafkaBroker, topic: str, delivery: str) -> None:
+    """After its rows; a table that is made again in its place tells its schema."""
+    table = f"dropped_{delivery}"  # what a process has told, it does not tell the same node again
+    feed = Feed({table: topic})
+    uri = f"{kafka.uri}?schema_topic={topic}_schemas&progress_topic={topic}_progress"
+    sink = KafkaSink(uri, {"delivery": delivery})
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 10, table)])
+    sink.dropped(feed.targets[table])
+    feed.deliver(sink, [put(1, "x", 20, table)])
+    sink.close()
+    first, gone, again = told(kafka, f"{topic}_schemas")
+    assert gone == {"table": first["table"], "topic": topic, "dropped": True}
+    assert again["columns"] == first["columns"]
+    keys = {record.key for record in kafka.messages(f"{topic}_schemas")}
+    assert keys == {f'["shop.public.{table}"]'.encode()}
