@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.sources.mysql.stored import StoredTransaction
+from changefeed.sources.decoded.stored import StoredTransaction
 
 #: Files beside the rows: how many they are, and the tables that the transaction changes and nobody
 #: watched when it was prepared.

@@ -6,9 +6,9 @@ crash between receiving and making durable changes nothing.
 * The binlog has transactions in commit order, each as a whole. A commit gets
   ``last.at_least(commit time)``.
 * Rows of complete transactions are decoded together, a table at a time (:mod:`.decode`).
-* The rows of a transaction that grows too large go to disk (:mod:`.stored`), and out in flushes
-  without a frontier when it ends. A prepared XA transaction waits there for its decision, which may
-  come days and restarts later.
+* The rows of a transaction that grows too large go to disk
+  (:mod:`changefeed.sources.decoded.stored`), and out in flushes without a frontier when it ends. A
+  prepared XA transaction waits there for its decision, which may come days and restarts later.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from changefeed.core.events import (
 )
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.stored import StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
 from changefeed.sources.mysql import binlog, statements
 from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
@@ -41,7 +42,6 @@ from changefeed.sources.mysql.position import GtidPlace
 from changefeed.sources.mysql.position import StreamPlace as StreamPlace
 from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
-from changefeed.sources.mysql.stored import StoredTransaction
 from changefeed.sources.mysql.tablemap import (
     read_table_id,
     read_table_map,

@@ -10,9 +10,9 @@ import pyarrow as pa
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Places
+from changefeed.sources.decoded.stored import StoredRows
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.decode import SMALL_BYTES, RowEvents, decode
-from changefeed.sources.mysql.stored import StoredRows
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
 from changefeed.sources.mysql.walk import PADDING
 

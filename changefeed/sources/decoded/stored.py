@@ -1,10 +1,10 @@
 """Rows of a transaction on disk: too large for memory, or prepared (XA) and not yet decided.
 
-The binlog has a transaction only once it is complete, so its rows can be decoded as they come; but
-which of several writes to one key is the last one is not known before the end. Decoded rows are
-kept in Arrow files, one for each table of each stretch. At the end the keys are compared
-(:mod:`changefeed.sources.decoded.repeats`), and the files are read again in order, mapped and not
-loaded.
+The rows can be decoded as they come, where the source's log has a transaction only once it is
+complete; but which of several writes to one key is the last one is not known before the end.
+Decoded rows are kept in Arrow files, one for each table of each stretch. At the end the keys are
+compared (:mod:`changefeed.sources.decoded.repeats`), and the files are read again in order, mapped
+and not loaded.
 """
 
 from __future__ import annotations
