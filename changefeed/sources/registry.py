@@ -17,11 +17,20 @@ ENTRY_POINT_GROUP = "changefeed.sources"
 #: Our own sources: scheme -> ``module:Class``. The class takes ``(name, uri)``.
 SOURCES: dict[str, str] = {
     "dataset": "changefeed.dataset.source:DatasetSource",
+    "debezium-mariadb": "changefeed.sources.debezium:DebeziumSource",
+    "debezium-mysql": "changefeed.sources.debezium:DebeziumSource",
+    "debezium-postgresql": "changefeed.sources.debezium:DebeziumSource",
+    "db2": "changefeed.sources.debezium:DebeziumSource",
     "mariadb": "changefeed.sources.mysql:MySQLSource",
     "mysql": "changefeed.sources.mysql:MySQLSource",
+    "oracle": "changefeed.sources.debezium:DebeziumSource",
     "postgresql": "changefeed.sources.postgres:PostgresSource",
     "postgres": "changefeed.sources.postgres:PostgresSource",
+    "sqlserver": "changefeed.sources.debezium:DebeziumSource",
 }
+
+#: Databases that Debezium reads and this program does not.
+NOT_READ = frozenset({"mongodb", "mongodb+srv", "spanner-source", "vitess"})
 
 
 def schemes() -> tuple[str, ...]:
@@ -65,6 +74,12 @@ def _entry_points() -> Iterable[EntryPoint]:
 def _unknown(name: str, scheme: str) -> ChangefeedError:
     # A scheme is short; anything longer is a mangled URI that may hold a secret.
     shown = scheme if len(scheme) <= 20 and "@" not in scheme else "?"
+    if scheme.lower() in NOT_READ:
+        return ChangefeedError(
+            "CF1201",
+            f"connection {name!r} cannot be a source: {scheme.lower()} is not read",
+            hint="docs/source-debezium.md says which databases are, and why this one is not.",
+        )
     close = difflib.get_close_matches(scheme.lower(), schemes(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ChangefeedError(

@@ -57,12 +57,14 @@ class Pack:
             session that asks for the pack gets it: rules of a table format would run in the
             planning of every scan.
         settings: of the session that has the extension.
+        of_spark: a session may load it; else it is for a JVM of its own.
     """
 
     name: str
     jars: tuple[Jar, ...]
     extension: str = ""
     settings: tuple[tuple[str, str], ...] = field(default=())
+    of_spark: bool = True
 
 
 _USES: dict[str, tuple[str, dict[str, str]]] = {
@@ -81,7 +83,7 @@ _USES: dict[str, tuple[str, dict[str, str]]] = {
 @cache
 def packs() -> dict[str, Pack]:
     """All packs by name: ``delta``, ``iceberg``, ``hadoop-aws``, ``iceberg-aws``,
-    ``postgresql-jdbc``."""
+    ``postgresql-jdbc``; ``debezium`` and those of its connectors, which Spark does not load."""
     jars: dict[str, list[Jar]] = {}
     for line in (Path(__file__).parent / "jars.lock").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -93,7 +95,7 @@ def packs() -> dict[str, Pack]:
 
 def _pack(name: str, jars: tuple[Jar, ...]) -> Pack:
     extension, settings = _USES.get(name, ("", {}))
-    return Pack(name, jars, extension, tuple(settings.items()))
+    return Pack(name, jars, extension, tuple(settings.items()), not name.startswith("debezium"))
 
 
 def pack(name: str) -> Pack:
@@ -115,9 +117,10 @@ def jar_folder() -> Path:
 
 
 def cached(folder: Path | None = None) -> frozenset[str]:
-    """Names of the packs whose jars are all in the folder."""
+    """Names of the packs that Spark may load and whose jars are all in the folder."""
     folder = folder or jar_folder()
-    return frozenset(name for name, its in packs().items() if not _missing([its], folder))
+    known = packs().items()
+    return frozenset(name for name, its in known if its.of_spark and not _missing([its], folder))
 
 
 def paths(names: Sequence[str], folder: Path | None = None) -> list[Path]:

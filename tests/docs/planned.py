@@ -32,6 +32,7 @@ _TABLES = {
     "public.sales": ({"id": "bigint", "total": "numeric(12,2)"}, ["id"]),
     "archive.orders": ({"id": "bigint", "what": "text"}, ["id"]),
     "shop.orders": (_ORDERS, ["id"]),
+    "dbo.orders": (_ORDERS, ["id"]),
     "datasets.sample_data": ({"keycol1": "text", "nonkeycol1": "text"}, ["keycol1"]),
 }
 #: What a block may use without making it.

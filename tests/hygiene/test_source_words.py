@@ -28,6 +28,7 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
 OWN = (
     "changefeed/sources/postgres/",
     "changefeed/sources/mysql/",
+    "changefeed/sources/debezium/",
     "changefeed/demo/",
     "changefeed/embedded/",
 )

@@ -22,6 +22,8 @@ DATA = {
     "changefeed/demo/feeds.sql",
     "changefeed/demo/shop.sql",
     "changefeed/py.typed",
+    "changefeed/sources/debezium/java/Compile.java",
+    "changefeed/sources/debezium/java/Door.java",
     "changefeed/spark/jars.lock",
     "grammar/py.typed",
     "shell/py.typed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ssl
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,23 @@ def downloads(content: dict[str, bytes], calls: list[list[str]]) -> object:
 def test_lock_is_complete() -> None:
     assert set(packs.packs()) == {
         "delta", "iceberg", "hadoop-aws", "iceberg-aws", "postgresql-jdbc",
+        "debezium", "debezium-db2", "debezium-mariadb", "debezium-mysql", "debezium-oracle",
+        "debezium-postgresql", "debezium-sqlserver",
     }  # fmt: skip
     for pack in packs.packs().values():
         assert pack.jars
         assert all(len(jar.digest) == 64 for jar in pack.jars)
+
+
+def test_spark_loads_nothing_that_is_for_another_jvm(
+    two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = packs.packs()
+    theirs = {**known, "debezium": replace(known["one"], name="debezium", of_spark=False)}
+    monkeypatch.setattr(packs, "packs", lambda: theirs)
+    (tmp_path / "a-1.jar").write_bytes(b"first")
+    assert packs.cached(tmp_path) == {"one"}
+    assert packs.paths(["debezium"], tmp_path) == [tmp_path / "a-1.jar"]
 
 
 def test_only_what_is_missing_is_downloaded(

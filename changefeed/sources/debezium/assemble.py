@@ -1,0 +1,576 @@
+"""Batches of Debezium's engine -> flushes: transactions, timestamps, numbers, places.
+
+Pure: no process, no clock. The same batches after the same frontier give the same flushes.
+
+* Debezium sends transactions whole and one after the other, in the order of their commits, with a
+  mark at the end of each. Rows of complete transactions go out together, a table at a time.
+* The rows of a transaction that grows too large go to disk, and out in flushes without a frontier
+  when it ends.
+* A row or an event of the log is an *item*; items are counted through the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import (
+    Commits,
+    Event,
+    Flush,
+    Frontier,
+    SchemaChange,
+    Truncate,
+)
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.sources.debezium.carriers import log_values
+from changefeed.sources.debezium.connectors.base import Connector
+from changefeed.sources.debezium.frames import (
+    Batch,
+    Group,
+    Offset,
+    RecordMark,
+    TableShape,
+    in_halves,
+)
+from changefeed.sources.debezium.shapes import Shapes
+from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.rows import CREATED, DELETED, DecodedRows
+from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
+from changefeed.sources.decoded.superseded import collapse
+
+#: Bytes of rows of one transaction that are kept in memory at most.
+BATCH_BYTES = 16 << 20
+
+Numbers = npt.NDArray[np.int64]
+#: An event at a record of a batch; 1 where the record is nothing but the event, else 0.
+_At = tuple[int, int, Callable[[Timestamp, int], Event]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """The end of a transaction: how many items there are up to it, and what its rows carry."""
+
+    items: int
+    at: Timestamp
+    xid: int
+    commit_us: int
+
+
+@dataclass(slots=True)
+class _LogEvent:
+    """An event between rows; ``number`` counts items."""
+
+    number: int
+    make: Callable[[Timestamp, int], Event]
+
+
+@dataclass(slots=True)
+class _PendingItems:
+    """Items of which the transaction's end has not come, or that wait to be given out."""
+
+    items: int = 0
+    rows: list[StoredRows] = field(default_factory=list)
+    unsent: list[dict[int, npt.NDArray[np.bool_]]] = field(default_factory=list)
+    told: list[_LogEvent] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(
+            column.nbytes for part in self.rows for column in (*part.rows.after, *part.rows.before)
+        )
+
+
+class Assembler:
+    """The state of one stream between the engine's batches and its flushes."""
+
+    def __init__(
+        self,
+        start: Frontier,
+        connector: Connector,
+        source: str,
+        shapes: Shapes,
+        spool: Path,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        self._connector = connector
+        self._source = source
+        self._shapes = shapes
+        self._spool = spool
+        self._batch_bytes = batch_bytes
+        #: Transactions at or below this place were read before.
+        self._read_upto = "" if connector.resumes_by_offset else start.position
+        self._skipped = 0
+        self._last = start.at
+        self._seq = start.seq
+        self._position = start.position
+        self._history = start.history
+        self._tables: frozenset[tuple[str, str]] = frozenset()
+        self._frame_shapes: dict[int, TableShape] = {}
+        self._schemas: dict[int, TableSchema] = {}
+        #: The shape in which a table came last.
+        self._present: dict[TableName, int] = {}
+        self._batches = LogBatches()
+        self._pending = _PendingItems()
+        self._stored: StoredTransaction | None = None
+        #: Items of the open transaction that are on disk.
+        self._on_disk = 0
+        self._disk_told: list[_LogEvent] = []
+        self._in_transaction = False
+        self._last_row: Mapping[str, Any] | None = None
+
+    @property
+    def frontier(self) -> Frontier:
+        """What was read completely so far."""
+        return Frontier(self._last, self._position, self._seq, self._history)
+
+    @property
+    def idle(self) -> bool:
+        """No transaction is half read."""
+        return not self._in_transaction and not self._pending.items and self._stored is None
+
+    @property
+    def shapes(self) -> Mapping[int, TableShape]:
+        """The shapes that this run of the engine told."""
+        return self._frame_shapes
+
+    def watch(self, tables: frozenset[tuple[str, str]]) -> None:
+        """The tables of which rows are wanted from here on."""
+        if tables != self._tables:
+            self._tables = tables
+            self._present.clear()
+
+    def shape(self, shape: TableShape) -> None:
+        """A table in a shape that comes for the first time in this run of the engine."""
+        self._frame_shapes[shape.number] = shape
+
+    def caught_up(self, now_ns: int) -> None:
+        """The source had nothing more to send at that time."""
+        if now_ns > self._last.version:
+            self._last = Timestamp(now_ns)
+
+    # ----------------------------------------------------------------------------- batches
+
+    def take(self, batch: Batch) -> Iterator[Flush]:
+        """What a batch completes."""
+        told: list[_At] = []
+        wanted = []
+        for group in batch.groups:
+            if self._name(group.table) is not None:
+                schema = self._schema(group.table, told, int(group.at[0]))
+                keyless = schema.keyless
+                wanted.append(in_halves(group) if keyless else (group, np.zeros(1, np.int64)))
+        numbers, events = self._numbered(batch, [group for group, _ in wanted], told)
+        ends: list[_Commit] = []
+        commits: list[tuple[Timestamp, str, int]] = []
+        for mark in batch.marks:
+            after = mark.at + (mark.kind == "truncate")
+            self._mark(mark, int(numbers[after]), ends, commits)
+        first = self._pending.items
+        for group, half in wanted:
+            part, unsent = self._rows(group, numbers[group.at] + half)
+            self._pending.rows.append(part)
+            self._pending.unsent.append(unsent)
+        self._pending.told += events
+        self._pending.items = max(first, int(numbers[-1]))
+        if self._skipped:
+            self._drop(self._skipped)
+            ends = [replace(end, items=end.items - self._skipped) for end in ends]
+            self._skipped = 0
+        if ends:
+            if self._stored is not None:
+                first_end = ends.pop(0)
+                yield from self._give_out_stored(first_end, commits)
+                ends = [replace(end, items=end.items - first_end.items) for end in ends]
+            yield from self._give_out(ends, commits)
+        elif commits:
+            yield Flush((), self.frontier, _commits(commits))
+        if self._pending.bytes >= self._batch_bytes:
+            self._store()
+
+    def _numbered(
+        self, batch: Batch, wanted: list[Group], told: list[_At]
+    ) -> tuple[Numbers, list[_LogEvent]]:
+        """For each record, how many items there are before it, counted from the open
+        transaction's first; and the events among the records."""
+        counted = np.zeros(batch.records, np.int64)
+        for mark in batch.marks:
+            name = self._name(mark.table) if mark.kind == "truncate" else None
+            if name is not None:
+                schema = self._schema(mark.table, told, mark.at)
+                counted[mark.at] += 1
+                told.append((mark.at, 1, _truncation(schema)))
+        for group in wanted:
+            np.add.at(counted, group.at, 1)
+        for at, kind, _ in told:
+            counted[at] += 1 - kind
+        before = np.zeros(batch.records + 1, np.int64)
+        np.cumsum(counted, out=before[1:])
+        before += self._pending.items
+        # An event at a record with a row comes before the row.
+        events, shifts = [], dict[int, int]()
+        for at, _, make in sorted(told, key=lambda each: each[:2]):
+            events.append(_LogEvent(int(before[at]) + shifts.get(at, 0), make))
+            shifts[at] = shifts.get(at, 0) + 1
+        for group in wanted:
+            for at, shift in shifts.items():
+                if at in group.at:
+                    before[at] += shift
+        return before, events
+
+    def _schema(self, table: int, told: list[_At], at: int) -> TableSchema:
+        name = self._name(table)
+        if name is None:
+            raise ChangefeedError("CF2105", "a row of a table that was not described")
+        if self._present.get(name) != table:
+            known, change = self._shapes.resolve(name, self._frame_shapes[table])
+            if change is not None:
+                told.append((at, 0, _change(change.old, change.new, change.rewritten)))
+            self._schemas[table], self._present[name] = known, table
+        return self._schemas[table]
+
+    def _name(self, table: int) -> TableName | None:
+        """The full name of a table that is watched."""
+        if table < 0:
+            return None
+        schema, name = self._connector.table_of(self._frame_shapes[table].source)
+        return TableName(self._source, schema, name) if (schema, name) in self._tables else None
+
+    def _mark(
+        self,
+        mark: RecordMark,
+        items: int,
+        ends: list[_Commit],
+        commits: list[tuple[Timestamp, str, int]],
+    ) -> None:
+        self._last_row = mark.source or self._last_row
+        if mark.kind == "begin":
+            if self._in_transaction:
+                self._end(mark, items, ends, commits)
+            self._in_transaction = True
+        elif mark.kind == "end" or (mark.kind == "truncate" and self._connector.truncate_commits):
+            self._end(mark, items, ends, commits)
+            self._in_transaction = False
+        elif mark.kind == "beat":
+            place = self._connector.place(mark.offset[1])
+            if self._connector.ends_by_place and place > self._position:
+                self._in_transaction = False
+            if not self._in_transaction:
+                self._end(mark, items, ends, commits)
+                self._move(place, mark.offset)
+
+    def _move(self, place: str, offset: Offset) -> None:
+        self._position = max(self._position, place)
+        self._history = json.dumps(offset, separators=(",", ":"))
+
+    def _end(
+        self,
+        mark: RecordMark,
+        items: int,
+        ends: list[_Commit],
+        commits: list[tuple[Timestamp, str, int]],
+    ) -> None:
+        """A transaction is complete: the items before ``items`` that no earlier one has."""
+        source = self._last_row or {}
+        if source:
+            place = self._connector.commit_place(source, mark.offset[1])
+            if place and place <= self._read_upto:
+                self._skipped = items
+                return
+            self._move(place, mark.offset)
+        before = ends[-1].items if ends else self._skipped
+        if items <= before and not (self._on_disk and not ends):
+            return
+        commit_us = _commit_us(source)
+        self._last = self._last.at_least(commit_us * 1000)
+        xid = self._connector.transaction_id(source)
+        ends.append(_Commit(items, self._last, xid, commit_us))
+        commits.append((self._last, self._position, xid))
+
+    # ------------------------------------------------------------------------------- rows
+
+    def _rows(
+        self, group: Group, numbers: Numbers
+    ) -> tuple[StoredRows, dict[int, npt.NDArray[np.bool_]]]:
+        schema = self._schemas[group.table]
+        shape = self._frame_shapes[group.table]
+        pairs = list(zip(shape.columns, schema.columns, strict=True))
+        after = [
+            log_values(carrier, column, values)
+            for (carrier, column), values in zip(pairs, group.after, strict=True)
+        ]
+        old = [
+            log_values(carrier, column, values)
+            for (carrier, column), values in zip(pairs, group.before, strict=True)
+        ]
+        unsent: dict[int, npt.NDArray[np.bool_]] = {}
+        for column, row in group.unsent:
+            unsent.setdefault(column, np.zeros(len(numbers), np.bool_))[row] = True
+        if schema.before_image is BeforeImage.FULL:
+            for column, where in unsent.items():
+                # The old row has the value that Debezium left out of the new one.
+                chosen = pa.array(where & group.has_before)
+                after[column] = pc.if_else(chosen, old[column], after[column])
+                where &= ~group.has_before
+            unsent = {column: where for column, where in unsent.items() if where.any()}
+        key_is_old = pa.array(group.has_before)
+        created = pa.array(group.op == CREATED)
+        for place in schema.key:
+            # An update may come without an old row where the key stayed.
+            filled = pc.if_else(key_is_old, old[place], after[place])
+            old[place] = pc.if_else(created, None, filled)
+        deleted = pa.array(group.op == DELETED)
+        key = [pc.if_else(deleted, old[place], after[place]) for place in schema.key]
+        rows = DecodedRows(
+            np.arange(len(numbers)),
+            group.op,
+            after,
+            [old[place] for place in schema.before_ordinals],
+            key,
+            unsent,
+        )
+        return StoredRows(schema, rows, numbers.astype(np.int64)), unsent
+
+    def _store(self) -> None:
+        """Put the items of the open transaction to disk."""
+        pending, self._pending = self._pending, _PendingItems()
+        if any(pending.unsent):
+            raise ChangefeedError(
+                "CF2105",
+                "a large transaction has rows of which Debezium does not know all values",
+                hint="let the database log whole rows (REPLICA IDENTITY FULL, supplemental logging"
+                " of all columns); then RESCAN the feeds of this source.",
+            )
+        if self._stored is None:
+            self._stored = StoredTransaction(self._spool / "transaction")
+            self._on_disk = 0
+        for part in pending.rows:
+            part.number[:] += self._on_disk
+        for told in pending.told:
+            told.number += self._on_disk
+        self._disk_told += pending.told
+        self._stored.append(pending.rows, pending.items)
+        self._on_disk += pending.items
+
+    def _give_out_stored(
+        self, commit: _Commit, commits: list[tuple[Timestamp, str, int]]
+    ) -> Iterator[Flush]:
+        """The large transaction: flushes without a frontier; its end goes out with what follows."""
+        tail = self._split(commit.items)
+        self._store()
+        stored, told = self._stored, self._disk_told
+        if stored is None:
+            raise AssertionError("nothing is stored")
+        whole = _Commit(self._on_disk, commit.at, commit.xid, commit.commit_us)
+        shift = np.array(sorted(each.number for each in told), np.int64)
+        if told:
+            yield Flush(tuple(t.make(commit.at, self._seq + t.number + 1) for t in told), None)
+        for replayed in stored.replay():
+            events: list[Event] = []
+            for part in replayed:
+                ordinal = part.number - np.searchsorted(shift, part.number)
+                of = np.zeros(len(part.number), np.intp)
+                events.append(
+                    self._batches.make(
+                        part.schema,
+                        part.rows.after,
+                        part.marked,
+                        [whole],
+                        of=of,
+                        number=part.number + self._seq + 1,
+                        ordinal=ordinal,
+                    )
+                )
+            yield Flush(tuple(events), None)
+        self._seq += self._on_disk
+        stored.discard()
+        self._stored, self._on_disk, self._disk_told = None, 0, []
+        first, rest = commits[:1], commits[1:]
+        del commits[:]
+        commits += rest
+        self._pending = tail
+        # Its place is this flush's, whatever was read behind it.
+        yield Flush((), self.frontier if not rest else None, _commits(first))
+
+    def _drop(self, items: int) -> None:
+        """Forget the first items: they were read before."""
+        self._pending = self._split(items)
+        if self._stored is not None:
+            self._stored.discard()
+            self._stored, self._on_disk, self._disk_told = None, 0, []
+
+    def _split(self, items: int) -> _PendingItems:
+        """Keep the items before ``items``; give back the others, counted from there."""
+        whole, head, tail = (
+            self._pending,
+            _PendingItems(items),
+            _PendingItems(self._pending.items - items),
+        )
+        for part, unsent in zip(whole.rows, whole.unsent, strict=True):
+            cut = int(np.searchsorted(part.number, items))
+            for side, rows, shift in (
+                (head, slice(0, cut), 0),
+                (tail, slice(cut, len(part.number)), items),
+            ):
+                if rows.stop > rows.start:
+                    side.rows.append(_sliced(part, rows, shift))
+                    side.unsent.append({c: where[rows] for c, where in unsent.items()})
+        for told in whole.told:
+            if told.number < items:
+                head.told.append(told)
+            else:
+                tail.told.append(_LogEvent(told.number - items, told.make))
+        self._pending = head
+        return tail
+
+    # ------------------------------------------------------------------------- giving out
+
+    def _give_out(
+        self, ends: list[_Commit], commits: list[tuple[Timestamp, str, int]]
+    ) -> Iterator[Flush]:
+        """All complete transactions, of which ``ends`` are the ends, in one flush."""
+        if not ends:
+            if commits:
+                yield Flush((), self.frontier, _commits(commits))
+            return
+        tail = self._split(ends[-1].items)
+        whole, self._pending = self._pending, tail
+        bounds = np.array([end.items for end in ends], np.int64)
+        firsts = np.concatenate([[0], bounds[:-1]])
+        shift = np.array(sorted(told.number for told in whole.told), np.int64)
+        events: list[tuple[int, Event]] = []
+        for told in whole.told:
+            end = ends[int(np.searchsorted(bounds, told.number, "right"))]
+            events.append((told.number, told.make(end.at, self._seq + told.number + 1)))
+        for part, unsent in _together(whole):
+            for cut in _cuts(part.number, [told.number for told in whole.told]):
+                piece = part if cut == slice(0, len(part.number)) else _sliced(part, cut, 0)
+                of = np.searchsorted(bounds, piece.number, "right")
+                base = firsts[of]
+                ordinal = piece.number - base
+                ordinal -= np.searchsorted(shift, piece.number) - np.searchsorted(shift, base)
+                batch = self._batches.make(
+                    piece.schema,
+                    piece.rows.after,
+                    collapse(piece.schema, piece.rows, of),
+                    ends,
+                    of=of,
+                    number=piece.number + self._seq + 1,
+                    ordinal=ordinal,
+                    missing=_missing(piece.schema, {c: w[cut] for c, w in unsent.items()}, len(of)),
+                )
+                events.append((int(piece.number[0]), batch))
+        self._seq += int(bounds[-1])
+        ordered = tuple(event for _, event in sorted(events, key=lambda each: each[0]))
+        yield Flush(ordered, self.frontier, _commits(commits))
+
+
+# ------------------------------------------------------------------------------------ parts
+
+
+def _truncation(schema: TableSchema) -> Callable[[Timestamp, int], Event]:
+    return lambda at, seq: Truncate(schema, at, seq)
+
+
+def _change(
+    old: TableSchema, new: TableSchema, rewritten: bool
+) -> Callable[[Timestamp, int], Event]:
+    return lambda at, seq: SchemaChange(old, new, at, seq, rewritten)
+
+
+def _commits(ended: list[tuple[Timestamp, str, int]]) -> Commits:
+    return Commits(
+        [at.wall for at, _, _ in ended],
+        [at.logical for at, _, _ in ended],
+        [position for _, position, _ in ended],
+        [xid for _, _, xid in ended],
+    )
+
+
+def _commit_us(source: Mapping[str, Any]) -> int:
+    for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
+        if isinstance(source.get(name), int):
+            return int(source[name]) * factor
+    return 0
+
+
+def _sliced(part: StoredRows, rows: slice, shift: int) -> StoredRows:
+    """Some rows of a part, counted from ``shift``."""
+    count = rows.stop - rows.start
+
+    def cut(columns: list[pa.Array]) -> list[pa.Array]:
+        return [column.slice(rows.start, count) for column in columns]
+
+    whole = part.rows
+    kept = DecodedRows(
+        np.arange(count), whole.op[rows], cut(whole.after), cut(whole.before), cut(whole.key)
+    )
+    return StoredRows(part.schema, kept, part.number[rows] - shift)
+
+
+def _together(
+    pending: _PendingItems,
+) -> list[tuple[StoredRows, dict[int, npt.NDArray[np.bool_]]]]:
+    """The parts of each table in one shape as one: writes of a key must be seen together."""
+    found: dict[int, list[int]] = {}
+    for place, part in enumerate(pending.rows):
+        found.setdefault(id(part.schema), []).append(place)
+    whole = []
+    for places in found.values():
+        parts = [pending.rows[place] for place in places]
+        if len(parts) == 1:
+            whole.append((parts[0], pending.unsent[places[0]]))
+            continue
+        number = np.concatenate([part.number for part in parts])
+        unsent: dict[int, npt.NDArray[np.bool_]] = {}
+        start = 0
+        for place, part in zip(places, parts, strict=True):
+            for column, where in pending.unsent[place].items():
+                mask = unsent.setdefault(column, np.zeros(len(number), np.bool_))
+                mask[start : start + len(part.number)] = where
+            start += len(part.number)
+
+        def joined(columns: list[list[pa.Array]]) -> list[pa.Array]:
+            return [pa.concat_arrays(list(pieces)) for pieces in zip(*columns, strict=True)]
+
+        rows = DecodedRows(
+            np.arange(len(number)),
+            np.concatenate([part.rows.op for part in parts]),
+            joined([part.rows.after for part in parts]),
+            joined([part.rows.before for part in parts]),
+            joined([part.rows.key for part in parts]),
+        )
+        whole.append((StoredRows(parts[0].schema, rows, number), unsent))
+    return whole
+
+
+def _cuts(number: Numbers, events: list[int]) -> list[slice]:
+    """The rows in stretches without an event of the log between them."""
+    places = {int(np.searchsorted(number, event)) for event in events}
+    bounds = [0, *sorted(place for place in places if 0 < place < len(number)), len(number)]
+    return [slice(a, b) for a, b in pairwise(bounds)]
+
+
+def _missing(
+    schema: TableSchema, unsent: Mapping[int, npt.NDArray[np.bool_]], count: int
+) -> pa.Array | None:
+    """The names of columns whose value Debezium did not send, as JSON; None: it sent all."""
+    if not unsent:
+        return None
+    found: list[str | None] = []
+    for row in range(count):
+        names = [schema.columns[c].name for c, where in sorted(unsent.items()) if where[row]]
+        found.append(json.dumps(names) if names else None)
+    return pa.array(found, pa.string())

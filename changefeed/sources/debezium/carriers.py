@@ -1,0 +1,232 @@
+r"""Columns as Debezium sends them -> columns of the change log.
+
+===============================================  ======================  =========================
+Debezium's type                                  logical                 text in the log
+===============================================  ======================  =========================
+boolean; int8, int16; int32; int64               bool; int16; int32; …   as such
+float, double                                    float32, float64        fewest digits
+Decimal                                          decimal(p,s)            zeros of the scale kept
+VariableScaleDecimal                             decimal                 no zeros at the end
+string, Enum, EnumSet, Xml, Ltree, TsVector      text                    any
+bytes, Bits                                      bytes                   ``\x`` and digits
+geometry                                         bytes                   SRID (4 bytes), then WKB
+Date                                             date
+Time, MicroTime, NanoTime                        time                    MySQL's: interval
+Timestamp, MicroTimestamp, NanoTimestamp         timestamp               cut to microseconds
+ZonedTimestamp                                   timestamptz             in UTC
+ZonedTime                                        timetz
+Year                                             int32
+Interval                                         interval
+Json                                             json                    one line
+Uuid                                             uuid
+array                                            array<..>               a JSON array
+map, struct                                      json
+===============================================  ======================  =========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.log_form import form_of
+from changefeed.core.schema import Column
+
+_SEMANTICS = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.Time": "time",
+    "io.debezium.time.MicroTime": "time",
+    "io.debezium.time.NanoTime": "time",
+    "io.debezium.time.Timestamp": "timestamp",
+    "io.debezium.time.MicroTimestamp": "timestamp",
+    "io.debezium.time.NanoTimestamp": "timestamp",
+    "io.debezium.time.ZonedTimestamp": "timestamptz",
+    "io.debezium.time.ZonedTime": "timetz",
+    "io.debezium.time.Interval": "interval",
+    "io.debezium.data.VariableScaleDecimal": "decimal",
+    "io.debezium.data.Json": "json",
+    "io.debezium.data.Uuid": "uuid",
+    "io.debezium.data.geometry.Point": "bytes",
+    "io.debezium.data.geometry.Geometry": "bytes",
+    "io.debezium.data.geometry.Geography": "bytes",
+}
+_TYPES = {
+    "boolean": "bool",
+    "int8": "int16",
+    "int16": "int16",
+    "int32": "int32",
+    "int64": "int64",
+    "float": "float32",
+    "float32": "float32",
+    "double": "float64",
+    "float64": "float64",
+    "string": "text",
+    "bytes": "bytes",
+    "map": "json",
+    "struct": "json",
+}
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+#: Parameters in which Debezium repeats the column's own type.
+_SOURCE_TYPE = "__debezium.source.column."
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """How Debezium sends a column.
+
+    Attributes:
+        type, semantic: Kafka Connect's type, and the name that says what it means.
+        kind: how the values travel, see ``java/Values.java``.
+        default: the column has a default that is not null.
+    """
+
+    name: str
+    type: str
+    semantic: str
+    kind: str
+    optional: bool = True
+    default: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    element: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def type_name(self) -> str:
+        """The type as the database calls it, as far as Debezium tells."""
+        told = {
+            name.removeprefix(_SOURCE_TYPE): value
+            for name, value in self.parameters.items()
+            if name.startswith(_SOURCE_TYPE)
+        }
+        sizes = [told[name] for name in ("length", "scale") if name in told]
+        named = told.get("type", self.type).lower()
+        return f"{named}({','.join(sizes)})" if sizes else named
+
+
+def logical_of(type_: str, semantic: str, parameters: Mapping[str, str]) -> str:
+    """The neutral type of a type of Debezium."""
+    if semantic == _DECIMAL:
+        precision = parameters.get("connect.decimal.precision")
+        scale = parameters.get("scale", "0")
+        return f"decimal({precision},{scale})" if precision else "decimal"
+    return _SEMANTICS.get(semantic) or _TYPES.get(type_, "text")
+
+
+def carried(carrier: Carrier, *, long_times: bool) -> str:
+    """The logical type of a column. ``long_times``: a time of day may have more than 24 hours."""
+    if carrier.type == "array":
+        element = carrier.element
+        inner = logical_of(
+            element.get("type", ""), element.get("semantic", ""), element.get("parameters", {})
+        )
+        return f"array<{inner}>"
+    logical = logical_of(carrier.type, carrier.semantic, carrier.parameters)
+    return "interval" if logical == "time" and long_times else logical
+
+
+def column_of(carrier: Carrier, *, long_times: bool) -> Column:
+    """The column of the log, made of what Debezium says alone."""
+    return make_column(
+        carrier.name, carrier.type_name, carried(carrier, long_times=long_times), carrier.optional
+    )
+
+
+def make_column(name: str, type_name: str, logical: str, nullable: bool) -> Column:
+    """A column of the log of a logical type."""
+    physical, form = form_of(logical)
+    return Column(name, type_name, physical, form, logical, nullable)
+
+
+def fits(carrier: Carrier, column: Column, *, long_times: bool) -> bool:
+    """Whether values of the carrier are values of the column."""
+    if carrier.name != column.name:
+        return False
+    told = carried(carrier, long_times=long_times)
+    if told == column.logical:
+        return True
+    # The database knows the precision, and what is JSON or a UUID; the carrier may not.
+    plain = column.logical.partition("(")[0]
+    return (told.partition("(")[0], plain) in _WIDER
+
+
+_WIDER = frozenset({("decimal", "decimal"), ("text", "other")})
+
+
+# ---------------------------------------------------------------------------- values
+
+
+def log_values(carrier: Carrier, column: Column, values: pa.Array) -> pa.Array:
+    """Values as they came -> values in the log's form."""
+    semantic = carrier.semantic
+    if carrier.kind == "z":
+        return values
+    if carrier.kind == "d":
+        narrow = carrier.type in ("float", "float32")
+        return _float_text(values.cast(pa.float32()) if narrow else values)
+    if carrier.kind == "i":
+        if column.logical == "date":
+            return values.cast(pa.int32()).cast(pa.date32()).cast(pa.string())
+        if semantic.endswith(("Time", "Timestamp")) and semantic.startswith("io.debezium.time."):
+            return _moment_text(_micros(semantic, values), column.logical)
+        return values.cast(column.arrow)
+    return values
+
+
+def _float_text(values: pa.Array) -> pa.Array:
+    texts = values.cast(pa.string())
+    if pc.all(pc.is_finite(values)).as_py() is not False:
+        return texts
+    for odd, quoted in (("nan", '"NaN"'), ("inf", '"Infinity"'), ("-inf", '"-Infinity"')):
+        texts = pc.if_else(pc.equal(texts, odd), quoted, texts)
+    return texts
+
+
+def _micros(semantic: str, values: pa.Array) -> pa.Array:
+    if ".Nano" in semantic:
+        return _floor_divide(values, 1000)
+    return values if ".Micro" in semantic else pc.multiply(values, 1000)
+
+
+def _floor_divide(values: pa.Array, by: int) -> pa.Array:
+    whole = values.fill_null(0).to_numpy(zero_copy_only=False) // by
+    return pa.array(whole, mask=_nulls(values))
+
+
+def _nulls(values: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    nulls: np.ndarray[Any, np.dtype[np.bool_]] = values.is_null().to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def _moment_text(micros: pa.Array, logical: str) -> pa.Array:
+    if logical == "timestamp":
+        texts = micros.cast(pa.timestamp("us")).cast(pa.string())
+        texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
+    elif logical == "time":
+        texts = micros.cast(pa.time64("us")).cast(pa.string())
+    else:
+        texts = _hours_text(micros)
+    return _trimmed(texts)
+
+
+def _trimmed(texts: pa.Array) -> pa.Array:
+    """Without zeros at the end of a fraction."""
+    return pc.replace_substring_regex(
+        pc.replace_substring_regex(texts, r"(\.\d*?)0+$", r"\1"), r"\.$", ""
+    )
+
+
+def _hours_text(micros: pa.Array) -> pa.Array:
+    """A time of MySQL: up to 838 hours, either sign."""
+    whole = micros.fill_null(0).to_numpy(zero_copy_only=False)
+    size = np.abs(whole)
+    hours = pa.array(size // 3_600_000_000).cast(pa.string())
+    rest = pa.array(size % 3_600_000_000).cast(pa.time64("us")).cast(pa.string())
+    sign = pc.if_else(pa.array(whole < 0), "-", "")
+    texts = pc.binary_join_element_wise(
+        sign, pc.utf8_lpad(hours, 2, "0"), pc.utf8_slice_codeunits(rest, 2), ""
+    )
+    return pc.if_else(pa.array(_nulls(micros)), None, texts)

@@ -1,0 +1,174 @@
+"""What a connector of Debezium needs and gives: settings, places in its log, descriptions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.sources.base import Watch
+from changefeed.sources.debezium.address import Address
+from changefeed.sources.debezium.frames import Offset
+from changefeed.sources.debezium.jdbc import Driver, Session
+
+#: The name of the engine and the prefix of its topics: part of what it stores.
+PREFIX = "changefeed"
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A table as its database describes it: columns, names of the key, what old rows hold."""
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    image: BeforeImage = BeforeImage.FULL
+
+
+class Connector(ABC):
+    """One kind of database, read through one connector."""
+
+    #: Scheme of the URI; class of Debezium; jar packs beside Debezium's own; TCP port.
+    scheme: str
+    connector_class: str
+    packs: tuple[str, ...]
+    port: int
+    driver: Driver
+
+    #: A time of day may have more than 24 hours, and a sign.
+    long_times = False
+    #: TRUNCATE ends the transaction that is open, and has none of its own.
+    truncate_commits = False
+    #: Debezium needs the history of all definitions to read rows.
+    keeps_history = True
+    #: Debezium goes on at an offset; else the database keeps the place, and sends again what comes
+    #: after the last acknowledged one.
+    resumes_by_offset = True
+    #: The end of a transaction is told by a later place in the log, too.
+    ends_by_place = False
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    # -- settings --------------------------------------------------------------------
+
+    @abstractmethod
+    def login(self) -> dict[str, str]:
+        """Debezium's properties that say where the database is and who logs in."""
+
+    def streaming(self, memo: Mapping[str, Any]) -> dict[str, str]:
+        """Properties of the connector that streams."""
+        return {}
+
+    def scanning(self, tables: Sequence[TableName]) -> dict[str, str]:
+        """Properties of the connector that reads tables once."""
+        return {"snapshot.mode": "initial_only", "table.include.list": _regexes(self, tables)}
+
+    def scanned(self, session: Session, properties: Mapping[str, str]) -> None:  # noqa: B027
+        """Remove what the connector that read tables once has left."""
+
+    @abstractmethod
+    def debezium_name(self, table: TableName) -> str:
+        """What ``table.include.list`` calls a table."""
+
+    @abstractmethod
+    def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
+        """Schema and name of the table that a row is from."""
+
+    # -- places ----------------------------------------------------------------------
+
+    @abstractmethod
+    def place(self, offset: Mapping[str, Any]) -> Position:
+        """The place that an offset outside of a transaction stands for; empty where it tells
+        nothing of what was read."""
+
+    def scan_place(self, offset: Mapping[str, Any]) -> Position:
+        """The place of the image that a row of a snapshot is from, by the row's offset."""
+        return self.place(offset)
+
+    @abstractmethod
+    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+        """The place of a transaction, by its last row and the offset of its end."""
+
+    @abstractmethod
+    def current(self, session: Session) -> Position:
+        """See :meth:`changefeed.sources.base.Source.current_position`."""
+
+    @abstractmethod
+    def identity(self, session: Session) -> str:
+        """Which database this is."""
+
+    def transaction_id(self, source: Mapping[str, Any]) -> int:
+        """A number of the transaction of a row; 0 where there is none."""
+        return 0
+
+    # -- what is held ----------------------------------------------------------------
+
+    #: Something is made at the database that must be removed.
+    leaves_something = False
+
+    def memo(self, owner: str) -> dict[str, Any]:
+        """What the connector keeps in the memo; ``owner`` is the state's and the source's name."""
+        return {}
+
+    @abstractmethod
+    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+        """Where a new log begins, after :meth:`hold`."""
+
+    def hold(  # noqa: B027
+        self, session: Session, memo: Mapping[str, Any], tables: Sequence[TableName]
+    ) -> None:
+        """Make the database send the tables, where it must be told. Idempotent."""
+
+    def still_held(self, session: Session, memo: Mapping[str, Any]) -> bool:
+        """What makes the database keep its log is there."""
+        return True
+
+    def release(self, session: Session, memo: Mapping[str, Any]) -> None:  # noqa: B027
+        """Remove what :meth:`hold` made. Idempotent."""
+
+    def holds(self, memo: Mapping[str, Any]) -> str:
+        """What is held, for people."""
+        return "a place in the log of the database"
+
+    # -- tables ----------------------------------------------------------------------
+
+    @abstractmethod
+    def tables(self, session: Session) -> list[tuple[str, str]]:
+        """Schema and name of every table that could be watched."""
+
+    @abstractmethod
+    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+        """A table as it is now; None when there is none."""
+
+    def sizes(self, session: Session) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """Estimates of rows and bytes by table, where the database has them."""
+        return {}
+
+    @abstractmethod
+    def default_schema(self, session: Session) -> str:
+        """The schema of names without one."""
+
+    def server_problems(self, session: Session) -> list[ChangefeedError]:
+        """Why nothing can be captured from this server."""
+        return []
+
+    def table_problems(
+        self, session: Session, table: TableSchema, watch: Watch
+    ) -> list[ChangefeedError]:
+        """Why a table that is there cannot be captured."""
+        return []
+
+
+def _regexes(connector: Connector, tables: Sequence[TableName]) -> str:
+    return ",".join(escaped(connector.debezium_name(table)) for table in tables)
+
+
+def escaped(name: str) -> str:
+    """A regular expression for exactly this name, as Debezium's lists take it."""
+    special = "\\.[]{}()*+-?^$|/"
+    escapes = "".join(f"\\{letter}" if letter in special else letter for letter in name)
+    return escapes.replace(",", "\\,")

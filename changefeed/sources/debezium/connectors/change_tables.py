@@ -1,0 +1,232 @@
+"""SQL Server and Db2: changes come from tables that a capture job of the database fills.
+
+A place is the LSN of a commit as the change tables have it. What has committed and was not
+harvested yet has none: the log of these databases is what the job has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Position
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import Watch
+from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
+from changefeed.sources.debezium.connectors.described import described
+from changefeed.sources.debezium.frames import Offset
+from changefeed.sources.debezium.jdbc import Driver, Session, text
+
+
+def place_of(lsn: str) -> Position:
+    """An LSN as text that sorts: hexadecimal digits of equal number."""
+    return lsn.replace(":", "").lower().removeprefix("0x")
+
+
+class _ChangeTables(Connector):
+    ends_by_place = True
+    #: Where the change tables end, in hexadecimal digits.
+    newest: str
+
+    def login(self) -> dict[str, str]:
+        address = self.address
+        return {
+            "database.hostname": address.host,
+            "database.port": str(address.port),
+            "database.user": address.user,
+            "database.password": address.password,
+        }
+
+    def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
+        return str(source["schema"]), str(source["table"])
+
+    def place(self, offset: Mapping[str, Any]) -> Position:
+        return place_of(str(offset["commit_lsn"]))
+
+    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+        return place_of(str(source["commit_lsn"]))
+
+    def current(self, session: Session) -> Position:
+        found = session.value(self.newest)
+        if not found:
+            raise self._no_job()
+        return place_of(found)
+
+    def _no_job(self) -> ChangefeedError:
+        return ChangefeedError(
+            "CF2003",
+            "the database captures no changes: its change tables have no place yet",
+            hint=f"enable change data capture and start its job: {self.setup}",
+        )
+
+    #: The statements that make the database capture, for hints.
+    setup: str
+
+    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+        place = self.current(session)
+        offset = {"commit_lsn": place, "change_lsn": None, "event_serial_no": 0}
+        return place, (self.partition(), offset)
+
+    def partition(self) -> dict[str, str]:
+        """What Debezium's offsets belong to."""
+        return {"server": PREFIX}
+
+
+class SQLServer(_ChangeTables):
+    """SQL Server, by its change tables."""
+
+    scheme = "sqlserver"
+    connector_class = "io.debezium.connector.sqlserver.SqlServerConnector"
+    packs = ("debezium-sqlserver",)
+    port = 1433
+    driver = Driver(
+        "com.microsoft.sqlserver.jdbc.SQLServerDriver",
+        "jdbc:sqlserver://{host}:{port};databaseName={database}",
+    )
+    newest = "SELECT CONVERT(varchar(50), sys.fn_cdc_get_max_lsn(), 2)"
+    setup = "EXEC sys.sp_cdc_enable_db; then start SQL Server Agent."
+
+    _NAMES: Mapping[str, str] = {
+        "bit": "bool",
+        "tinyint": "int16",
+        "real": "float32",
+        "float": "float64",
+        "money": "decimal(19,4)",
+        "smallmoney": "decimal(10,4)",
+        "datetimeoffset": "timestamptz",
+        "datetime": "timestamp",
+        "datetime2": "timestamp",
+        "smalldatetime": "timestamp",
+        "time": "time",
+        "date": "date",
+        "uniqueidentifier": "text",
+        "xml": "text",
+        "timestamp": "bytes",
+        "rowversion": "bytes",
+    }
+
+    def login(self) -> dict[str, str]:
+        return {**super().login(), "database.names": self.address.database}
+
+    def scanning(self, tables: Sequence[TableName]) -> dict[str, str]:
+        return {**super().scanning(tables), "snapshot.isolation.mode": "snapshot"}
+
+    def partition(self) -> dict[str, str]:
+        return {**super().partition(), "database": self.address.database}
+
+    def debezium_name(self, table: TableName) -> str:
+        return f"{table.schema}.{table.name}"
+
+    def identity(self, session: Session) -> str:
+        return session.value(
+            "SELECT CONVERT(varchar(36), family_guid) FROM sys.database_recovery_status"
+            " WHERE database_id = DB_ID()"
+        )
+
+    def tables(self, session: Session) -> list[tuple[str, str]]:
+        rows = session.rows(
+            "SELECT s.name, t.name FROM sys.tables t JOIN sys.schemas s"
+            " ON s.schema_id = t.schema_id WHERE t.is_ms_shipped = 0 AND s.name <> 'cdc'"
+        )
+        return [(str(schema), str(name)) for schema, name in rows]
+
+    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+        return described(session, self.address.database, schema, name, dict(self._NAMES))
+
+    def default_schema(self, session: Session) -> str:
+        return session.value("SELECT SCHEMA_NAME()")
+
+    def server_problems(self, session: Session) -> list[ChangefeedError]:
+        enabled = session.value("SELECT is_cdc_enabled FROM sys.databases WHERE name = DB_NAME()")
+        if enabled in ("1", "true"):
+            return []
+        return [
+            ChangefeedError(
+                "CF2003",
+                "change data capture is not enabled for the database",
+                hint=self.setup,
+            )
+        ]
+
+    def table_problems(
+        self, session: Session, table: TableSchema, watch: Watch
+    ) -> list[ChangefeedError]:
+        name = table.table
+        tracked = session.value(
+            "SELECT t.is_tracked_by_cdc FROM sys.tables t JOIN sys.schemas s"
+            f" ON s.schema_id = t.schema_id WHERE s.name = {text(name.schema)}"
+            f" AND t.name = {text(name.name)}"
+        )
+        if tracked in ("1", "true"):
+            return []
+        return [
+            ChangefeedError(
+                "CF2003",
+                f"the database does not capture table {name}",
+                hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N{text(name.schema)},"
+                f" @source_name = N{text(name.name)}, @role_name = NULL;",
+            )
+        ]
+
+
+class Db2(_ChangeTables):
+    """Db2 for Linux, UNIX and Windows, by its ASN change tables."""
+
+    scheme = "db2"
+    connector_class = "io.debezium.connector.db2.Db2Connector"
+    packs = ("debezium-db2",)
+    port = 50000
+    driver = Driver("com.ibm.db2.jcc.DB2Driver", "jdbc:db2://{host}:{port}/{database}")
+    newest = (
+        "SELECT HEX(MAX(t.SYNCHPOINT)) FROM (SELECT CD_NEW_SYNCHPOINT AS SYNCHPOINT"
+        " FROM ASNCDC.IBMSNAP_REGISTER UNION ALL"
+        " SELECT SYNCHPOINT FROM ASNCDC.IBMSNAP_REGISTER) t"
+    )
+    setup = "VALUES ASNCDC.ASNCDCSERVICES('start', 'asncdc');"
+
+    _NAMES: Mapping[str, str] = {
+        "decfloat": "decimal",
+        "xml": "text",
+        "real": "float32",
+        "double": "float64",
+    }
+
+    def login(self) -> dict[str, str]:
+        return {**super().login(), "database.dbname": self.address.database}
+
+    def debezium_name(self, table: TableName) -> str:
+        return f"{table.schema}.{table.name}"
+
+    def identity(self, session: Session) -> str:
+        return session.value("SELECT CURRENT SERVER FROM SYSIBM.SYSDUMMY1") + f"@{self.address}"
+
+    def tables(self, session: Session) -> list[tuple[str, str]]:
+        rows = session.rows(
+            "SELECT RTRIM(TABSCHEMA), TABNAME FROM SYSCAT.TABLES WHERE TYPE = 'T'"
+            " AND TABSCHEMA NOT LIKE 'SYS%' AND TABSCHEMA <> 'ASNCDC'"
+        )
+        return [(str(schema), str(name)) for schema, name in rows]
+
+    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+        return described(session, None, schema, name, dict(self._NAMES))
+
+    def default_schema(self, session: Session) -> str:
+        return session.value("SELECT RTRIM(CURRENT SCHEMA) FROM SYSIBM.SYSDUMMY1")
+
+    def table_problems(
+        self, session: Session, table: TableSchema, watch: Watch
+    ) -> list[ChangefeedError]:
+        name = table.table
+        if session.rows(
+            f"SELECT 1 FROM ASNCDC.IBMSNAP_REGISTER WHERE SOURCE_OWNER = {text(name.schema)}"
+            f" AND SOURCE_TABLE = {text(name.name)}"
+        ):
+            return []
+        return [
+            ChangefeedError(
+                "CF2003",
+                f"the database does not capture table {name}",
+                hint=f"CALL ASNCDC.ADDTABLE({text(name.schema)}, {text(name.name)});",
+            )
+        ]

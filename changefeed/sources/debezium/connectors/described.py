@@ -1,0 +1,58 @@
+"""Tables by the description that a JDBC driver gives, for databases without a dialect of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from changefeed.core.schema import Column
+from changefeed.sources.debezium.carriers import make_column
+from changefeed.sources.debezium.connectors.base import TableDescription
+from changefeed.sources.debezium.jdbc import Session
+
+#: java.sql.Types -> neutral type.
+_LOGICAL = {
+    -7: "bool",
+    16: "bool",
+    -6: "int16",
+    5: "int16",
+    4: "int32",
+    -5: "int64",
+    7: "float32",
+    6: "float64",
+    8: "float64",
+    -2: "bytes",
+    -3: "bytes",
+    -4: "bytes",
+    2004: "bytes",
+    91: "date",
+    92: "time",
+    93: "timestamp",
+    2013: "timetz",
+    2014: "timestamptz",
+}
+_NUMERIC = (2, 3)
+
+
+def described(
+    session: Session, catalog: str | None, schema: str, table: str, names: dict[str, str]
+) -> TableDescription | None:
+    """A table; ``names``: neutral types by the driver's name of the type, before its number."""
+    told = session.columns(catalog, schema, table)
+    if not told["columns"]:
+        return None
+    return TableDescription(
+        tuple(_column(column, names) for column in told["columns"]), tuple(told["key"])
+    )
+
+
+def _column(told: dict[str, Any], names: dict[str, str]) -> Column:
+    type_name = str(told["type_name"]).lower()
+    size, digits = told["size"], told["digits"]
+    plain = type_name.partition("(")[0].removesuffix(" identity")
+    if plain in names:
+        logical = names[plain]
+    elif told["type"] in _NUMERIC:
+        logical = "decimal" if digits is None or not size else f"decimal({size},{digits})"
+    else:
+        logical = _LOGICAL.get(told["type"], "text")
+    return make_column(told["name"], type_name, logical, bool(told["nullable"]))

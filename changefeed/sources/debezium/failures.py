@@ -1,0 +1,102 @@
+"""What Debezium and drivers say -> our errors.
+
+Only known phrases and SQL states decide; the words of a driver go into the detail with whatever
+looks like a secret or a row left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from changefeed.core.errors import ChangefeedError
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One exception of a chain: its class, its words, and what an SQLException has besides."""
+
+    kind: str
+    message: str
+    state: str | None = None
+    number: int | None = None
+
+
+#: Phrase -> code and message, the first that is found decides.
+_PHRASES: tuple[tuple[str, str, str], ...] = (
+    (
+        r"no longer available on the server|Could not find first log file|"
+        r"has been purged|purged required (?:binary logs|GTID)|"
+        r"state requested by (?:slave|replica) in any binlog files|"
+        r"replication slot .* does not exist|can no longer get changes from replication slot|"
+        r"no longer accessible|ORA-01291|ORA-00308|"
+        r"is not in the valid range of LSN|insufficient number of arguments .*cdc",
+        "CF2102",
+        "the source no longer has the log that was not read yet",
+    ),
+    (
+        r"Access denied for user|password authentication failed|Login failed for user|ORA-01017|"
+        r"no password was provided|Unknown initial character set|28000|ERRORCODE=-4214",
+        "CF2002",
+        "the source refused the login",
+    ),
+    (
+        r"Communications link failure|Connection refused|Socket fail to connect|"
+        r"Could not connect to|The TCP/IP connection to the host|IO Error|"
+        r"Unable to connect|UnknownHostException|connect timed out|SocketTimeoutException|"
+        r"ERRORCODE=-4499",
+        "CF2001",
+        "the source cannot be reached",
+    ),
+    (
+        r"must be superuser or replication role|permission denied|command denied|ORA-01031|"
+        r"you need \(at least one of\) the|is not able to access|SQLCODE=-551",
+        "CF2004",
+        "a right is missing at the source",
+    ),
+    (
+        r"binlog_format|binlog_row_image|wal_level|is not enabled for CDC|No CDC|"
+        r"ARCHIVELOG|supplemental log|not configured to use a row-level binlog",
+        "CF2003",
+        "the source is not set up for Debezium",
+    ),
+    (
+        r"is active for PID|lock wait timeout|Lock wait timeout exceeded",
+        "CF2005",
+        "the source is busy",
+    ),
+)
+_SECRETS = re.compile(r"(?i)(password|pwd|secret|token)\W{0,3}[^\s,;)&]+")
+_ROWS = re.compile(r"(?i)(?:value|row|record|struct)s?\s*[\[{(].*")
+
+
+def failure(causes: Sequence[Cause]) -> ChangefeedError:
+    """The error that a chain of exceptions stands for."""
+    words = " | ".join(cause.message for cause in causes)
+    detail = _said(causes)
+    for phrase, code, message in _PHRASES:
+        if re.search(phrase, words):
+            return ChangefeedError(code, message, detail=detail)
+    states = [cause.state or "" for cause in causes]
+    if any(state.startswith("28") for state in states):
+        return ChangefeedError("CF2002", "the source refused the login", detail=detail)
+    if any(state.startswith("08") for state in states):
+        return ChangefeedError("CF2001", "the source cannot be reached", detail=detail)
+    if any("NoClassDefFound" in c.kind or "ClassNotFound" in c.kind for c in causes):
+        return ChangefeedError(
+            "CF4003",
+            "a class that Debezium's connector needs is missing",
+            detail=detail,
+            hint="the jars of the pack are incomplete: see docs/source-debezium.md.",
+        )
+    return ChangefeedError("CF2101", "Debezium's engine failed", detail=detail)
+
+
+def _said(causes: Sequence[Cause]) -> str:
+    """The last cause, which says most, without rows and secrets."""
+    last = causes[-1] if causes else Cause("", "")
+    text = _ROWS.sub(
+        "..", _SECRETS.sub(r"\1 ..", last.message.splitlines()[0] if last.message else "")
+    )
+    return f"{last.kind.rpartition('.')[2]}: {text}"[:300]

@@ -1,0 +1,421 @@
+package changefeed;
+
+import com.fasterxml.jackson.databind.ObjectMapper;
+import io.debezium.engine.ChangeEvent;
+import io.debezium.engine.DebeziumEngine;
+import io.debezium.embedded.Connect;
+import java.io.DataInputStream;
+import java.io.EOFException;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.sql.Connection;
+import java.sql.DatabaseMetaData;
+import java.sql.DriverManager;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Statement;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.IdentityHashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import org.apache.kafka.connect.data.Field;
+import org.apache.kafka.connect.data.Schema;
+import org.apache.kafka.connect.data.Struct;
+import org.apache.kafka.connect.source.SourceRecord;
+
+/**
+ * Debezium's engine, and questions to a database by JDBC, for a process that is not Java.
+ *
+ * <p>Commands come by standard input: the length as four bytes, then JSON. Frames go out by standard
+ * output: one letter, the length as four bytes, then the content. A frame of changes holds columns
+ * as Arrow keeps them, so that its reader copies nothing and looks at no row.
+ *
+ * <p>It ends when standard input does. No password is in its arguments or its environment.
+ * No lambdas, no diamonds: Janino compiles it, the compiler that Spark brings.
+ */
+public class Door {
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    private static OutputStream out;
+    private static Engine engine;
+    private static Connection connection;
+
+    public static void main(String[] arguments) throws Exception {
+        out = new java.io.FileOutputStream(java.io.FileDescriptor.out);
+        System.setOut(System.err);
+        DataInputStream in = new DataInputStream(new java.io.BufferedInputStream(System.in));
+        send('J', JSON.writeValueAsBytes("ready"));
+        while (true) {
+            byte[] text;
+            try {
+                text = new byte[in.readInt()];
+                in.readFully(text);
+            } catch (EOFException end) {
+                break;
+            }
+            obey((Map) JSON.readValue(text, Map.class));
+        }
+        // Nothing is lost by that: what the change log has not, comes again.
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static void obey(Map command) throws IOException {
+        String what = (String) command.get("do");
+        try {
+            if ("ack".equals(what)) {
+                engine.acknowledge(((Number) command.get("frame")).longValue());
+            } else if ("start".equals(what)) {
+                engine = new Engine(command);
+                engine.start();
+            } else if ("open".equals(what)) {
+                open(command);
+                send('J', JSON.writeValueAsBytes("open"));
+            } else if ("query".equals(what)) {
+                send('J', JSON.writeValueAsBytes(query((String) command.get("sql"))));
+            } else if ("tables".equals(what)) {
+                send('J', JSON.writeValueAsBytes(tables(command)));
+            } else if ("columns".equals(what)) {
+                send('J', JSON.writeValueAsBytes(columns(command)));
+            } else {
+                throw new IllegalArgumentException("no command: " + what);
+            }
+        } catch (Throwable failure) {
+            boolean ofEngine = "start".equals(what) || "ack".equals(what);
+            send(ofEngine ? 'E' : 'F', JSON.writeValueAsBytes(told(failure)));
+        }
+    }
+
+    static synchronized void send(char kind, byte[] content) throws IOException {
+        send(kind, content, content.length);
+    }
+
+    static synchronized void send(char kind, byte[] content, int length) throws IOException {
+        byte[] head = {
+            (byte) kind,
+            (byte) (length >>> 24), (byte) (length >>> 16), (byte) (length >>> 8), (byte) length
+        };
+        out.write(head);
+        out.write(content, 0, length);
+        out.flush();
+    }
+
+    /** The causes of a failure, outermost first, with the codes that a driver gives. */
+    static List told(Throwable failure) {
+        List chain = new ArrayList();
+        for (Throwable cause = failure; cause != null && chain.size() < 10; cause = cause.getCause()) {
+            Map one = new LinkedHashMap();
+            one.put("kind", cause.getClass().getName());
+            one.put("message", String.valueOf(cause.getMessage()));
+            if (cause instanceof SQLException) {
+                one.put("state", ((SQLException) cause).getSQLState());
+                one.put("number", Integer.valueOf(((SQLException) cause).getErrorCode()));
+            }
+            chain.add(one);
+        }
+        return chain;
+    }
+
+    // ------------------------------------------------------------------------------ JDBC
+
+    private static void open(Map command) throws Exception {
+        if (connection != null) {
+            connection.close();
+        }
+        Class.forName((String) command.get("driver"));
+        Properties properties = new Properties();
+        properties.putAll((Map) command.get("properties"));
+        DriverManager.setLoginTimeout(((Number) command.get("timeout")).intValue());
+        connection = DriverManager.getConnection((String) command.get("url"), properties);
+        connection.setAutoCommit(true);
+    }
+
+    private static List query(String sql) throws SQLException {
+        Statement statement = connection.createStatement();
+        try {
+            return statement.execute(sql) ? rows(statement.getResultSet()) : new ArrayList();
+        } finally {
+            statement.close();
+        }
+    }
+
+    private static List rows(ResultSet found) throws SQLException {
+        int width = found.getMetaData().getColumnCount();
+        List rows = new ArrayList();
+        while (found.next()) {
+            List row = new ArrayList(width);
+            for (int i = 1; i <= width; i++) {
+                row.add(found.getString(i));
+            }
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    private static List tables(Map command) throws SQLException {
+        String[] kinds = {"TABLE", "BASE TABLE", "PARTITIONED TABLE"};
+        ResultSet found = connection.getMetaData().getTables(
+            (String) command.get("catalog"), (String) command.get("schema"), "%", kinds);
+        List rows = new ArrayList();
+        while (found.next()) {
+            List row = new ArrayList();
+            row.add(found.getString("TABLE_CAT"));
+            row.add(found.getString("TABLE_SCHEM"));
+            row.add(found.getString("TABLE_NAME"));
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    private static Map columns(Map command) throws SQLException {
+        DatabaseMetaData about = connection.getMetaData();
+        String catalog = (String) command.get("catalog");
+        String schema = (String) command.get("schema");
+        String table = (String) command.get("table");
+        String escape = about.getSearchStringEscape();
+        ResultSet found = about.getColumns(
+            catalog, quoted(schema, escape), quoted(table, escape), "%");
+        List columns = new ArrayList();
+        while (found.next()) {
+            // In the order of the driver's columns: some can be read only once, and so.
+            String name = found.getString("TABLE_NAME");
+            Map column = new LinkedHashMap();
+            column.put("name", found.getString("COLUMN_NAME"));
+            column.put("type", Integer.valueOf(found.getInt("DATA_TYPE")));
+            column.put("type_name", found.getString("TYPE_NAME"));
+            column.put("size", Integer.valueOf(found.getInt("COLUMN_SIZE")));
+            int digits = found.getInt("DECIMAL_DIGITS");
+            column.put("digits", found.wasNull() ? null : Integer.valueOf(digits));
+            column.put("nullable", Boolean.valueOf(
+                found.getInt("NULLABLE") != DatabaseMetaData.columnNoNulls));
+            if (name.equals(table)) {
+                columns.add(column);
+            }
+        }
+        found.close();
+        Map key = new java.util.TreeMap();
+        found = about.getPrimaryKeys(catalog, schema, table);
+        while (found.next()) {
+            String name = found.getString("COLUMN_NAME");
+            key.put(Integer.valueOf(found.getInt("KEY_SEQ")), name);
+        }
+        found.close();
+        Map told = new HashMap();
+        told.put("columns", columns);
+        told.put("key", new ArrayList(key.values()));
+        return told;
+    }
+
+    private static String quoted(String name, String escape) {
+        if (name == null || escape == null || escape.isEmpty()) {
+            return name;
+        }
+        return name.replace(escape, escape + escape)
+            .replace("_", escape + "_").replace("%", escape + "%");
+    }
+
+    // ---------------------------------------------------------------------------- engine
+
+    /** One run of Debezium's engine. */
+    public static class Engine extends Thread
+            implements DebeziumEngine.ChangeConsumer, DebeziumEngine.CompletionCallback {
+        private final DebeziumEngine engine;
+        private final Map schemas = new IdentityHashMap();
+        private final ArrayDeque waiting = new ArrayDeque();
+        private final String unavailable;
+        private long frames;
+        private volatile long acknowledged;
+        private Struct newest;
+
+        Engine(Map command) {
+            super("door-engine");
+            setDaemon(true);
+            Properties properties = new Properties();
+            properties.putAll((Map) command.get("properties"));
+            unavailable = properties.getProperty("unavailable.value.placeholder");
+            DoorOffsets.begin((List) command.get("offset"));
+            engine = DebeziumEngine.create(Connect.class)
+                .using(properties)
+                .using(Door.class.getClassLoader())
+                .using((DebeziumEngine.CompletionCallback) this)
+                .notifying(this)
+                .build();
+        }
+
+        public void run() {
+            engine.run();
+        }
+
+        void acknowledge(long frame) {
+            acknowledged = Math.max(acknowledged, frame);
+        }
+
+        public void handle(boolean success, String message, Throwable failure) {
+            try {
+                if (success) {
+                    send('X', new byte[0]);
+                    return;
+                }
+                List chain = failure == null ? new ArrayList() : told(failure);
+                Map one = new LinkedHashMap();
+                one.put("kind", "engine");
+                one.put("message", String.valueOf(message));
+                chain.add(0, one);
+                send('E', JSON.writeValueAsBytes(chain));
+            } catch (IOException gone) {
+                Runtime.getRuntime().halt(1);
+            }
+        }
+
+        public void handleBatch(List records, DebeziumEngine.RecordCommitter committer)
+                throws InterruptedException {
+            try {
+                commit(committer);
+                frames++;
+                pack(records);
+                if (!records.isEmpty()) {
+                    synchronized (waiting) {
+                        waiting.add(
+                            new Object[] {Long.valueOf(frames), records.get(records.size() - 1)});
+                    }
+                }
+            } catch (IOException gone) {
+                Runtime.getRuntime().halt(1);
+            }
+        }
+
+        /** Tell Debezium how far the change log is durable. */
+        private void commit(DebeziumEngine.RecordCommitter committer) throws InterruptedException {
+            Object last = null;
+            synchronized (waiting) {
+                while (!waiting.isEmpty()
+                        && ((Long) ((Object[]) waiting.peek())[0]).longValue() <= acknowledged) {
+                    last = ((Object[]) waiting.poll())[1];
+                }
+            }
+            if (last != null) {
+                committer.markProcessed(last);
+                committer.markBatchFinished();
+            }
+        }
+
+        private void pack(List records) throws IOException {
+            Map groups = new IdentityHashMap();
+            List order = new ArrayList();
+            List marks = new ArrayList();
+            SourceRecord record = null;
+            for (int i = 0; i < records.size(); i++) {
+                record = (SourceRecord) ((ChangeEvent) records.get(i)).value();
+                if (!(record.value() instanceof Struct)) {
+                    continue;
+                }
+                Struct value = (Struct) record.value();
+                Schema schema = value.schema();
+                String name = String.valueOf(schema.name());
+                if (name.endsWith(".Envelope")) {
+                    Struct source = value.getStruct("source");
+                    String op = value.getString("op");
+                    Table table = table(schema, record.keySchema(), source);
+                    Rows rows = (Rows) groups.get(table);
+                    if (rows == null) {
+                        rows = new Rows(table);
+                        groups.put(table, rows);
+                        order.add(rows);
+                    }
+                    if ("t".equals(op)) {
+                        Map mark = mark(i, "truncate", record);
+                        mark.put("table", Integer.valueOf(table.number));
+                        mark.put("source", plain(source));
+                        marks.add(mark);
+                    } else {
+                        rows.add(i, op.charAt(0), field(value, "before"), field(value, "after"));
+                    }
+                    newest = source;
+                } else if (name.endsWith("TransactionMetadataValue")) {
+                    boolean end = "END".equals(value.getString("status"));
+                    Map mark = mark(i, end ? "end" : "begin", record);
+                    mark.put("id", value.getString("id"));
+                    if (end && newest != null) {
+                        mark.put("source", plain(newest));
+                    }
+                    marks.add(mark);
+                } else if (name.endsWith(".Notification")) {
+                    Map mark = mark(i, "notice", record);
+                    mark.put("id", value.getString("aggregate_type") + ": " + value.getString("type"));
+                    marks.add(mark);
+                } else {
+                    marks.add(mark(i, "beat", record));
+                }
+            }
+            if (record != null) {
+                Map mark = mark(records.size(), "last", record);
+                if (newest != null) {
+                    mark.put("source", plain(newest));
+                }
+                marks.add(mark);
+            }
+            Buffer blob = new Buffer();
+            List groupsTold = new ArrayList();
+            for (int i = 0; i < order.size(); i++) {
+                Rows rows = (Rows) order.get(i);
+                if (rows.size() > 0) {
+                    groupsTold.add(rows.write(blob, unavailable));
+                }
+            }
+            Map head = new LinkedHashMap();
+            head.put("frame", Long.valueOf(frames));
+            head.put("records", Integer.valueOf(records.size()));
+            head.put("marks", marks);
+            head.put("groups", groupsTold);
+            byte[] text = JSON.writeValueAsBytes(head);
+            Buffer whole = new Buffer();
+            whole.int32(text.length);
+            whole.bytes(text, 0, text.length);
+            whole.align();
+            whole.bytes(blob.data, 0, blob.size);
+            send('B', whole.data, whole.size);
+        }
+
+        private static Struct field(Struct value, String name) {
+            return value.schema().field(name) == null ? null : value.getStruct(name);
+        }
+
+        private static Map mark(int at, String kind, SourceRecord record) {
+            Map mark = new LinkedHashMap();
+            mark.put("at", Integer.valueOf(at));
+            mark.put("kind", kind);
+            mark.put("partition", record.sourcePartition());
+            mark.put("offset", record.sourceOffset());
+            return mark;
+        }
+
+        private static Map plain(Struct source) {
+            Map told = new LinkedHashMap();
+            List fields = source.schema().fields();
+            for (int i = 0; i < fields.size(); i++) {
+                Field field = (Field) fields.get(i);
+                Object value = source.get(field);
+                if (value instanceof String || value instanceof Number || value instanceof Boolean) {
+                    told.put(field.name(), value);
+                }
+            }
+            return told;
+        }
+
+        /** The table of an envelope; a new one is told first. */
+        private Table table(Schema envelope, Schema key, Struct source) throws IOException {
+            Table known = (Table) schemas.get(envelope);
+            if (known == null) {
+                known = new Table(schemas.size(), envelope);
+                schemas.put(envelope, known);
+                Map told = known.told(key);
+                told.put("source", plain(source));
+                send('S', JSON.writeValueAsBytes(told));
+            }
+            return known;
+        }
+    }
+}

@@ -1,0 +1,143 @@
+"""Questions to a database by its JDBC driver, in a JVM that is started when first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.sources.debezium.address import Address
+from changefeed.sources.debezium.door import Door
+
+#: A JVM that nobody needed for so long is ended, seconds.
+IDLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A JDBC driver: its class, and its URL with ``{host}``, ``{port}`` and ``{database}``."""
+
+    name: str
+    url: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class Session:
+    """A connection; :meth:`rows` runs a statement."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def rows(self, sql: str) -> list[list[str | None]]:
+        """The rows of an answer, all values as text; none of a statement without one."""
+        found: list[list[str | None]] = self._door.ask({"do": "query", "sql": sql})
+        return found
+
+    def value(self, sql: str) -> str:
+        """The only value of an answer; empty for NULL or no row."""
+        rows = self.rows(sql)
+        return (rows[0][0] or "") if rows else ""
+
+    def tables(self, catalog: str | None, schema: str | None) -> list[list[str | None]]:
+        """Catalog, schema and name of tables, by the driver's description."""
+        found: list[list[str | None]] = self._door.ask(
+            {"do": "tables", "catalog": catalog, "schema": schema}
+        )
+        return found
+
+    def columns(self, catalog: str | None, schema: str | None, table: str) -> dict[str, Any]:
+        """Columns and key of a table, by the driver's description."""
+        found: dict[str, Any] = self._door.ask(
+            {"do": "columns", "catalog": catalog, "schema": schema, "table": table}
+        )
+        return found
+
+
+def text(value: str) -> str:
+    """A text as SQL writes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+class Sessions:
+    """One JVM with one connection, for one user at a time. Thread-safe."""
+
+    def __init__(self, address: Address, packs: Sequence[str], driver: Driver) -> None:
+        self._address = address
+        self._packs = packs
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._door: Door | None = None
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A session for the block.
+
+        Raises:
+            ChangefeedError: CF2001, CF2002, CF4003.
+        """
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            door = self._open()
+            try:
+                yield Session(door)
+            finally:
+                self._timer = threading.Timer(IDLE_SECONDS, self.close)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def ask(self, question: Callable[[Session], Any]) -> Any:
+        """An answer; asked again by a new connection where the old one had broken."""
+        with self._lock:
+            fresh = self._door is None
+            try:
+                with self.session() as session:
+                    return question(session)
+            except ChangefeedError as error:
+                if fresh or error.code not in (Code.SOURCE_UNREACHABLE, Code.STREAM_BROKE):
+                    raise
+                self.close()
+                with self.session() as session:
+                    return question(session)
+
+    def _open(self) -> Door:
+        if self._door is not None and self._door.alive:
+            return self._door
+        address, driver = self._address, self._driver
+        door = Door(self._packs, heap="128m")
+        try:
+            door.ask(
+                {
+                    "do": "open",
+                    "driver": driver.name,
+                    "url": driver.url.format(
+                        host=address.host, port=address.port, database=address.database
+                    ),
+                    "properties": {
+                        "user": address.user,
+                        "password": address.password,
+                        **driver.properties,
+                        **address.driver_properties,
+                    },
+                    "timeout": address.connect_timeout,
+                }
+            )
+        except BaseException:
+            door.close()
+            raise
+        self._door = door
+        return door
+
+    def close(self) -> None:
+        """End the JVM; the next question starts another."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            door, self._door = self._door, None
+        if door is not None:
+            door.close()

@@ -1,0 +1,310 @@
+"""The initial scan: Debezium's own snapshot, kept in files until it is delivered.
+
+Debezium reads one table after the other and pushes rows; a scan pulls parts of tables, several at a
+time. So the rows go to files, in a folder for temporary files, and a part is one of them. The
+engine of a snapshot is not the one that streams: it has offsets and a history of its own, and
+ends when the tables are read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.events import Position
+from changefeed.core.partition import Partition
+from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
+from changefeed.sources.debezium.carriers import fits, log_values
+from changefeed.sources.debezium.connectors.base import Connector
+from changefeed.sources.debezium.door import Door
+from changefeed.sources.debezium.frames import Group, TableShape, read_batch
+from changefeed.sources.debezium.jdbc import Sessions
+from changefeed.sources.debezium.ranges import in_range
+from changefeed.sources.debezium.stream import engine_properties
+from changefeed.sources.decoded.disk import no_room
+
+#: Rows of one batch in a file: a part reads whole batches.
+BATCH_ROWS = 1024
+_LOOK = 0.2
+#: What Debezium tells of its snapshot.
+_COMPLETED = "Initial Snapshot: COMPLETED"
+_FAILED = frozenset({"Initial Snapshot: ABORTED", "Initial Snapshot: SKIPPED"})
+
+
+@dataclass(slots=True)
+class _StoredBatch:
+    """A batch of rows in a file: the file, which batch of it, how many rows and bytes."""
+
+    path: Path
+    number: int
+    rows: int
+    bytes: int
+
+
+class DoorSnapshot:
+    """An image of tables as files. Thread-safe."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        source: str,
+        tables: Sequence[TableSchema],
+        before: Position,
+        sessions: Sessions,
+    ) -> None:
+        """Start the engine; returns when the place of the image is known.
+
+        ``before``: a place of the log that was passed before.
+
+        Raises:
+            ChangefeedError: what the engine ended with.
+        """
+        self._connector = connector
+        self._source = source
+        self._sessions = sessions
+        self._tables = {schema.table: schema for schema in tables}
+        self._folder = Path(tempfile.mkdtemp(prefix="changefeed-scan-"))
+        self._pieces: dict[TableName, list[_StoredBatch]] = defaultdict(list)
+        self._place: Position = ""
+        self._before = before
+        self._error: ChangefeedError | None = None
+        self._placed = threading.Event()
+        self._done = threading.Event()
+        self._closed = False
+        self._door: Door | None = None
+        self._thread = threading.Thread(target=self._run, name="door-scan", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(self._placed)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def position(self) -> Position:
+        """See :class:`changefeed.sources.base.Snapshot`."""
+        return self._place or self._before
+
+    def parts(
+        self,
+        table: TableSchema,
+        target_bytes: int = DEFAULT_PART_BYTES,
+        *,
+        columns: Sequence[int] | None = None,
+        keys: KeyRange | None = None,
+        partition: Partition | None = None,
+    ) -> Sequence[DoorPart]:
+        """See :class:`changefeed.sources.base.Snapshot`; waits until the engine has read all.
+
+        Raises:
+            ChangefeedError: CF2201 the snapshot is gone, or has not this table, or another shape.
+        """
+        self._wait(self._done)
+        known = self._tables.get(table.table)
+        if known is None or known.fingerprint() != table.fingerprint():
+            raise _changed(table.table)
+        chosen = range(len(table.columns)) if columns is None else sorted({*columns, *table.key})
+        pieces = self._pieces.get(table.table, [])
+        groups: list[list[_StoredBatch]] = []
+        size = 0
+        for piece in pieces:
+            if not groups or size >= target_bytes:
+                groups.append([])
+                size = 0
+            groups[-1].append(piece)
+            size += piece.bytes
+        return [
+            DoorPart(
+                table,
+                tuple((piece.path, piece.number) for piece in group),
+                tuple(chosen),
+                keys or KeyRange(),
+                sum(piece.rows for piece in group),
+                sum(piece.bytes for piece in group),
+            )
+            for group in groups or [[]]
+        ]
+
+    def close(self) -> None:
+        """See :class:`changefeed.sources.base.Snapshot`."""
+        self._closed = True
+        if self._door is not None:
+            self._door.close()
+        self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self, event: threading.Event) -> None:
+        event.wait()
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise ChangefeedError("CF2201", "the snapshot of the initial scan was closed")
+
+    # --------------------------------------------------------------------------- reading
+
+    def _run(self) -> None:
+        try:
+            if self._tables:
+                self._read()
+        except ChangefeedError as error:
+            self._error = _of_scan(error)
+        except OSError as error:
+            self._error = no_room(error)
+        finally:
+            self._placed.set()
+            self._done.set()
+
+    def _read(self) -> None:
+        history = self._folder / "history"
+        history.mkdir()
+        properties = {
+            **engine_properties(self._connector, history),
+            **self._connector.scanning(list(self._tables)),
+            "schema.history.internal.store.only.captured.tables.ddl": "true",
+            "notification.enabled.channels": "sink",
+            "notification.sink.topic.name": "notices",
+        }
+        door = self._door = Door(self._connector.packs, heap=self._connector.address.heap)
+        try:
+            door.start(properties, None)
+            shapes: dict[int, TableShape] = {}
+            while not self._closed:
+                frame = door.frame(_LOOK)
+                if frame is None:
+                    continue
+                kind, content = frame
+                if kind == "S":
+                    shape = TableShape.parse(content)
+                    shapes[shape.number] = shape
+                elif kind == "B" and self._batch(content, shapes):
+                    return
+                elif kind == "X":
+                    raise ChangefeedError("CF2201", "the snapshot by Debezium ended by itself")
+        finally:
+            door.close()
+            self._sessions.ask(lambda session: self._connector.scanned(session, properties))
+
+    def _batch(self, content: bytes, shapes: dict[int, TableShape]) -> bool:
+        """Keep the rows; whether the snapshot is complete."""
+        batch = read_batch(content, shapes)
+        for group in batch.groups:
+            self._group(group, shapes[group.table])
+        notices = {mark.id for mark in batch.marks if mark.kind == "notice"}
+        if failed := notices & _FAILED:
+            raise ChangefeedError("CF2201", f"Debezium says of its snapshot: {min(failed)}")
+        done = _COMPLETED in notices
+        if not self._place and (batch.groups or done):
+            offsets = [mark.offset[1] for mark in batch.marks if mark.offset[1]]
+            self._place = self._connector.scan_place(offsets[0]) if offsets else self._before
+            self._placed.set()
+        return done
+
+    def _group(self, group: Group, shape: TableShape) -> None:
+        name = TableName(self._source, *self._connector.table_of(shape.source))
+        schema = self._tables.get(name)
+        if schema is None:
+            return
+        pairs = list(zip(shape.columns, schema.columns, strict=False))
+        long_times = self._connector.long_times
+        if len(shape.columns) != len(schema.columns) or not all(
+            fits(carrier, column, long_times=long_times) for carrier, column in pairs
+        ):
+            raise _other_shape(schema, shape, long_times=long_times)
+        columns = [
+            log_values(carrier, column, values)
+            for (carrier, column), values in zip(pairs, group.after, strict=True)
+        ]
+        names = [f"a{i}" for i in range(len(columns))]
+        rows = pa.RecordBatch.from_arrays(columns, names)
+        pieces = self._pieces[name]
+        path = self._folder / f"{len(self._pieces)}-{len(pieces)}.arrow"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            for number, start in enumerate(range(0, rows.num_rows, BATCH_ROWS)):
+                piece = rows.slice(start, BATCH_ROWS)
+                writer.write_batch(piece)
+                pieces.append(_StoredBatch(path, number, piece.num_rows, piece.nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class DoorPart:
+    """Some batches of a table's files. See :class:`changefeed.sources.base.ScanPart`."""
+
+    table: TableSchema
+    batches: tuple[tuple[Path, int], ...]
+    columns: tuple[int, ...]
+    keys: KeyRange
+    rows_estimate: int
+    bytes_estimate: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`changefeed.sources.base.ScanPart.read`."""
+        for path, number in self.batches:
+            try:
+                with pa.memory_map(str(path)) as source:
+                    batch = pa.ipc.open_file(source).get_batch(number)
+            except OSError as error:
+                raise ChangefeedError(
+                    "CF2201", "the snapshot of the initial scan is gone: its files were removed"
+                ) from error
+            batch = in_range(self.table, self.keys, batch)
+            kept: list[Any] = [
+                column if place in self.columns else pa.nulls(batch.num_rows, column.type)
+                for place, column in enumerate(batch.columns)
+            ]
+            yield pa.RecordBatch.from_arrays(kept, batch.schema.names)
+
+
+def _changed(table: TableName) -> ChangefeedError:
+    return ChangefeedError(
+        "CF2201", f"table {table} changed while its scan began", hint="the scan starts again."
+    )
+
+
+def _other_shape(schema: TableSchema, shape: TableShape, *, long_times: bool) -> ChangefeedError:
+    """The database describes a table otherwise than Debezium sends it."""
+    if [c.name for c in shape.columns] != [c.name for c in schema.columns]:
+        return _changed(schema.table)
+    wrong = next(
+        (column, carrier)
+        for carrier, column in zip(shape.columns, schema.columns, strict=True)
+        if not fits(carrier, column, long_times=long_times)
+    )
+    column, carrier = wrong
+    return ChangefeedError(
+        "CF2202",
+        f"column {column.name} of {schema.table} cannot be read",
+        detail=f"the database calls it {column.type_name} ({column.logical}), Debezium sends"
+        f" {carrier.semantic or carrier.type}",
+        hint="leave the table out, or change the type of the column; please report it.",
+    )
+
+
+def _of_scan(error: ChangefeedError) -> ChangefeedError:
+    """A stream that broke is, in a scan, a scan that was interrupted."""
+    if error.code is not Code.STREAM_BROKE:
+        return error
+    return ChangefeedError(
+        "CF2201", "the snapshot by Debezium broke", detail=error.detail or error.message
+    )

@@ -1,0 +1,70 @@
+"""A feed from a database that Debezium reads into files: the scan, every change, a killed capture.
+
+MariaDB stands for the databases of which no server can be had.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from changefeed.spark.session import SparkEngine
+from sinks.testing.readers import read_files
+from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
+from tests.e2e.feeds import Feeds, running
+from tests.helpers.waiting import until
+from tests.services.mariadb import PASSWORD, USER
+from tests.services.mysql import BinlogServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.extended]
+
+
+@pytest.fixture
+def feeds(tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
+    with running(tmp_path / "state", spark_engine) as made:
+        yield made
+
+
+def rows(folder: Path) -> dict[str, object]:
+    """The table as a consumer rebuilds it, by key."""
+    found = read_files(folder, ("t",))
+    validate(found, OrderValidator(), ResolvedValidator())
+    table: dict[str, object] = {}
+    for message in sorted((m for m in found if m.is_row and m.key), key=lambda m: str(m.at)):
+        table[message.key or ""] = message.after
+    return {key: row for key, row in table.items() if row is not None}
+
+
+def test_from_mariadb_into_files(feeds: Feeds, binlog_server: BinlogServer, tmp_path: Path) -> None:
+    with binlog_server.database() as name:
+
+        def run(*statements: str) -> list[tuple[object, ...]]:
+            return binlog_server.run(*statements, database=name)
+
+        run("CREATE TABLE t (id INT PRIMARY KEY, v DECIMAL(8,2))", "INSERT INTO t VALUES (1, 1.5)")
+        feeds.connect(shop=f"debezium-{binlog_server.uri(name, USER, PASSWORD)}")
+        feeds.execute(
+            f"CREATE CHANGEFEED f FOR TABLE shop.{name}.t INTO 'file://{tmp_path}/out'"
+            " WITH updated, resolved = '200ms'"
+        )
+        feeds.sync("f")
+        assert rows(tmp_path / "out") == {"[1]": {"id": 1, "v": 1.5}}
+        run("INSERT INTO t VALUES (2, 2)", "UPDATE t SET v = 3 WHERE id = 1")
+        feeds.sync("f")
+        source_runtime = feeds.node.source_runtime("shop")
+        pid = source_runtime.capture_pid
+        assert pid is not None
+        run("INSERT INTO t VALUES (3, 3)")
+        os.kill(pid, signal.SIGKILL)
+        run("DELETE FROM t WHERE id = 2", "UPDATE t SET id = 4 WHERE id = 3")
+        until(lambda: source_runtime.capture_pid not in (None, pid), seconds=60)
+        feeds.sync("f")
+        assert rows(tmp_path / "out") == {
+            "[1]": {"id": 1, "v": 3.0},
+            "[4]": {"id": 4, "v": 3.0},
+        }
+        feeds.execute("DROP CHANGEFEED f")
