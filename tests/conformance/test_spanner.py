@@ -45,6 +45,7 @@ class SpannerHarness(MergeHarness):
         "carries_unsent_values": "Spanner keeps no history: an error at CREATE",
         "appends_changes": "Spanner keeps no history: an error at CREATE",
         "appends_scans_once": "Spanner keeps no history: an error at CREATE",
+        "appends_scans_whose_end_was_not_saved": "Spanner keeps no history: an error at CREATE",
         "hides_secrets": "the URI of an emulator holds none",
         "keeps_foreign_rows": "rows that are not the feed's are refused or replaced",
         **dict.fromkeys(

@@ -148,6 +148,18 @@ def test_keys_that_share_one_hash_are_told_apart_by_the_other() -> None:
     assert found["first"].tolist()[3] == 20
 
 
+@pytest.mark.parametrize("parts", [2, 5])
+def test_each_record_is_compared_in_one_part(tmp_path: Path, parts: int) -> None:
+    """What is sorted at once is a part of a large transaction."""
+    counted = Repeats(tmp_path / "records", tmp_path / "found")
+    places = np.arange(100)
+    counted.add(0, [pa.array(places)], np.full(100, UPDATED, np.uint8), places)
+    counted._records.flush()
+    numbers = [counted._part(part, parts)[1].tolist() for part in range(parts)]
+    counted.close()
+    assert sorted(number for some in numbers for number in some) == places.tolist()
+
+
 def test_large_texts_are_hashed_in_parts() -> None:
     """What is in memory at once is bounded, wherever in its buffers a column begins."""
     tenth = repeats._TEXT // 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +13,12 @@ from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
+from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.spark.session import SparkEngine
+from tests.helpers.waiting import until
 
 LONG = 3600.0
 T, U = (TableName("shop", "public", name) for name in "tu")
@@ -35,8 +37,10 @@ class Source:
         self.problems: dict[TableName, ChangefeedError] = {}
         self.gaps: dict[TableName, object] = {}
 
+        self.woken = 0
+
     def wake(self) -> None:
-        """Nobody waits."""
+        self.woken += 1
 
     def lost(self, table: TableName, table_id: int) -> None:
         return None
@@ -82,7 +86,8 @@ class Rounds:
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
-        self.moved = False
+        self.moved = self.hurried = False
+        self.reloads = 0
 
     def turn(self, feed: object) -> bool:
         return self.moved
@@ -91,7 +96,10 @@ class Rounds:
         return False
 
     def reloaded(self) -> None:
-        """It looks at its tables in each turn."""
+        self.reloads += 1
+
+    def hurry(self) -> None:
+        self.hurried = True
 
     def wait(self) -> None:
         self._clock.advance(LONG)
@@ -117,7 +125,8 @@ class Bench:
             self.catalog, SparkEngine(), MessageCache(), "n", self._ended, clock=self.clock
         )
         self.scanning, self.rounds = Scanning(), Rounds(self.clock)
-        self.runner = FeedRunner(job, lease, services, cast(Any, Source()))
+        self.source = Source()
+        self.runner = FeedRunner(job, lease, services, cast(Any, self.source))
         parts = cast(Any, self.runner)
         parts._scanning = parts._status._scanning = self.scanning
         parts._rounds = self.rounds
@@ -337,3 +346,101 @@ def test_the_thread_ends_when_another_node_has_the_feed(bench: Bench) -> None:
     bench.runner.join(20)
     assert not bench.runner.is_alive() and bench.ended == 1
     assert bench.job.status is Status.PENDING, "whoever has it says how it is"
+
+
+def test_a_feed_that_ends_by_itself_leaves_no_staged_file(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, initial_scan="only")
+    bench.done(29)
+    bench.scanning.steps = [False]
+    bench.runner.start()
+    until(lambda: not bench.runner.is_alive())
+    assert bench.job.status is Status.SUCCEEDED
+    assert bench.job.high_water == Timestamp(29)
+    assert not StateLayout(tmp_path).scratch(bench.job.id).exists()
+    bench.catalog.close()
+
+
+def test_what_is_asked_of_a_feed_wakes_it(bench: Bench) -> None:
+    runner = bench.runner
+    asks: tuple[Callable[[], None], ...] = (
+        runner.request_stop,
+        runner.request_reload,
+        lambda: runner.request_rename("g"),
+        runner.request_checkpoint,
+        runner.request_delivery,
+    )
+    for count, ask in enumerate(asks, 1):
+        assert not bench.rounds.hurried
+        ask()
+        assert bench.source.woken == count
+    assert bench.rounds.hurried
+    assert runner._checkpoint._wanted.is_set()
+
+
+def test_something_else_that_is_wanted_interrupts_a_round(bench: Bench) -> None:
+    runner = bench.runner
+    assert not runner._interrupted()
+    bench.scanning.waits = True
+    assert runner._interrupted()
+    bench.scanning.waits = False
+    for event in (runner._stopping, runner._reload):
+        event.set()
+        assert runner._interrupted()
+        event.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "closes"),
+    [({"sink_uri": "null://other"}, 1), ({"options": {"retry_for": "3h"}}, 1), ({}, 0)],
+    ids=str,
+)
+def test_an_alter_closes_the_sink_where_it_is_another_one(
+    bench: Bench, change: dict[str, Any], closes: int
+) -> None:
+    assert bench.goes_on(False)
+    bench.done(7)
+    session = bench.runner.sink_session
+    closed: list[bool] = []
+    close = session.close
+
+    def counted(*, for_good: bool = False) -> None:
+        closed.append(for_good)
+        close(for_good=for_good)
+
+    session.close = counted  # type: ignore[method-assign]
+    bench.catalog.alter_job(bench.job.id, **change)
+    stopped = bench.scanning.stopped
+    bench.runner._take_new_row()
+    assert (len(closed), bench.scanning.stopped, bench.rounds.reloads) == (closes, stopped + 1, 1)
+    assert bench.job.high_water == Timestamp(7), "what was done is saved first"
+    assert bench.runner.generation == bench.job.taken == 2
+
+
+def test_each_part_has_its_turn(bench: Bench) -> None:
+    told: list[str] = []
+    parts = cast(Any, bench.runner)
+
+    def listen(name: str, part: Any, method: str) -> None:
+        before = getattr(part, method)
+
+        def call(*given: Any, **named: Any) -> Any:
+            told.append(name)
+            return before(*given, **named)
+
+        setattr(part, method, call)
+
+    listen("open", parts.sink_session, "open")
+    listen("leave", parts._leaving, "turn")
+    listen("begin", bench.scanning, "begin")
+    listen("status", parts._status, "turn")
+    listen("deliver", bench.rounds, "turn")
+    listen("follow", bench.scanning, "follow")
+    listen("save", parts._checkpoint, "turn")
+    listen("wait", bench.rounds, "wait")
+    listen("close", parts.sink_session, "close")
+    assert bench.goes_on(False)
+    turn = ["leave", "begin", "status", "deliver", "follow"]
+    assert [name for name in told if name in turn] == turn * 2
+    assert told.index("open") < told.index("leave")
+    assert told.index("follow") < told.index("save") < told.index("wait")
+    assert told[-1] == "close", "after an error the sink is opened afresh"
