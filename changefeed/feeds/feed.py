@@ -148,12 +148,14 @@ class Feed:
 
     def seen(self, event: SchemaChange) -> SchemaChange | None:
         """The change as far as the columns of the feed go; None when it concerns none of them.
+        Where another table has the name, in the same shape, it concerns all.
 
         Raises:
             ChangefeedError: CF1101, a column of the feed is gone.
         """
         old, new = self.row_plan(event.old).schema, self.row_plan(event.new).schema
-        return None if old == new else replace(event, old=old, new=new)
+        replaced = event.rewritten and event.old == event.new
+        return None if old == new and not replaced else replace(event, old=old, new=new)
 
     def recognise(self, schema: TableSchema) -> None:
         """Rows or a scan of a table are at hand: is it the table the feed began with?

@@ -142,6 +142,8 @@ def difference(event: SchemaChange) -> str:
     if event.old.before_image is not event.new.before_image:
         whole = event.new.before_image is BeforeImage.FULL
         parts.append(f"old rows hold {'every column' if whole else 'only the key'} now")
+    if event.old == event.new and event.rewritten:
+        return "a table that was made or renamed has its name, in the same shape"
     return "; ".join(sorted(parts)) or "old rows or key changed"
 
 

@@ -19,6 +19,7 @@ from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
@@ -124,6 +125,37 @@ def test_messages_name_the_database_of_their_table(bench: Bench) -> None:
     ]
     assert lines
     assert {json.loads(line)["source"]["database_name"] for line in lines} == {bench.database}
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "RENAME TABLE away TO t",
+        pytest.param("ALTER TABLE away RENAME t", marks=pytest.mark.extended),
+        pytest.param("CREATE TABLE t LIKE away", marks=pytest.mark.extended),
+    ],
+)
+def test_a_table_that_comes_under_the_name_is_read_again(
+    bench: Bench, tmp_path: Path, back: str
+) -> None:
+    """Nobody read what changed under the other name."""
+    bench.feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{tmp_path}/copy.duckdb'")
+    bench.feeds.sync("f")
+    bench.run(
+        "RENAME TABLE t TO away",
+        "UPDATE away SET b = 'unseen' WHERE a = 1",
+        "DELETE FROM away WHERE a = 2",
+        back,
+        "INSERT INTO t VALUES (100, 'seen')",
+    )
+    bench.feeds.sync("f")
+
+    def copied() -> bool:
+        with opened(tmp_path / "copy.duckdb") as connection:
+            found = connection.execute("SELECT a, b FROM t").fetchall()
+        return sorted(found) == sorted(bench.run("SELECT a, b FROM t"))
+
+    until(copied)
 
 
 @pytest.mark.extended

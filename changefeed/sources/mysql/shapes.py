@@ -66,9 +66,13 @@ class Shapes:
         """Remember a definition of a table until its next row: it says what the map does not."""
         self._statements.setdefault(name, []).append(statement)
 
+    def seen(self, name: TableName) -> TableSchema | None:
+        """The shape that the stream, or a feed, has seen; None where nobody has."""
+        return self._known.get(name) or self._latest(name)
+
     def present(self, name: TableName) -> TableSchema | None:
         """The shape as far as the stream knows it, for a TRUNCATE."""
-        known = self._known.get(name) or self._latest(name)
+        known = self.seen(name)
         if known is None:
             described = self._describe(name)
             known = None if described is None else self._intern(described)
@@ -90,7 +94,7 @@ class Shapes:
                 hint="SET GLOBAL binlog_row_metadata = 'FULL'; then RESCAN the feeds, since what"
                 " is in the binlog already stays without names.",
             )
-        known = self._known.get(name) or self._latest(name)
+        known = self.seen(name)
         if known is not None and self.fits(shape, known):
             self._known[name] = known
             return known, None

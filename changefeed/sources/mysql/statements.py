@@ -20,6 +20,9 @@ _ALTERED = re.compile(
     rf"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?{_NAME}",
     re.I,
 )
+_MOVED = re.compile(rf"\bTO\s+{_NAME}", re.I)
+_GETS_NAME = re.compile(rf"\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b)(?:TO\s+|AS\s+|=\s*)?{_NAME}", re.I)
+_MADE = re.compile(rf"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\s+(IF\s+NOT\s+EXISTS\s+)?{_NAME}", re.I)
 _XA = re.compile(r"\s*XA\s+(\w+)(?:\s+X'([0-9a-f]*)'\s*,\s*X'([0-9a-f]*)'\s*,\s*(-?\d+))?", re.I)
 
 
@@ -44,6 +47,21 @@ def truncated(query: Query) -> tuple[str, str] | None:
 def altered(query: Query) -> tuple[str, str] | None:
     """Database and table of CREATE, ALTER or DROP TABLE."""
     return _named(_ALTERED, query)
+
+
+def renamed_to(query: Query) -> list[tuple[str, str]]:
+    """Databases and tables that got their names by RENAME TABLE or ALTER TABLE .. RENAME."""
+    text = _COMMENTS.sub(" ", query.text)
+    found = (_MOVED if first_word(text) == "RENAME" else _GETS_NAME).finditer(text)
+    return [(_unquoted(m[1]) or query.database, _unquoted(m[2])) for m in found]
+
+
+def made(query: Query) -> tuple[tuple[str, str], bool] | None:
+    """Database and table of a CREATE TABLE, and whether it is a new one for certain."""
+    match = _MADE.match(_COMMENTS.sub(" ", query.text))
+    if match is None:
+        return None
+    return (_unquoted(match[2]) or query.database, _unquoted(match[3])), match[1] is None
 
 
 def _named(pattern: re.Pattern[str], query: Query) -> tuple[str, str] | None:

@@ -123,6 +123,8 @@ class Assembler:
             met: takes note of each transaction with a GTID.
         """
         self._met = met
+        #: Watched tables that were dropped and not made again.
+        self._dropped: set[tuple[str, str]] = set()
         self._last = start.at
         self._seq = start.seq
         self._place = place
@@ -386,7 +388,26 @@ class Assembler:
                         self._shapes.altered(self._shapes.name(database, table), query.text)
             elif first in statements.WRITES:
                 self._statement(query, first)
+            if first in ("ALTER", "CREATE", "DROP", "RENAME"):
+                self._replaced(query, first, opened)
         return self._commit(header.seconds)
+
+    def _replaced(self, query: Query, first: str, opened: _Open) -> None:
+        """Another table has the name of a watched one now, or the same one after a time under
+        another name, of which nobody read the changes: its rows have to be read again."""
+        names = statements.renamed_to(query) if first != "CREATE" else []
+        if first == "DROP" and (gone := statements.altered(query)) is not None:
+            self._dropped.add(gone)
+        if first == "CREATE" and (made := statements.made(query)) is not None:
+            name, new = made
+            if new or name in self._dropped:
+                names.append(name)
+        for named in names:
+            self._dropped.discard(named)
+            table = self._target(named)
+            schema = None if table is None else self._shapes.seen(table)
+            if schema is not None:
+                opened.changes.append(ShapeChange(schema, schema, rewritten=True))
 
     def _target(self, named: tuple[str, str] | None) -> TableName | None:
         """The watched table that a statement is about."""
@@ -501,7 +522,7 @@ class Assembler:
             tail = self._waiting.split(opened.first)
             self._decode_finished()
             self._waiting, opened.first = tail, 0
-        commit = self._finish(seconds, touched=touched)
+        commit = self._finish(seconds, touched=touched or bool(opened.changes))
         if commit is not None:
             self._announce(opened.changes, commit)
             if touched:
