@@ -349,10 +349,12 @@ class Delivery:
         One that the feed names fails, after what came before. One that a pattern brought leaves
         the feed as soon as all of it is delivered (:mod:`changefeed.feeds.lost_tables`), and a
         table that took over the name of another began with its own scan: for these the mark
-        means nothing.
+        means nothing. Nor for one that got its name back and is scanned by RESUME or RESCAN.
         """
         known, event = feed.tables.get(item.table), item.event
         if not isinstance(event, SchemaChange) or known is None or known.joined:
+            return
+        if known.scan_wanted and known.done_upto is not None:
             return
         if known.table_id and event.old.table_id not in (0, known.table_id):
             return

@@ -216,6 +216,26 @@ def test_a_renamed_table_with_rows_at_once_fails_alone(bench: Bench, tmp_path: P
     until(lambda: bench.feeds.catalog.job("f").emitted_rows > before, "b goes on", 60)
 
 
+@pytest.mark.parametrize("way_on", ["RESUME CHANGEFEED f", "ALTER CHANGEFEED f RESCAN a"])
+@pytest.mark.parametrize("bench", [Timings(source_look=600.0)], indirect=True)
+def test_a_table_that_got_its_name_back_goes_on_behind_rows_under_the_other(
+    bench: Bench, way_on: str
+) -> None:
+    """The log says for ever that it was renamed; the scan shows what is there."""
+    bench.create("a, b")
+    bench.database.execute("insert into a values (2, 'a2')")
+    bench.feeds.sync("f")
+    bench.database.execute("alter table a rename to x; insert into x values (3, 'x3')")
+    bench.fails("a", 'was renamed to "public.x"')
+    bench.database.execute("alter table x rename to a; insert into a values (4, 'a4')")
+    bench.feeds.execute(way_on)
+    bench.feeds.sync("f")
+    assert sorted(bench.notes("a")) == ["a1", "a2", "a4", "x3"]
+    bench.database.execute("insert into a values (5, 'a5')")
+    bench.feeds.sync("f")
+    assert bench.notes("a")[-1] == "a5"
+
+
 def test_a_fault_of_ours_that_repeats_stops_its_table_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
