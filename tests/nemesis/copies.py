@@ -75,9 +75,10 @@ class Copy(End):
         return [*self._found, *unseen, *self.differences()]
 
     def behind(self) -> list[str]:
-        """A copy that states how far it is states the last commit in the end."""
+        """A copy that states how far it is states the last commit of its tables in the end."""
         newest = max(self.instants, default=Timestamp.ZERO)
-        if self.ledger.last in self.ledger.moments(newest):
+        last = max(self.ledger.changed(name) for name in self.tables)
+        if last < self.ledger.moments(newest).stop:
             return []
         return [f"its newest instant is {newest}, before the source's last commit"]
 
@@ -100,7 +101,9 @@ def _plain(column: str, value: Any) -> Any:
 class Warehouse(Copy):
     """All tables of the feed move together, in one transaction with what they are complete to."""
 
-    tables = ("orders", "plain", "lines", "parts", "bulk", "forms", "tally", ODD.name, "extra")
+    tables: tuple[str, ...] = (
+        "orders", "plain", "lines", "parts", "bulk", "forms", "tally", ODD.name, "extra",
+    )  # fmt: skip
     options = "resolved = '300ms'"
     schema = "copy"
 

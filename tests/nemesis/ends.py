@@ -10,6 +10,7 @@ from sinks.testing.messages import Message, parse_message
 from sinks.testing.readers import read_files
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Ledger
+from tests.nemesis.service import Service
 from tests.nemesis.tables import ODD
 from tests.nemesis.trouble import Trouble
 from tests.services.kafka import KafkaBroker
@@ -62,6 +63,17 @@ class End(ABC):
     def look(self) -> None:  # noqa: B027  messages are read when all is over
         """A reader comes by, at any moment; what it finds wrong :meth:`judge` says."""
 
+    def create(self, service: Service) -> None:
+        """Make the feed."""
+        service.execute(self.statement)
+
+    def catch_up(self, service: Service) -> None:
+        """Wait until everything committed before now is there."""
+        service.sync(self.name)
+
+    def close(self) -> None:  # noqa: B027  most have nothing open
+        """Give back what is open."""
+
     def topics(self) -> list[str]:
         """What the tables are called where names are made of few characters."""
         return [self.ledger.tables[name].topic for name in self.tables]
@@ -78,9 +90,10 @@ class Files(End):
     tables = ("orders", "plain", "lines", "parts", "shapes", "bulk", ODD.name, "extra")
     options = "updated, resolved = '200ms'"
 
-    def __init__(self, ledger: Ledger, folder: Path) -> None:
+    def __init__(self, ledger: Ledger, folder: Path, engine: str = "auto") -> None:
         super().__init__(ledger)
         self._folder = folder
+        self.options = f"{self.options}, engine = '{engine}'"
 
     @property
     def uri(self) -> str:

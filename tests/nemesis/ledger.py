@@ -161,6 +161,10 @@ class Ledger:
         """Number of the last commit; the first has 1."""
         return len(self._latest) - 1
 
+    def changed(self, name: str) -> int:
+        """Number of the last commit that wrote to a table."""
+        return self._since[name][-1]
+
     def moments(self, at: Timestamp) -> range:
         """Numbers of the commits that may have been the last one at or below ``at``."""
         surely = bisect_right(self._latest, at.version) - 1

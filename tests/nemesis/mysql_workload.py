@@ -324,6 +324,17 @@ class MySQLWriter:
             cursor.execute("replace into extra values (1000, %s)", [self._next()])
         self._main.commit()
 
+    def rename(self) -> str:
+        """``extra`` loses its name and gets it back, with other rows."""
+        began = self._whole_second()
+        with self._main.cursor() as cursor:
+            cursor.execute("alter table extra rename to elsewhere")
+            cursor.execute("update elsewhere set v = %s + id", [self._skip(KEYS)])
+            self._main.commit()
+            cursor.execute("rename table elsewhere to extra")
+        self._record(["extra"], Cause.DDL, (began, time.time_ns()))
+        return "extra is renamed, and gets its name back"
+
     # -- schema changes -------------------------------------------------------------------
 
     def ddl(self) -> str:
@@ -391,6 +402,7 @@ class MySQLWriter:
             (4, self.extra),
             (3, self.ddl),
             (3, self.grow),
+            (0.7, self.rename),
         ]
 
     def _next(self) -> int:

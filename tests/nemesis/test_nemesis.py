@@ -15,6 +15,7 @@ from tests.helpers.waiting import PATIENCE
 from tests.nemesis.copies import DeltaCopy, DuckDBCopy, IcebergCopy, IndexCopy, PostgreSQLCopy
 from tests.nemesis.ends import Bus, Files
 from tests.nemesis.postgres_origin import PostgresOrigin
+from tests.nemesis.readers import QueryCopy, ReaderCopy
 from tests.nemesis.run import LOSSES, SECONDS, Run
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
@@ -76,7 +77,7 @@ def test_copies_are_whole_again_after_changes_were_lost(
 
 @pytest.mark.spark
 @pytest.mark.timeout(6 * PATIENCE + SECONDS)
-def test_every_version_of_a_lake_table_is_what_the_source_was(
+def test_what_spark_and_readers_keep_is_what_the_source_was(
     run: Run, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     # Spark is asked for when it is read: the node has one of its own until then.
@@ -85,10 +86,14 @@ def test_every_version_of_a_lake_table_is_what_the_source_was(
         [
             IcebergCopy(run.ledger, tmp_path / "lake", spark),
             DeltaCopy(run.ledger, tmp_path / "delta", spark),
+            QueryCopy(run.ledger, tmp_path / "query.duckdb"),
+            ReaderCopy(run.ledger, run.service.state, tmp_path / "reader"),
+            Files(run.ledger, tmp_path / "out", engine=run.chance.choice(["spark", "driver"])),
         ]
     )
     # One after the other, as a MERGE takes seconds: each has to meet some.
     troubles = [run.kill_node, run.kill_working_jvm, run.kill_capture, run.end_streams]
+    troubles += [trouble for end in run.ends for _, trouble in end.troubles(run.meanwhile)]
     for trouble in run.chance.sample(troubles, k=len(troubles)):
         run.go_wrong(SECONDS / 10, run.writer.doings())
         run.note(trouble())

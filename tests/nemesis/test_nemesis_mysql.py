@@ -1,4 +1,4 @@
-"""The chaos test over MariaDB and MySQL."""
+"""The chaos test over MariaDB, or over MySQL (``CHANGEFEED_NEMESIS_MYSQL=mysql8``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.nemesis,
     pytest.mark.e2e,
     pytest.mark.timeout(6 * PATIENCE + SECONDS),
-    pytest.mark.parametrize("mysql_run", ["mariadb", "mysql8"], indirect=True),
 ]
 
 
@@ -37,7 +36,7 @@ def test_feeds_of_mysql_keep_their_promises(mysql_run: Run, tmp_path: Path) -> N
         ]
     )
     run.see_everywhere()
-    run.go_wrong(SECONDS / 2)
+    run.go_wrong(SECONDS / 4)
     run.settle()
     run.prove()
 
@@ -49,7 +48,7 @@ def test_copies_of_mysql_are_whole_again_after_changes_were_lost(
     says so, and RESCAN makes it good."""
     run = mysql_run
     run.create_feeds([DuckDBCopy(run.ledger, tmp_path / "target.duckdb")])
-    for _ in range(LOSSES):
+    for _ in range(LOSSES - 1):
         run.go_without_looking(SECONDS / 40)
         run.lose()
         run.go_without_looking(SECONDS / 40)

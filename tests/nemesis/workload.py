@@ -347,6 +347,19 @@ class Writer:
 
     # -- schema changes -------------------------------------------------------------------
 
+    def rename(self) -> str:
+        """``extra`` loses its name and gets it back, each time with rows in the transaction."""
+        with self._main.cursor() as cursor:
+            cursor.execute("alter table extra rename to elsewhere")
+            cursor.execute("update elsewhere set v = %s + id", [self._skip(KEYS)])
+        self._main.commit()
+        self.commit()
+        with self._commit(["extra"], Cause.DDL) as cursor:
+            cursor.execute("delete from elsewhere where id = %s", [self._key()])
+            cursor.execute("alter table elsewhere rename to extra")
+            cursor.execute("update extra set v = %s + id where id < 9", [self._skip(KEYS)])
+        return "extra is renamed, and gets its name back"
+
     def ddl(self) -> str:
         """One schema change of ``shapes``, and a write that shows it."""
         self._column += 1
@@ -433,6 +446,7 @@ class Writer:
             (4, self.extra),
             (3, self.ddl),
             (3, self.grow),
+            (0.7, self.rename),
         ]
 
     # -- single writes --------------------------------------------------------------------
