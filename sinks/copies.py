@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +56,20 @@ def plain(value: object) -> Any:
     if isinstance(value, list):
         return [plain(part) for part in value]
     return value
+
+
+def key_text(values: Sequence[object]) -> str:
+    """A text that equal keys (of :func:`plain`) have alike."""
+    return json.dumps(values, ensure_ascii=False)
+
+
+def of_record(value: object, envelope: str) -> object:
+    """The value of a typed message as JSON has it: in ``bare``, whose row is a record of its own
+    there, the columns stand at the top."""
+    if envelope != BARE or not isinstance(value, dict):
+        return value
+    row = value.get("record")
+    return {_BESIDE: value} if row is None else row
 
 
 def row_of(envelope: str, value: object) -> Row | None:

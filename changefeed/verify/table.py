@@ -22,12 +22,13 @@ import pyarrow as pa
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.formats import TRAITS, Format
 from changefeed.core.schema import TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
 from changefeed.encoding.plan import Origin
-from changefeed.options import Options
+from changefeed.options import FORMAT, Options
 from changefeed.plan.targets import query_of
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
@@ -102,6 +103,13 @@ class TableVerifier:
             )
         self._packs = abilities.spark_packs
         self._options = Options.from_dict(job.options, abilities=abilities)
+        form = Format(self._options[FORMAT].value)
+        if not abilities.takes_rows and not TRAITS[form].read_back:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"a feed of format = '{form}' cannot be verified: it delivers an initial scan, and "
+                "no change after it",
+            )
         self._sessions = sessions
         self._query: FeedQuery | None = None
         self._lookups: tuple[str, ...] = ()
@@ -197,6 +205,8 @@ class TableVerifier:
         with self._source.snapshot([rows.schema]) as snapshot:
             parts = snapshot.parts(rows.schema, keys=keys, partition=table.partition)
             batches = (batch for part in parts for batch in part.read())
+            if not rows.typed:
+                yield rows.shaped(rows.none)  # says what messages look like, where there are none
             for batch in joined(batches, rows.batch_rows):
                 yield rows.shaped(batch)
         self._delivered()

@@ -1,29 +1,61 @@
-"""How files differ from their table: the last line of each key."""
+"""How files differ from their table: the last message of each key."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.copies import BARE, CopyComparison, exact
+from changefeed.core.schema import TableSchema
+from changefeed.encoding.avro import reading as avro
+from changefeed.encoding.avro.schema import SCHEMA_KEY
+from sinks.copies import BARE, CopyComparison, exact, key_text, of_record, plain
 from sinks.files.names import MAX_LABEL, file_order, parse_name
 from sinks.files.places.base import CanRead, FilePlace, PublishedFile
+from sinks.files.typed_rows import (
+    Told,
+    avro_messages,
+    parquet_messages,
+    source_rows,
+    unreadable,
+)
 from sinks.naming import shortened
 
 #: Envelopes of whole rows that tell of deletes.
 ENVELOPES = ("wrapped", "bare", "enriched")
 #: What a packed file's name ends in, and how Arrow calls the packing.
 _PACKINGS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
-#: The extension of files of lines of JSON.
-_LINES = "ndjson"
+#: The extension of files of lines of JSON, and of those that tell of a TRUNCATE beside others.
+_LINES, _TRUNCATE = "ndjson", "TRUNCATE"
 
 
-def require_comparable(place: FilePlace, shown: str, envelope: str, json_lines: bool) -> CanRead:
+@dataclass(frozen=True, slots=True)
+class _FileKind:
+    """How files of a format are read: as lines where they are neither of both.
+
+    Attributes:
+        extension: of their names, before a packing's.
+        columnar: a file has rows with columns of our own beside them.
+        container: a file has records in its own schema.
+    """
+
+    extension: str
+    columnar: bool = False
+    container: bool = False
+
+
+_KINDS = {
+    "json": _FileKind(_LINES),
+    "avro": _FileKind("avro", container=True),
+    "parquet": _FileKind("parquet", columnar=True),
+}
+
+
+def require_comparable(place: FilePlace, shown: str, envelope: str) -> CanRead:
     """The place, which can be read, of a feed whose files say which rows there are.
 
     Raises:
@@ -34,12 +66,6 @@ def require_comparable(place: FilePlace, shown: str, envelope: str, json_lines: 
             Code.NOT_SUPPORTED,
             f"{shown} cannot be verified: it takes files, and has no listing of them",
         )
-    if not json_lines:
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            "files of this feed's format cannot be verified yet",
-            hint="VERIFY reads files of format = 'json'.",
-        )
     if envelope not in ENVELOPES:
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
@@ -49,57 +75,125 @@ def require_comparable(place: FilePlace, shown: str, envelope: str, json_lines: 
     return place
 
 
-def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str) -> None:
-    """Take the messages of the rows that the source has."""
-    for table in messages:
-        copy.expect_messages(table, envelope, lambda key: _key(exact(key)), exact)
+class Comparison:
+    """The files of a feed beside the rows that the source has."""
 
+    def __init__(
+        self, copy: CopyComparison, schema: TableSchema, format_name: str, envelope: str
+    ) -> None:
+        """``copy``: empty; ``schema``: of the rows at the source."""
+        self._copy = copy
+        self._kind = _KINDS[format_name]
+        self._envelope = envelope
+        #: Members of a row that are its key.
+        self._key: Sequence[str] = [column.name for column in schema.key_columns]
 
-def hold(copy: CopyComparison, place: CanRead, job: int, topic: str, envelope: str) -> None:
-    """Take what the files of a table say, one after the other as they were written.
+    def expect(self, messages: Iterable[pa.Table]) -> None:
+        """Take the messages of the rows that the source has."""
+        for table in messages:
+            if self._kind.columnar:
+                self._require_key(table.schema.field("value").type)
+                self._copy.expect(source_rows(table.to_batches(), self._key))
+            elif self._kind.container:
+                self._expect_avro(table)
+            else:
+                self._copy.expect_messages(
+                    table, self._envelope, lambda key: key_text(exact(key)), exact
+                )
 
-    Raises:
-        ChangefeedError: CF1303 a file of the feed is of another format, or no line of its
-            envelope.
-    """
-    copy.replay(
-        (
-            message
-            for path in data_files(place.every(), job, topic)
-            for message in _messages(place, path, envelope)
-        ),
-        envelope,
-    )
+    def _require_key(self, rows: pa.StructType) -> None:
+        lacking = set(self._key) - {field.name for field in rows}
+        if lacking:
+            names = ", ".join(sorted(lacking))
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"files of format = 'parquet' without a column of the key ({names}) cannot be "
+                "verified: nothing in them tells rows apart",
+            )
+
+    def _expect_avro(self, table: pa.Table) -> None:
+        key, value = (
+            (table.schema.field(name).metadata or {})[SCHEMA_KEY].decode()
+            for name in ("key", "value")
+        )
+        self._key = avro.member_names(key)
+        self._copy.call_key(self._key)
+        read_key, read_value = avro.reader_of(key), avro.reader_of(value)
+        self._copy.expect_messages(
+            table,
+            self._envelope,
+            lambda datum: key_text(plain(list(read_key(datum).values()))),
+            lambda datum: of_record(plain(read_value(datum)), self._envelope),
+        )
+
+    def hold(self, place: CanRead, job: int, topic: str) -> None:
+        """Take what the files of a table say, one after the other as they were written.
+
+        Raises:
+            ChangefeedError: CF1303 a file of the feed is of another format, or has something that
+                is no message of its envelope.
+        """
+        # A row of a Parquet file says in a column of its own what was done to it.
+        envelope = "wrapped" if self._kind.columnar else self._envelope
+        self._copy.replay(
+            (
+                message
+                for path in data_files(place.every(), job, topic)
+                for message in self._messages(place, path)
+            ),
+            envelope,
+        )
+
+    def _messages(self, place: CanRead, path: str) -> Iterator[Told]:
+        if path.endswith(f".{_TRUNCATE}"):
+            with place.open(path) as raw:
+                return iter([(None, exact(raw.read()))])
+        packing = _PACKINGS.get(path.rpartition(".")[2])
+        plain_path = path if packing is None else path.rpartition(".")[0]
+        if not plain_path.endswith(f".{self._kind.extension}"):
+            raise unreadable(path, "the feed had another format when it was written")
+        if self._kind.columnar:
+            return parquet_messages(place, path, self._key)
+        if self._kind.container:
+            return avro_messages(place, path, self._envelope, self._key)
+        return _messages(place, path, packing, self._envelope)
 
 
 def data_files(files: Iterable[PublishedFile], job: int, topic: str) -> list[str]:
-    """The paths of a table's data files, in the order in which they were written."""
+    """The paths of a table's data files, and of those that tell of a TRUNCATE of it, in the order
+    in which they were written."""
     label = shortened(topic, MAX_LABEL)
+    named: dict[str, str] = {}
     ours = []
     for file in files:
-        said = parse_name(file.path.rpartition("/")[2])
+        # A file that tells of a TRUNCATE is called as a data file is, but for what it ends in.
+        name = file.path
+        if name.endswith(f".{_TRUNCATE}"):
+            name = f"{name.removesuffix(_TRUNCATE)}{_LINES}"
+        said = parse_name(name.rpartition("/")[2])
         if said is not None and (said.job, said.topic) == (job, label):
-            ours.append((file.path, file.modified))
-    return file_order(ours)
+            named[name] = file.path
+            ours.append((name, file.modified))
+    return [named[name] for name in file_order(ours)]
 
 
-def _messages(
-    place: CanRead, path: str, envelope: str
-) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    for number, line in enumerate(_lines(place, path), 1):
-        try:
-            value = exact(line)
-        except ValueError as error:
-            raise _unreadable(path, number) from error
-        if not isinstance(value, dict):
-            raise _unreadable(path, number)
-        key, whole = _beside(value, envelope)
-        if key is not None and not whole:
-            raise _unreadable(path, number)  # of an envelope that the feed had before
-        yield None if key is None else _key(key), value
+def _messages(place: CanRead, path: str, packing: str | None, envelope: str) -> Iterator[Told]:
+    with place.open(path) as raw:
+        stream = raw if packing is None else pa.CompressedInputStream(raw, packing)
+        for number, line in enumerate(io.BufferedReader(stream, 1 << 20), 1):
+            try:
+                value = exact(line)
+            except ValueError as error:
+                raise _no_message(path, number) from error
+            if not isinstance(value, dict):
+                raise _no_message(path, number)
+            key, whole = _beside(value, envelope)
+            if key is not None and not whole:
+                raise _no_message(path, number)  # of an envelope that the feed had before
+            yield None if key is None else key_text(key), value
 
 
-def _beside(value: dict[str, Any], envelope: str) -> tuple[object, bool]:
+def _beside(value: dict[str, Any], envelope: str) -> tuple[Any, bool]:
     """The key in a line, None in a mark; and whether the line has the row where its envelope has
     it."""
     if envelope == BARE:
@@ -113,27 +207,5 @@ def _beside(value: dict[str, Any], envelope: str) -> tuple[object, bool]:
     return payload.get("key", value.get("key")), "after" in payload
 
 
-def _lines(place: CanRead, path: str) -> Iterator[bytes]:
-    packing = _PACKINGS.get(path.rpartition(".")[2])
-    plain = path if packing is None else path.rpartition(".")[0]
-    if not plain.endswith(f".{_LINES}"):
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            f"{path} cannot be verified: the feed had another format when it was written",
-            hint="VERIFY reads files of format = 'json'.",
-        )
-    with place.open(path) as raw:
-        stream = raw if packing is None else pa.CompressedInputStream(raw, packing)
-        yield from io.BufferedReader(stream, 1 << 20)
-
-
-def _key(key: object) -> str:
-    return json.dumps(key, ensure_ascii=False)
-
-
-def _unreadable(path: str, line: int) -> ChangefeedError:
-    return ChangefeedError(
-        Code.NOT_SUPPORTED,
-        f"{path} cannot be verified: line {line} is no message of the feed as it is now",
-        hint="another program may have written it, or the feed had another envelope then.",
-    )
+def _no_message(path: str, line: int) -> ChangefeedError:
+    return unreadable(path, f"line {line} is no message of the feed as it is now")

@@ -269,12 +269,11 @@ class FilesSink(Sink):
         """See :meth:`sinks.base.Sink.compare`."""
         envelope = str(context.options.get("envelope") or "wrapped")
         shown = self.settings.place.shown
-        place = last_rows.require_comparable(
-            self._place, shown, envelope, self.settings.files.marks
-        )
+        place = last_rows.require_comparable(self._place, shown, envelope)
         with CopyComparison(context.scratch, schema) as copy, self._explained():
-            last_rows.expect(copy, rows, envelope)
-            last_rows.hold(copy, place, context.job_id, target.topic, envelope)
+            comparison = last_rows.Comparison(copy, schema, self.settings.format, envelope)
+            comparison.expect(rows)
+            comparison.hold(place, context.job_id, target.topic)
             return copy.differences(limit)
 
     # ----------------------------------------------------------------- marks

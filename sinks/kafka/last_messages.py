@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.encoding.avro.reading import Read, reader_by_id, reader_of
+from changefeed.encoding.avro import reading as avro
 from changefeed.encoding.avro.schema import SCHEMA_KEY
+from changefeed.encoding.protobuf import reading as protobuf
 from changefeed.encoding.registry import SchemaRegistry
-from sinks.copies import BARE, CopyComparison, exact, plain
+from sinks.copies import CopyComparison, exact, key_text, of_record, plain
 
 #: Envelopes of whole rows.
 ENVELOPES = ("wrapped", "row", "bare", "enriched", "debezium")
 
+#: Reads a record from its bytes.
+Read = Callable[[bytes], Any]
 #: Key and value of a message.
 Message = tuple[bytes | None, bytes | None]
 
@@ -61,56 +64,77 @@ class JsonReader:
         return exact(value)
 
 
-class AvroReader:
-    """``format = 'avro'``."""
+class RecordReader:
+    """A format whose messages are records of a schema: Avro, protobuf."""
 
     def __init__(self, key: Read, value: Read, envelope: str) -> None:
         self._key, self._value, self._envelope = key, value, envelope
 
-    @classmethod
-    def of_source(cls, messages: pa.Schema, envelope: str) -> AvroReader:
-        """Of the messages of the rows at the source, which have their schemas beside them."""
-        key, value = (reader_of(schema_of(messages, name)) for name in ("key", "value"))
-        return cls(key, value, envelope)
-
-    @classmethod
-    def of_topic(cls, registry: SchemaRegistry, topic: str, envelope: str) -> AvroReader:
-        """Of messages that begin with the id of their schema."""
-        read = reader_by_id(lambda number: registry.schema(number, f"topic {topic}").text)
-        return cls(read, read, envelope)
-
     def key(self, key: bytes) -> str:
-        return json.dumps(plain(list(self._key(key).values())), ensure_ascii=False)
+        return key_text(plain(list(self._key(key).values())))
 
     def value(self, value: bytes) -> object:
         return of_record(plain(self._value(value)), self._envelope)
 
 
-def of_record(value: object, envelope: str) -> object:
-    """The value of a typed message as JSON has it: in ``bare``, whose row is a record of its own
-    there, the columns stand at the top."""
-    if envelope != BARE or not isinstance(value, dict):
-        return value
-    row = value.get("record")
-    return {"__crdb__": value} if row is None else row
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """How messages of such a format are read.
+
+    Attributes:
+        beside: under what name the Arrow columns of messages have the text of their schema.
+        reader_of: reads messages of a schema's text.
+        reader_by_id: reads messages that begin with the id of their schema.
+        names: the members of a schema's record.
+    """
+
+    beside: bytes
+    reader_of: Callable[[str], Read]
+    reader_by_id: Callable[[Callable[[int], str]], Read]
+    names: Callable[[str], Iterable[str]]
+
+    def schemas(self, messages: pa.Schema) -> list[str]:
+        """The schemas of the keys and of the values of messages that have them beside them."""
+        columns = (messages.field(name) for name in ("key", "value"))
+        return [(column.metadata or {})[self.beside].decode() for column in columns]
 
 
-def schema_of(messages: pa.Schema, column: str) -> str:
-    """The schema of the keys or the values of messages that have it beside them."""
-    found: bytes = (messages.field(column).metadata or {})[SCHEMA_KEY]
-    return found.decode()
+RECORD_FORMATS = {
+    "avro": RecordFormat(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names),
+    "protobuf": RecordFormat(
+        protobuf.PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
+    ),
+}
 
 
-def expect(copy: CopyComparison, messages: Iterable[pa.Table], envelope: str, avro: bool) -> None:
-    """Take the messages of the rows that the source has."""
-    for table in messages:
-        reader: Reader = JsonReader()
-        if avro:
-            reader = AvroReader.of_source(table.schema, envelope)
-            copy.call_key(
-                field["name"] for field in json.loads(schema_of(table.schema, "key"))["fields"]
-            )
-        copy.expect_messages(table, envelope, reader.key, reader.value)
+class Comparison:
+    """The messages of a topic beside those of the rows that the source has."""
+
+    def __init__(self, copy: CopyComparison, format_name: str, envelope: str) -> None:
+        """``copy``: empty; ``format_name``: the feed's."""
+        self._copy = copy
+        self._envelope = envelope
+        self._format = RECORD_FORMATS.get(format_name)
+        self._source: Reader = JsonReader()
+
+    def expect(self, messages: Iterable[pa.Table]) -> None:
+        """Take the messages of the rows that the source has; at least one batch, maybe empty."""
+        for table in messages:
+            if self._format is not None:
+                key, value = self._format.schemas(table.schema)
+                read = self._format.reader_of
+                self._source = RecordReader(read(key), read(value), self._envelope)
+                self._copy.call_key(self._format.names(key))
+            self._copy.expect_messages(table, self._envelope, self._source.key, self._source.value)
+
+    def reader(self, registry: Callable[[], SchemaRegistry] | None, topic: str) -> Reader:
+        """What reads the topic; without a registry the messages are bare, of the schema that
+        those of the source have."""
+        if self._format is None or registry is None:
+            return self._source
+        known = registry()
+        read = self._format.reader_by_id(lambda number: known.schema(number, f"topic {topic}").text)
+        return RecordReader(read, read, self._envelope)
 
 
 def hold(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -377,18 +378,16 @@ class KafkaSink(Sink):
         last_messages.require_comparable(envelope)
         self._context, topic = context, target.topic
         with CopyComparison(context.scratch, schema) as copy:
-            last_messages.expect(copy, rows, envelope, avro=self.settings.registry is not None)
-            reader = self._reader(topic, envelope)
+            form = str(context.options.get("format") or "json")
+            comparison = last_messages.Comparison(copy, form, envelope)
+            comparison.expect(rows)
+            registry = self.settings.registry
+            known = None if registry is None else functools.partial(connect, registry)
+            reader = comparison.reader(known, topic)
             for partition in range(self._admin().partitions([topic])[topic]):
                 messages = self._messages(topic, partition)
                 last_messages.hold(copy, messages, envelope, partition, reader)
             return copy.differences(limit)
-
-    def _reader(self, topic: str, envelope: str) -> last_messages.Reader:
-        registry = self.settings.registry
-        if registry is None:
-            return last_messages.JsonReader()
-        return last_messages.AvroReader.of_topic(connect(registry), topic, envelope)
 
     def _messages(self, topic: str, partition: int) -> Iterator[last_messages.Message]:
         """What a partition holds now."""

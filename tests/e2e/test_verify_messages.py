@@ -32,9 +32,9 @@ CHANGES = "delete from t where a = 1; update t set b = 'new' where a = 2;"
 _numbers = itertools.count(1)
 
 
-def slow(parameter: str) -> Any:
+def slow(*parameters: object) -> Any:
     """Another of its kind, which `make test` leaves to `make test-all`."""
-    return pytest.param(parameter, marks=pytest.mark.extended)
+    return pytest.param(*parameters, marks=pytest.mark.extended)
 
 
 @pytest.fixture
@@ -191,6 +191,51 @@ class TestKafka:
         }
         assert registered == [r for r in fake_registry.requests if r.startswith("POST")]
 
+    @pytest.mark.parametrize(
+        ("envelope", "registered"),
+        [
+            ("wrapped", True),
+            slow("bare", False),
+            slow("row", True),
+            slow("enriched", False),
+        ],
+    )
+    def test_protobuf_is_read_with_its_types(
+        self,
+        feeds: Feeds,
+        postgres: Database,
+        kafka: KafkaBroker,
+        fake_registry: FakeRegistry,
+        envelope: str,
+        registered: bool,
+    ) -> None:
+        asked = f", confluent_schema_registry = '{fake_registry.url}'" if registered else ""
+        prefix = self.create(
+            feeds,
+            kafka,
+            f" WITH format = 'protobuf', envelope = '{envelope}', updated, resolved = '100ms'"
+            + asked,
+            policy="delete",
+        )
+        postgres.execute(CHANGES)
+        postgres.execute("alter table t add column c bytea; update t set c = '\\xff00' where a = 3")
+        answer = verified(feeds)
+        assert (answer.rows, answer.failure) == ([], None)
+        assert answer.notices == ["public.t: equal", "public.wide: equal"]
+        held = {m.key: m for m in kafka.messages(f"{prefix}t") if m.key and m.value}
+        [third, fourth] = [next(m for k, m in held.items() if k[-1] == n) for n in (3, 4)]
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        producer.produce(f"{prefix}t", fourth.value, third.key, third.partition)
+        producer.flush()
+        assert {row[:3] for row in named(verified(feeds, "TABLE t"))} == {
+            ("public.t", "[3]", "changed")
+        }
+        producer.produce(f"{prefix}t", b"\xff" * 20, third.key, third.partition)
+        producer.flush()
+        with pytest.raises(ChangefeedError, match="not in the protobuf") as refused:
+            verified(feeds, "TABLE t")
+        assert refused.value.code is Code.NOT_SUPPORTED
+
     def test_a_message_of_somebody_else_is_refused(
         self, feeds: Feeds, kafka: KafkaBroker, fake_registry: FakeRegistry
     ) -> None:
@@ -202,7 +247,7 @@ class TestKafka:
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(f"{prefix}t", "not Avro", "k", 0)
         producer.flush()
-        with pytest.raises(ChangefeedError, match="not in Avro") as refused:
+        with pytest.raises(ChangefeedError, match="not in the Avro") as refused:
             verified(feeds, "TABLE t")
         assert refused.value.code is Code.NOT_SUPPORTED
 
@@ -337,12 +382,51 @@ class TestFiles:
         with pytest.raises(ChangefeedError, match=r"line 2 is no message of the feed") as caught:
             verified(feeds, "TABLE t")
         assert caught.value.code is Code.NOT_SUPPORTED
-        for options, why in (
-            (", format = 'parquet'", "cannot be verified yet"),
-            (", format = 'avro'", "cannot be verified yet"),
-        ):
-            feeds.execute("DROP CHANGEFEED f")
-            self.create(feeds, tmp_path / options.rpartition(" ")[2].strip("'"), options=options)
-            with pytest.raises(ChangefeedError, match=why) as caught:
-                verified(feeds, "TABLE t")
-            assert caught.value.code is Code.NOT_SUPPORTED
+        file.rename(file.with_suffix(".avro"))
+        with pytest.raises(ChangefeedError, match="another format when it was written") as caught:
+            verified(feeds, "TABLE t")
+        assert caught.value.code is Code.NOT_SUPPORTED
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ", format = 'avro', compression = 'snappy'",
+            ", format = 'parquet', updated",
+            slow(", format = 'avro', compression = 'zstd', envelope = 'bare'"),
+            slow(", format = 'avro', compression = 'gzip', envelope = 'enriched'"),
+            slow(", format = 'parquet', envelope = 'bare', compression = 'zstd'"),
+        ],
+    )
+    def test_typed_files_are_read_back(
+        self, feeds: Feeds, postgres: Database, tmp_path: Path, options: str
+    ) -> None:
+        folder = tmp_path / "out"
+        self.create(feeds, folder, options=options)
+        postgres.execute(CHANGES)
+        feeds.sync("f")
+        assert named(verified(feeds)) == set()
+        postgres.execute("truncate t; insert into t values (7, 'after', 2), (8, null, null)")
+        assert named(verified(feeds)) == set()
+        # Without the last file the topic's last word is the TRUNCATE.
+        files = sorted(path for path in folder.rglob("*-t-*") if ".tmp" not in path.parts)
+        assert [path.suffix for path in files].count(".TRUNCATE") == 1
+        last = files[-1]
+        kept = last.read_bytes()
+        last.unlink()
+        answer = verified(feeds, "TABLE t")
+        assert {tuple(row)[1:] for row in answer.rows} == {
+            ("[7]", "missing", '{"a": 7, "b": "after", "n": 2}', None),
+            ("[8]", "missing", '{"a": 8, "b": null, "n": null}', None),
+        }
+        last.write_bytes(kept[: len(kept) // 2])
+        with pytest.raises(ChangefeedError, match="cannot be verified") as caught:
+            verified(feeds, "TABLE t")
+        assert caught.value.code is Code.NOT_SUPPORTED
+
+    def test_lines_of_csv_are_refused(self, feeds: Feeds, tmp_path: Path) -> None:
+        folder = tmp_path / "csv"
+        options = " WITH format = 'csv', initial_scan = 'only'"
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}'{options}")
+        with pytest.raises(ChangefeedError, match="delivers an initial scan") as caught:
+            verified(feeds)
+        assert caught.value.code is Code.NOT_SUPPORTED

@@ -1,4 +1,4 @@
-"""Avro messages read back, one by one: for a comparison of what a topic holds with its source.
+"""Avro messages read back, one by one: for a comparison of what a target holds with its source.
 
 The values of both sides go through here, so what matters is that equal values come out alike, and
 that none is out of Python's reach: dates and times stay the numbers that Avro writes them as.
@@ -7,7 +7,7 @@ that none is out of Python's reach: dates and times stay the numbers that Avro w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -28,18 +28,37 @@ def reader_of(schema: str) -> Read:
     Raises:
         ChangefeedError: CF1303 the text is no Avro schema.
     """
+    parsed = _parsed(schema)
+    return lambda datum: _record(BytesIO(datum), parsed)
+
+
+def member_names(schema: str) -> tuple[str, ...]:
+    """The names of the members of a record's schema."""
+    return tuple(field["name"] for field in json.loads(schema)["fields"])
+
+
+def records_of(schema: str) -> Callable[[BytesIO, int], Iterator[Any]]:
+    """What reads so many datums of a schema that lie beside each other.
+
+    Raises:
+        ChangefeedError: CF1303 the text is no Avro schema.
+    """
+    parsed = _parsed(schema)
+    return lambda data, count: (_record(data, parsed) for _ in range(count))
+
+
+def _parsed(schema: str) -> Any:
     try:
-        parsed = fastavro.parse_schema(_numbers(json.loads(schema)))
+        return fastavro.parse_schema(_numbers(json.loads(schema)))
     except (ValueError, TypeError, KeyError, fastavro.schema.SchemaParseException) as error:
         raise _unreadable(error) from error
 
-    def read(datum: bytes) -> Any:
-        try:
-            return fastavro.schemaless_reader(BytesIO(datum), parsed, None)
-        except (ValueError, TypeError, KeyError, IndexError, EOFError) as error:
-            raise _unreadable(error) from error
 
-    return read
+def _record(data: BytesIO, parsed: Any) -> Any:
+    try:
+        return fastavro.schemaless_reader(data, parsed, None)
+    except (ValueError, TypeError, KeyError, IndexError, EOFError) as error:
+        raise _unreadable(error) from error
 
 
 def reader_by_id(schema_of: Callable[[int], str]) -> Read:
@@ -78,7 +97,7 @@ def _numbers(schema: Any) -> Any:
 def _unreadable(error: Exception | None) -> ChangefeedError:
     return ChangefeedError(
         Code.NOT_SUPPORTED,
-        "a message of the topic cannot be verified: it is not in Avro with a schema's id before it",
+        "a message cannot be verified: it is not in the Avro that the feed writes",
         detail="" if error is None else type(error).__name__,
-        hint="another program may have written to the topic.",
+        hint="another program may have written there.",
     )
