@@ -7,7 +7,7 @@ retries (the feed that uses it does them), no encoding. The order of calls is
 
 * ``write`` may run on the driver or in a Spark executor, in several processes at once for
   different batches; the same ``(feed, epoch, partition)`` may come again after a crash.
-* ``commit`` returns only when everything its receipts stand for is :attr:`Delivery.DURABLE`
+* ``commit`` returns only when everything its receipts stand for is :attr:`Durability.DURABLE`
   in the target, or raises.
 * ``resolved`` comes only after the progress it states is durable in the job table.
 * After an exception from ``write`` or ``commit`` the same rows come again, in the same order.
@@ -129,20 +129,20 @@ class Capabilities:
         return self.accepts is Accepts.ROWS
 
 
-class Delivery(StrEnum):
+class Durability(StrEnum):
     """How far a commit got. Progress moves on DURABLE only."""
 
     ACCEPTED = "accepted"
     DURABLE = "durable"
 
 
-def require_durable(delivery: Delivery) -> None:
+def require_durable(got: Durability) -> None:
     """Refuse a commit that promises less.
 
     Raises:
         ChangefeedError: CF5004.
     """
-    if delivery is not Delivery.DURABLE:
+    if got is not Durability.DURABLE:
         raise ChangefeedError("CF5004", "the sink did not make the data durable")
 
 
@@ -421,7 +421,7 @@ class Sink(ABC):
         """Take the rows in order. May return before they are durable."""
 
     @abstractmethod
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         """Return DURABLE once all written batches of the epoch are safe in the target."""
 
     @abstractmethod
@@ -534,7 +534,7 @@ class Sink(ABC):
 
     def commit_with(
         self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
-    ) -> Delivery:
+    ) -> Durability:
         """:meth:`commit`, and the places hold from now on, in one atomic step.
 
         With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so no row that

@@ -203,7 +203,7 @@ BUILT_IN: dict[str, Entry] = {
         ("psycopg",),
     ),
     "experimental-sql": Entry(
-        "sinks.table.sink:TableSink",
+        "sinks.table.sink:MessageTableSink",
         "a table of messages in a SQL database",
         "experimental-sql:///postgresql://user@host/db",
         ("sqlalchemy",),

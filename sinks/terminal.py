@@ -19,7 +19,7 @@ from sinks.base import (
     Batch,
     Capabilities,
     ClientSink,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     SinkContext,
@@ -118,10 +118,10 @@ class TerminalSink(ClientSink):
         if self._gone:
             raise ChangefeedError("CF5007", "the client of the changefeed went away")
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         """Durable is: the client has dealt with every row."""
         self._handed_over()
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def _handed_over(self) -> None:
         with self._changed:

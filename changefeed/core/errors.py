@@ -307,6 +307,16 @@ class Code(StrEnum):
         """``CF2001``."""
         return str(self.value)
 
+    @property
+    def is_of_source(self) -> bool:
+        """What went wrong is at the source: codes whose number begins with 2."""
+        return self.number.startswith("CF2")
+
+    @property
+    def is_of_sink(self) -> bool:
+        """What went wrong is at the sink: codes whose number begins with 5."""
+        return self.number.startswith("CF5")
+
     @classmethod
     def stored(cls, number: str | None) -> Code | None:
         """The code of a number that was stored, maybe by another version."""

@@ -51,7 +51,7 @@ def explained(error: ChangefeedError, job: Job) -> ChangefeedError:
     place = _address(job)
     host = place.partition("://")[2].rpartition("@")[2].partition("/")[0]
     named = place in text or (host and host in text)
-    if place and error.code.number.startswith("CF5") and not named:
+    if place and error.code.is_of_sink and not named:
         text = f"{text} ({place})"
     return ChangefeedError(error.code.number, text, hint=error.hint)
 

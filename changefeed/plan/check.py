@@ -122,9 +122,8 @@ def _where(problem: ChangefeedError, text: str, places: Sequence[StatementPart])
                 return place.kind, place.name or text[span.start : span.end].strip()
         words = text[span.start : span.end].strip()
         return STATEMENT, words if len(words) <= _LONGEST else ""
-    number = problem.code.number
-    if number.startswith("CF2"):
+    if problem.code.is_of_source:
         return CONNECTION, next((p.name for p in places if p.kind == CONNECTION), "")
-    if number.startswith("CF5"):
+    if problem.code.is_of_sink:
         return SINK, next((p.name for p in places if p.kind == SINK), "")
     return (STATEMENT, "") if problem.action is Action.USER else ("", "")

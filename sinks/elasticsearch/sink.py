@@ -21,8 +21,8 @@ from changefeed.options import ExistingTarget, Feature
 from sinks.base import (
     Batch,
     Capabilities,
-    Delivery,
     Difference,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -149,10 +149,10 @@ class ElasticsearchSink(Sink):
         self._marks.wrote(index)
         return Receipt(batch.partition, batch.rows.num_rows, size, (index,))
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self._sender().settle()
         self._show_scan({index for receipt in receipts for index in receipt.staged})
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def _show_scan(self, indices: Iterable[str]) -> None:
         """Let searches see what a scan did: the object that sets the marks has not heard of it."""

@@ -30,8 +30,8 @@ from sinks.base import (
     Batch,
     Capabilities,
     CommitPace,
-    Delivery,
     Difference,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -233,12 +233,12 @@ class FilesSink(Sink):
             self._place.staging, temporary, name, field, settings.format, settings.compression
         )
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         staged = _staged(receipts)
         with self._explained():
             self._stage.finish(staged)
             self._publish(staged)
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def _publish(self, staged: Mapping[str, str]) -> None:
         moves = [Move(t, name, self._stage.get(t)) for t, name in staged.items()]

@@ -36,8 +36,8 @@ from changefeed.options import Feature
 from sinks.base import (
     Batch,
     Capabilities,
-    Delivery,
     Difference,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -312,14 +312,14 @@ class KafkaSink(Sink):
                 raise too_large(target, largest, limit)
         return total
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self._settle()
         self._end_transaction()
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def commit_with(
         self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
-    ) -> Delivery:
+    ) -> Durability:
         self._settle()
         context = self._opened()
         self._sending()
@@ -332,7 +332,7 @@ class KafkaSink(Sink):
             self._drop()
             raise
         self._progress = stated
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def progress(self) -> Mapping[str, Timestamp]:
         return dict(self._progress)

@@ -14,7 +14,7 @@ from changefeed.core.schema import TableSchema
 from sinks.base import (
     Batch,
     CommitPace,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -56,12 +56,12 @@ class TableSink(Sink, TableStore):
             rows = rows.slice(0, 0)
         return self.stage(batch, rows)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         """Applies what was staged; how long that takes says when the next round is due."""
         began = self.clock.monotonic()
         if self.apply(epoch, receipts):
             self.pace.after(self.clock.monotonic() - began)
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         """All rows of the feed go, are marked, or end; replayed, it does nothing."""

@@ -10,7 +10,7 @@ from changefeed.core.events import Resolved, Truncate
 from changefeed.core.formats import Format
 from changefeed.core.uri import SinkURL
 from changefeed.options import Feature
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
 
 
 class NullSink(Sink):
@@ -46,8 +46,8 @@ class NullSink(Sink):
             self.bytes += receipt.bytes
         return receipt
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
-        return Delivery.DURABLE
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
+        return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing was kept."""

@@ -38,7 +38,7 @@ from sinks.base import (
     Batch,
     Capabilities,
     ConsumerPlace,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     ScanFiles,
@@ -142,9 +142,9 @@ class ReaderSink(Sink):
             size = _write_file(self.directory / name, batch.rows)
         return Receipt(batch.partition, batch.rows.num_rows, size, (name,))
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self._written += [name for receipt in receipts for name in receipt.staged]
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         with self._explained("write"):

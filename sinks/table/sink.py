@@ -23,7 +23,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.options import Feature
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
 
 PREFIX = "experimental-sql:///"
 TABLE = "changefeed_messages"
@@ -48,7 +48,7 @@ messages = sa.Table(
 _Row = dict[str, Any]
 
 
-class TableSink(Sink):
+class MessageTableSink(Sink):
     """Messages into a table, each once."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -124,11 +124,11 @@ class TableSink(Sink):
             "value": value,
         }
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         with self._lock:
             rows = self._pending.pop(epoch.number, [])
         self._insert(rows)
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from sinks.base import (
     DECLARED,
     Batch,
     Capabilities,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -140,7 +140,7 @@ class FaultySink(Sink):
     def write(self, batch: Batch) -> Receipt:
         return self._through("write", lambda: self.inner.write(batch))
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         return self._through("commit", lambda: self.inner.commit(epoch, receipts))
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:

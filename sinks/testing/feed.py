@@ -16,7 +16,7 @@ from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
-from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.testing.history import History
 from sinks.testing.messages import Row
 
@@ -176,7 +176,7 @@ class Feed:
         end = upto or max(write.at for write in writes)
         epoch = self.epoch(end)
         receipts = self.write(sink, epoch, writes)
-        if sink.commit(epoch, receipts) is not Delivery.DURABLE:
+        if sink.commit(epoch, receipts) is not Durability.DURABLE:
             raise AssertionError("commit returned before the rows were durable")
         self.frontier = end
 

@@ -28,7 +28,7 @@ from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from sinks.base import (
     Batch,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -346,7 +346,7 @@ class RowFeed:
 
     def commit(self, sink: Sink, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """All of the receipts is durable."""
-        if sink.commit(epoch, receipts) is not Delivery.DURABLE:
+        if sink.commit(epoch, receipts) is not Durability.DURABLE:
             raise AssertionError("commit returned before the rows were durable")
 
     def _next(self, upto: Timestamp) -> Epoch:

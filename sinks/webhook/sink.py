@@ -20,7 +20,7 @@ from sinks.base import (
     Batch,
     Capabilities,
     CommitPace,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -132,9 +132,9 @@ class WebhookSink(Sink):
             lanes.put(lane, piece)
         return Receipt(batch.partition, batch.rows.num_rows, size)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self._settle()
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def _settle(self) -> None:
         if self._lanes is not None:

@@ -15,7 +15,7 @@ from sinks.base import (
     Accepts,
     Batch,
     Capabilities,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -61,8 +61,8 @@ class ForeignSink(Sink):
     def write(self, batch: Batch) -> Receipt:
         return Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
-        return Delivery.DURABLE
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
+        return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing was kept."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
-from sinks.base import Batch, Capabilities, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
 
 
 class SlowSink(Sink):
@@ -34,8 +34,8 @@ class SlowSink(Sink):
             time.sleep(0.01)
         return Receipt(batch.partition, batch.rows.num_rows, 1)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
-        return Delivery.DURABLE
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
+        return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing to take back."""

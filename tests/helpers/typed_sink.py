@@ -29,7 +29,7 @@ from sinks.base import (
     Batch,
     Capabilities,
     CommitPace,
-    Delivery,
+    Durability,
     Epoch,
     Receipt,
     Sink,
@@ -130,7 +130,7 @@ class TypedSink(Sink):
         self._staged.append(batch)
         return Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self.store.called("commit")
         assert sum(r.rows for r in receipts) == sum(b.rows.num_rows for b in self._staged)
         for batch in self._staged:
@@ -144,7 +144,7 @@ class TypedSink(Sink):
         if self._staged:
             self.store.commits.append(sum(b.rows.num_rows for b in self._staged))
         self._clear()
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self.store.called("abort")
@@ -217,12 +217,12 @@ class KeepingSink(Sink):
         self._open.append(batch)
         return Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         raise AssertionError("exactly once commits with progress")
 
     def commit_with(
         self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
-    ) -> Delivery:
+    ) -> Durability:
         self.store.called("commit_with")
         for batch in self._open:
             for message in batch.rows.to_pylist():
@@ -233,7 +233,7 @@ class KeepingSink(Sink):
         if self.store.lost_answers:
             self.store.lost_answers -= 1
             raise ChangefeedError("CF5001", "the answer of the commit was lost")
-        return Delivery.DURABLE
+        return Durability.DURABLE
 
     def progress(self) -> Mapping[str, Timestamp]:
         return dict(self.store.progress)

@@ -22,7 +22,7 @@ from changefeed.feeds.lanes import DeliveryForm, Lanes
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.scan.admission import WorkerAdmission
-from sinks.base import Batch, Delivery, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext, Target
 from tests.helpers.log_samples import Row, batch, flush, narrow
 from tests.helpers.waiting import until
 
@@ -36,7 +36,7 @@ class Written:
     """A sink that writes down what it is told."""
 
     gate: WorkerAdmission
-    promise: Delivery = Delivery.DURABLE
+    promise: Durability = Durability.DURABLE
     error: ChangefeedError | None = None
     calls: list[str] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Written:
         self.batches.append(batch)
         return Receipt(batch.partition, batch.rows.num_rows, 7 * batch.rows.num_rows)
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self._told("commit")
         assert [r.partition for r in receipts] == list(range(len(receipts)))
         self.committed += receipts
@@ -234,7 +234,7 @@ def test_a_range_with_a_mark_is_not_delivered(
 def test_a_sink_has_to_promise_durability(
     log: LogWriter, gate: WorkerAdmission, tmp_path: Path
 ) -> None:
-    less = next(d for d in Delivery if d is not Delivery.DURABLE)
+    less = next(d for d in Durability if d is not Durability.DURABLE)
     sink = Written(gate, promise=less)
     with pytest.raises(ChangefeedError) as caught:
         lanes(tmp_path, gate, sink)(0, lambda rows, size: pytest.fail("nothing is durable"))

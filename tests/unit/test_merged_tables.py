@@ -14,7 +14,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget, History
-from sinks.base import Accepts, Batch, Capabilities, Delivery, Epoch, Receipt, SinkContext, Target
+from sinks.base import Accepts, Batch, Capabilities, Durability, Epoch, Receipt, SinkContext, Target
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import Interval, ShorterOfTwo, SlowToFall
 from sinks.merged.policy import MergeMode, Removal, ScanEnd, TablePolicy
@@ -280,7 +280,7 @@ def test_a_round_with_rows_says_when_the_next_is_due(
 ) -> None:
     sink = WrittenDown()
     sink.takes = 7
-    assert sink.commit(Epoch(1, Timestamp(9)), receipts) is Delivery.DURABLE
+    assert sink.commit(Epoch(1, Timestamp(9)), receipts) is Durability.DURABLE
     assert sink.told == ["apply"]
     assert sink.pacing().seconds == due
 

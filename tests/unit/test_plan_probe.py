@@ -18,7 +18,7 @@ from grammar import nodes
 from sinks.base import Sink, SinkContext, Target
 from sinks.kafka.sink import KafkaSink
 from sinks.null.sink import NullSink
-from sinks.table.sink import TableSink
+from sinks.table.sink import MessageTableSink
 
 TARGETS = (Target(TableName("shop", "public", "t"), "t"),)
 
@@ -74,7 +74,7 @@ def test_a_sink_that_declares_it_alone_is_told_the_state_database(
         assert catalog.url not in repr(context)
         return []
 
-    for kind in (NullSink, TableSink):
+    for kind in (NullSink, MessageTableSink):
         monkeypatch.setattr(kind, "check", check)
     probe_of(catalog)(sink, Options.from_dict({}), TARGETS)
     assert told == [catalog.url if uri.startswith("experimental") else ""]

@@ -17,7 +17,7 @@ from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.spark.session import SparkEngine
-from sinks.base import Capabilities, Delivery, Epoch, Receipt, Sink, Target
+from sinks.base import Capabilities, Durability, Epoch, Receipt, Sink, Target
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -40,7 +40,7 @@ class RefusingSink:
     def __init__(self, error: ChangefeedError) -> None:
         self._error = error
 
-    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Delivery:
+    def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         raise self._error
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from changefeed.core.errors import ChangefeedError
 from sinks.base import SinkContext
 from sinks.registry import open_sink
-from sinks.table.sink import TableSink, database_url, messages
+from sinks.table.sink import MessageTableSink, database_url, messages
 from sinks.testing.feed import Feed, at, delete, put
 
 
@@ -42,7 +42,7 @@ def test_a_replay_adds_nothing(tmp_path: Path) -> None:
 
 def test_the_state_database_is_the_default(tmp_path: Path) -> None:
     state = f"sqlite:///{tmp_path / 'state.db'}"
-    sink = TableSink("experimental-sql:///")
+    sink = MessageTableSink("experimental-sql:///")
     feed = Feed({"t": "t"})
     with pytest.raises(ChangefeedError, match="names no database"):
         feed.open(sink)

@@ -205,7 +205,7 @@ _PLUGIN = "Getting metadata from plugin failed with error"
         (api.NotFound, "Session not found: secret value", ["t"], "CF5001", "lost"),
         (api.NotFound, "Table not found: t", ["t"], "CF5001", "lost"),
         (api.InvalidArgument, "secret value", ["t"], "CF5006", "table t"),
-        (api.AlreadyExists, "secret value in t.x", ["t", "u"], "CF5006", "table t"),
+        (api.AlreadyExists, "secret value in t.x", ["t", "u"], "CF5003", "refused a change"),
         (api.FailedPrecondition, "secret value", ["t", "u"], "CF5003", "refused a change"),
         (api.OutOfRange, "secret value", [], "CF5003", "refused a change"),
     ],

@@ -448,8 +448,7 @@ def sorted_out(
 ) -> ChangefeedError:
     """What to do about an error, by its gRPC status.
 
-    ``topics`` are the tables it may be about: one of them is to blame when there is no other, or
-    when the message names no other.
+    ``topics`` are the tables it may be about: one of them is to blame when there is no other.
     """
     kind = type(error).__name__
     detail = f"{what}; {kind}"
@@ -489,8 +488,7 @@ def sorted_out(
             target=topics[0] if len(topics) == 1 else "",
         )
     if isinstance(error, api.ClientError) and not isinstance(error, api.Cancelled):
-        named = [t for t in topics if t and re.search(rf"\b{re.escape(t)}\b", message)]
-        blamed = named if len(named) == 1 else [t for t in topics if t]
+        blamed = [t for t in topics if t]
         if len(blamed) == 1:
             return ChangefeedError(
                 "CF5006",
