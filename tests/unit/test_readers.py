@@ -395,7 +395,7 @@ def test_a_signed_url_is_the_one_of_amazons_client(endpoint: str, token: str) ->
 def test_a_scan_that_is_gone_is_an_error(tmp_path: Path) -> None:
     files = (str(tmp_path / "gone.arrow"),)
     part = Range(tmp_path, Selection(NAME), None, at(1), at(1), files=files, version=PLAIN)
-    with pytest.raises(ChangefeedError, match="scan is not there") as error:
+    with pytest.raises(ChangefeedError, match="scan no longer exists") as error:
         read([part])
     assert error.value.code.number == "CF3002"
 

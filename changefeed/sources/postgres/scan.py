@@ -179,6 +179,7 @@ def read_part(part: PostgresPart) -> Iterator[pa.RecordBatch]:
     connection, which ends the COPY at the server.
     """
     connection = READERS.take(part.uri, part.snapshot)
+    role = connection.info.user  # a closed connection does not say it
     try:
         connection.execute("SAVEPOINT part")
         _prove_unchanged(connection, part)
@@ -186,7 +187,7 @@ def read_part(part: PostgresPart) -> Iterator[pa.RecordBatch]:
         connection.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
     except psycopg.Error as error:
         connection.close()
-        raise reading_failed(part.table, error, connection.info.user) from error
+        raise reading_failed(part.table, error, role) from error
     except BaseException:
         connection.close()
         raise
