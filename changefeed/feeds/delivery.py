@@ -130,7 +130,7 @@ class Delivery:
         self._told = min(self._told, max(done, default=Timestamp.ZERO))
         # Asked here, in the feed's thread: the sink is opened by it.
         typed = self._sink_session.takes_rows
-        source = items(self._log, bounds, upto, _slice_bytes(feed), feed.counted(), self._sizes)
+        source = items(self._log, bounds, upto, slice_bytes(feed), feed.counted(), self._sizes)
         once = feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and not typed
         told_by_scan = upto if scanned and once else None
         total = 0
@@ -393,7 +393,7 @@ def _reached(
     return max(places)
 
 
-def _slice_bytes(feed: Feed) -> int:
+def slice_bytes(feed: Feed) -> int:
     """How much of the log is taken at once: a slice is in memory about four times, as rows and
     as messages, one being encoded while another is written."""
     budget = feed.options[MAX_MEMORY]

@@ -24,7 +24,8 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, about_table
 from changefeed.encoding.encode import encode_messages
-from changefeed.feeds.chunks import SLICE_BYTES, Chunk, MarkItem, Watermark, items
+from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
+from changefeed.feeds.delivery import slice_bytes
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.schema_policy import difference, needs_backfill
 from changefeed.feeds.sink_session import SinkSession
@@ -148,7 +149,7 @@ class WindowDelivery:
         rows = 0
         length = to.query.window_length
         for item in items(
-            self._log, {to.table: begin}, through(end), SLICE_BYTES, None, self._sizes
+            self._log, {to.table: begin}, through(end), slice_bytes(to.feed), None, self._sizes
         ):
             if isinstance(item, Chunk):
                 self._gather(to, gathered, item)

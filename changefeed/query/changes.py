@@ -134,7 +134,7 @@ class _Changes:
         known = np.zeros(self._count, bool)
         for i in self._query.source.key:
             if f"b{i}" in self._rows.column_names:
-                known |= _one(pc.is_valid(self._rows[f"b{i}"])).to_numpy(zero_copy_only=False)
+                known |= one_piece(pc.is_valid(self._rows[f"b{i}"])).to_numpy(zero_copy_only=False)
         return known
 
     def images(self) -> tuple[pa.Table, pa.Array]:
@@ -186,7 +186,7 @@ class _Changes:
         if name not in self._rows.column_names:
             column = self._query.source.columns[int(name[1:])]
             return pa.nulls(self._count, column.arrow)
-        return _one(self._rows[name])
+        return one_piece(self._rows[name])
 
     def _previous(self) -> pa.Array:
         """``cdc_prev`` of each image; NULL where there was no row before, and in images of it."""
@@ -212,7 +212,7 @@ class _Changes:
         wall = self._rows["wall"].take(taken).cast(pa.string())
         logical = pc.utf8_lpad(self._rows["logical"].take(taken).cast(pa.string()), 10, "0")
         text = pc.binary_join_element_wise(wall, logical, ".")
-        return _one(text).cast(pa.decimal128(30, 10))
+        return one_piece(text).cast(pa.decimal128(30, 10))
 
     def _check_missing(self) -> None:
         """Refuse rows of which a value is not known that the query reads."""
@@ -303,18 +303,18 @@ class _Changes:
         gone = pa.array(op == _DELETE)
         fresh = pa.array(op <= _READ)
         schema = query.schema.log_schema()
-        made: dict[str, pa.Array] = {f.name: _one(rows[f.name]) for f in METADATA}
+        made: dict[str, pa.Array] = {f.name: one_piece(rows[f.name]) for f in METADATA}
         made["op"] = pa.array(_OPS).take(pa.array(op))
-        made["missing"] = self._missing(_one(rows["missing"]))
+        made["missing"] = self._missing(one_piece(rows["missing"]))
         known = set(query.schema.before_ordinals)
         for i, output in enumerate(query.outputs):
             column = query.schema.columns[i]
             if output.ordinal is not None:
-                new = _one(rows[f"a{output.ordinal}"])
+                new = one_piece(rows[f"a{output.ordinal}"])
                 old = self._old(rows, output.ordinal)
                 old = pc.if_else(gone, pc.coalesce(old, new), old) if i in query.schema.key else old
             else:
-                values = _one(result[f"c{output.place}"]) if result is not None else None
+                values = one_piece(result[f"c{output.place}"]) if result is not None else None
                 new = _taken(column, values, after)
                 old = _taken(column, values, before)
             made[f"a{i}"] = pc.if_else(gone, None, new)
@@ -327,7 +327,7 @@ class _Changes:
     def _old(self, rows: pa.Table, ordinal: int) -> pa.Array:
         name = f"b{ordinal}"
         if name in rows.column_names:
-            return _one(rows[name])
+            return one_piece(rows[name])
         return pa.nulls(rows.num_rows, self._query.source.columns[ordinal].arrow)
 
     def _shown_before(self, i: int, old: pa.Array, gone: pa.Array) -> pa.Array:
@@ -364,7 +364,7 @@ def _taken(column: Column, values: pa.Array | None, places: np.ndarray) -> pa.Ar
     return log_text(column, values).take(pa.array(places, mask=places < 0)).cast(column.arrow)
 
 
-def _one(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_piece(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column in one piece."""
     if not isinstance(values, pa.ChunkedArray):
         return values
@@ -374,5 +374,5 @@ def _one(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _numbers(values: pa.ChunkedArray) -> np.ndarray:
-    numbers: np.ndarray = _one(values).to_numpy(zero_copy_only=False)
+    numbers: np.ndarray = one_piece(values).to_numpy(zero_copy_only=False)
     return numbers

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.arrow import METADATA
-from changefeed.query.changes import change_images
+from changefeed.query.changes import change_images, one_piece
 from changefeed.query.grouped import END
 from changefeed.query.model import CompiledQuery
 from changefeed.query.types import log_text
@@ -35,7 +35,7 @@ def window_batch(query: CompiledQuery, rows: pa.Table) -> pa.Table:
         ChangefeedError: CF4001 a value that the query reads is missing or does not fit.
     """
     images, order = change_images(query, rows)
-    wall, seq = (_whole(rows[name]).take(order) for name in ("wall", "seq"))
+    wall, seq = (one_piece(rows[name]).take(order) for name in ("wall", "seq"))
     with_windows = images.append_column(WINDOW_FIELD, windows_of(wall, _length(query)))
     return with_windows.append_column(SEQ, seq)
 
@@ -51,15 +51,15 @@ def result_rows(query: CompiledQuery, groups: pa.Table, last_seq: int) -> pa.Tab
     count = groups.num_rows
     schema = query.schema.log_schema()
     values = [
-        log_text(column, _whole(groups[f"c{i}"])).cast(column.arrow)
+        log_text(column, one_piece(groups[f"c{i}"])).cast(column.arrow)
         for i, column in enumerate(query.schema.columns)
     ]
-    ends = _whole(groups[END])
+    ends = one_piece(groups[END])
     table = pa.table({END: ends} | {f"a{i}": each for i, each in enumerate(values)})
     # One order whatever the tasks of the job were, so that a window told again is told alike.
     by = [(END, "ascending"), *((f"a{i}", "ascending") for i in query.schema.key)]
     table = table.take(pc.sort_indices(table, sort_keys=by))
-    ends = _whole(table[END])
+    ends = one_piece(table[END])
     places = np.arange(count, dtype=np.int64)
     _, first, sizes = np.unique(ends.to_numpy(), return_index=True, return_counts=True)
     made: dict[str, pa.Array] = {
@@ -75,7 +75,7 @@ def result_rows(query: CompiledQuery, groups: pa.Table, last_seq: int) -> pa.Tab
     }
     if made.keys() != {field.name for field in METADATA}:
         raise AssertionError("the log has other columns of its own")
-    made |= {f"a{i}": _whole(table[f"a{i}"]) for i in range(len(values))}
+    made |= {f"a{i}": one_piece(table[f"a{i}"]) for i in range(len(values))}
     return pa.Table.from_arrays(
         [made[f.name].cast(f.type) if f.name in made else pa.nulls(count, f.type) for f in schema],
         schema=schema,
@@ -86,7 +86,3 @@ def _length(query: CompiledQuery) -> int:
     if query.window is None:
         raise AssertionError("the query groups nothing")
     return query.window
-
-
-def _whole(values: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
