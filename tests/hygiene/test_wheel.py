@@ -129,7 +129,7 @@ def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None
     pip = (binaries / "python", "-m", "pip", "--disable-pip-version-check", "--quiet")
     lock = tmp_path / "lock.txt"
     lock.write_text(without("pyspark", (ROOT / "requirements-demo.lock").read_text()))
-    run(*pip, "install", "--require-hashes", "--only-binary", ":all:", "-r", lock)
+    run(*pip, "install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", lock)
     run(*pip, "install", "--no-deps", wheel)
     checked = subprocess.run((*pip, "check"), capture_output=True, text=True, timeout=60)
     complaints = checked.stdout.splitlines()
